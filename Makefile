@@ -1,0 +1,58 @@
+# Every target does its own set-up: .venv, the native library under build/, the package in editable form.
+PYTHON ?= python3
+PY := .venv/bin/python
+CMAKE := .venv/bin/cmake
+NINJA := $(CURDIR)/.venv/bin/ninja
+NATIVE_SOURCES := $(shell find csrc -name '*.h' -o -name '*.cpp') CMakeLists.txt
+CXX_SOURCES := $(shell find csrc -name '*.h' -o -name '*.cpp')
+
+.PHONY: setup demo test test-all test-asan test-tsan test-gpu check format wheel clean
+
+setup: .venv/.installed build/.built
+
+.venv/.installed: pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -C wheel.cmake=false -e '.[dev]'
+	touch $@
+
+build/.built: .venv/.installed $(NATIVE_SOURCES)
+	$(CMAKE) -S . -B build -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) -DCMAKE_BUILD_TYPE=Release
+	$(CMAKE) --build build
+	touch $@
+
+demo: setup
+	$(PY) -m stretto demo
+
+test: setup
+	$(PY) -m pytest -m "not slow and not gpu" tests
+
+test-all: setup
+	$(PY) -m pytest -m "not gpu" tests
+
+test-gpu:
+	$(PYTHON) -m pytest tests
+
+# The kernel tests against a library built with sanitizers; the runtime must be loaded before Python.
+test-asan: setup
+	$(CMAKE) -S . -B build-asan -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSTRETTO_SANITIZE=address,undefined
+	$(CMAKE) --build build-asan
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 \
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 STRETTO_LIBRARY=build-asan/libstretto.so $(PY) -m pytest -m "not slow and not gpu" tests/kernels
+
+check: setup
+	.venv/bin/ruff check stretto tests examples benchmarks
+	.venv/bin/ruff format --check stretto tests examples benchmarks
+	.venv/bin/mypy
+	.venv/bin/clang-format --dry-run --Werror $(CXX_SOURCES)
+
+format: setup
+	.venv/bin/ruff check --fix stretto tests examples benchmarks
+	.venv/bin/ruff format stretto tests examples benchmarks
+	.venv/bin/clang-format -i $(CXX_SOURCES)
+
+wheel: setup
+	$(PY) -m pip wheel --quiet --no-deps -w dist-wheel .
+
+clean:
+	rm -rf .venv build build-asan build-tsan dist-wheel

@@ -1,0 +1,100 @@
+// The whole native surface: every exported symbol of libstretto.
+//
+// Conventions. Arrays are plain pointers; shapes are checked by the caller (stretto/kernels/native.py). Functions return
+// 0, or a negative status whose text stretto_error() gives. `threads` is the number of threads to use; no result depends
+// on it. Per-edge arrays are in the user's edge order when csr.edge_id is given, in CSR order when it is null.
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define STRETTO_API __attribute__((visibility("default")))
+
+enum stretto_dtype { STRETTO_F32 = 0, STRETTO_F64 = 1, STRETTO_BF16 = 2, STRETTO_F16 = 3 };
+enum stretto_reduce { STRETTO_SUM = 0, STRETTO_MAX = 1, STRETTO_MIN = 2, STRETTO_MUL = 3 };
+
+// A matrix of num_rows destinations by num_cols sources. Row i holds the edges [rowptr[i], rowptr[i + 1]).
+// Work is cut into tasks of about equal cost that depend on the graph alone (stretto_schedule): task t covers rows
+// [tasks[5t], tasks[5t+1]) and edges [tasks[5t+2], tasks[5t+3]). A row too long for one task is cut into pieces, each a
+// task with a slot tasks[5t+4] >= 0 for its partial result; hub h merges slots [hubs[3h+1], hubs[3h+2]) into row hubs[3h].
+typedef struct {
+    const int64_t* rowptr;
+    const void* col;      // int32_t or int64_t by index_bytes; null: edge e has column e
+    const void* edge_id;  // position of each CSR entry in the user's order, int32_t or int64_t by index_bytes; or null
+    const int64_t* tasks;
+    const int64_t* hubs;
+    int64_t num_rows, num_cols, num_edges, num_tasks, num_hubs, num_slots;
+    int64_t index_bytes;
+} stretto_csr;
+
+// ---- the library itself (core/) ----
+STRETTO_API const char* stretto_version(void);
+STRETTO_API const char* stretto_error(void);       // text of this thread's last negative status
+STRETTO_API const char* stretto_isas(void);        // instruction sets this CPU can run, best first, separated by spaces
+STRETTO_API const char* stretto_isa(void);         // the one in use
+STRETTO_API int stretto_set_isa(const char* name); // -1 if this CPU or this build does not have it
+STRETTO_API const char* stretto_threading(void);   // "openmp (borrowed)" or "std::thread"
+STRETTO_API void stretto_advise_huge(void* data, int64_t bytes);  // ask for huge pages under a fresh large buffer
+
+// ---- graph construction (core/csr.cpp, core/schedule.cpp, core/hash.cpp) ----
+// Smallest and largest of n indices (bytes: 4 or 8); n == 0 gives 0, -1.
+STRETTO_API int stretto_minmax(const void* index, int64_t bytes, int64_t n, int threads, int64_t* least, int64_t* most);
+// Stable counting sort of (row, col) pairs by row: rowptr [num_rows + 1], out_col and out_id [n] of out_bytes each.
+// Either output may be null. Indices must lie in range. `sorted` (may be null) receives 1 if row was sorted already.
+STRETTO_API int stretto_csr_build(const void* row, const void* col, int64_t bytes, int64_t n, int64_t num_rows,
+                                  int threads, int64_t* rowptr, void* out_col, void* out_id, int64_t out_bytes,
+                                  int* sorted);
+// Whether every row's columns are in non-descending order.
+STRETTO_API int stretto_csr_rows_sorted(const stretto_csr* g, int threads, int* sorted);
+// The transpose, rows sorted by column: rowptr [num_cols + 1], col [n]; id [n] (may be null) maps its entries to g's
+// user order when g has one, else to g's CSR order.
+STRETTO_API int stretto_csr_transpose(const stretto_csr* g, int threads, int64_t* rowptr, void* col, void* id);
+// Tasks of about `grain` edges-plus-rows. First call with tasks == null to learn the three counts.
+STRETTO_API int stretto_schedule(const int64_t* rowptr, int64_t num_rows, int64_t grain, int64_t* counts,
+                                 int64_t* tasks, int64_t* hubs);
+// 128-bit hash of a byte range, at memory speed.
+STRETTO_API void stretto_hash(const void* data, int64_t bytes, int threads, uint64_t* out);
+
+// ---- kernels (kernels/, one variant per instruction set) ----
+// out[i] = row_scale[i] * reduce_{e in row i} (weight[e, head] * col_scale[j] * x[j]) + beta * y[i], rows without edges: 0.
+// x [num_cols, heads * width] with row stride ldx; weight [num_edges, weight_heads] with weight_heads in {0, 1, heads};
+// weight and scales in fp64 for fp64 x, else fp32. ties (may be null, max and min only) counts the entries that attain
+// the extremum, in the accumulation type. tile > 0: columns per pass over the graph; prefetch: edges ahead.
+STRETTO_API int stretto_spmm(const stretto_csr* g, int dtype, int reduce, const void* x, int64_t ldx, int64_t heads,
+                             int64_t width, const void* weight, int64_t weight_heads, const void* row_scale,
+                             const void* col_scale, const void* y, int64_t ldy, double beta, void* out, int64_t ldo,
+                             void* ties, int64_t tile, int64_t prefetch, int threads);
+// Gradients of max and min. g is the transposed graph (rows are sources j, columns destinations i); share = grad / ties.
+// dx[j] = sum over edges whose message attains out[i] of weight * col_scale * share[i].
+// dweight [num_edges, weight_heads] (may be null): the same edges' sum_k of x[j] * share[i]. dx may be null.
+STRETTO_API int stretto_spmm_extremum_grad(const stretto_csr* g, int dtype, const void* x, int64_t heads, int64_t width,
+                                           const void* weight, int64_t weight_heads, const void* out,
+                                           const void* share, void* dx, void* dweight, int threads);
+// out[e, h] = sum_f a[i, h, f] * b[j, h, f], in the accumulation type; a [num_rows, heads, width], b [num_cols, ...].
+STRETTO_API int stretto_sddmm(const stretto_csr* g, int dtype, const void* a, int64_t lda, const void* b, int64_t ldb,
+                              int64_t heads, int64_t width, void* out, int threads);
+// out[e, h] = a[i, h] + b[j, h], dtype f32 or f64.
+STRETTO_API int stretto_sddmm_add(const stretto_csr* g, int dtype, const void* a, const void* b, int64_t heads, void* out,
+                                  int threads);
+// Softmax of score [num_edges, heads] over each row's edges; f32 or f64.
+STRETTO_API int stretto_edge_softmax(const stretto_csr* g, int dtype, const void* score, int64_t heads, void* out,
+                                     int threads);
+// d score = alpha * (grad - sum over the row of alpha * grad).
+STRETTO_API int stretto_edge_softmax_grad(const stretto_csr* g, int dtype, const void* alpha, const void* grad,
+                                          int64_t heads, void* out, int threads);
+// Gradient of a product: dx[e] = grad[i] * product of the row's other messages, right also where messages are zero.
+// x [num_edges, width] in edge order; f32 or f64.
+STRETTO_API int stretto_mul_grad(const stretto_csr* g, int dtype, const void* x, const void* grad, int64_t width, void* dx,
+                                 int threads);
+// out[i] = x[index[i]], rows of row_bytes; index_bytes 4 or 8.
+STRETTO_API int stretto_gather_rows(const void* x, int64_t row_bytes, const void* index, int64_t index_bytes, int64_t n,
+                                    void* out, int threads);
+// Sums rows of `row_bytes` (a multiple of 64) at random positions without storing them: the ceiling of any gather.
+STRETTO_API int stretto_gather_ceiling(const void* x, int64_t row_bytes, const int32_t* index, int64_t n, int64_t prefetch,
+                                       int threads, float* out);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,92 @@
+// One entry per kernel and instruction set. csrc/core/abi.cpp fills the arguments and calls through the table in use.
+#pragma once
+#include <cstdint>
+
+#include "abi.h"
+
+namespace stretto {
+
+struct SpmmArgs {
+    const stretto_csr* g;
+    int reduce;
+    const void* x;
+    int64_t ldx, heads, width;
+    const void* weight;
+    int64_t weight_heads;
+    const void* row_scale;
+    const void* col_scale;
+    const void* y;
+    int64_t ldy;
+    double beta;
+    void* out;
+    int64_t ldo;
+    void* ties;
+    int64_t tile, prefetch;
+    int threads;
+};
+
+struct ExtremumGradArgs {
+    const stretto_csr* g;
+    const void* x;
+    int64_t heads, width;
+    const void* weight;
+    int64_t weight_heads;
+    const void* out;
+    const void* share;
+    void* dx;
+    void* dweight;
+    int threads;
+};
+
+struct SddmmArgs {
+    const stretto_csr* g;
+    const void* a;
+    int64_t lda;
+    const void* b;
+    int64_t ldb, heads, width;
+    void* out;
+    int threads;
+};
+
+struct EdgeArgs {
+    const stretto_csr* g;
+    const void* a;
+    const void* b;
+    int64_t width;
+    void* out;
+    int threads;
+};
+
+struct GatherArgs {
+    const void* x;
+    int64_t row_bytes;
+    const void* index;
+    int64_t index_bytes, n;
+    void* out;
+    int64_t prefetch;
+    int threads;
+};
+
+struct KernelTable {
+    int (*spmm[4])(const SpmmArgs&);                    // by stretto_dtype
+    int (*spmm_extremum_grad[4])(const ExtremumGradArgs&);
+    int (*sddmm[4])(const SddmmArgs&);
+    int (*sddmm_add[2])(const EdgeArgs&);
+    int (*edge_softmax[2])(const EdgeArgs&);
+    int (*edge_softmax_grad[2])(const EdgeArgs&);
+    int (*mul_grad[2])(const EdgeArgs&);
+    int (*gather_rows)(const GatherArgs&);
+    int (*gather_ceiling)(const GatherArgs&);
+};
+
+namespace baseline {
+const KernelTable* table();
+}
+namespace avx2 {
+const KernelTable* table();
+}
+namespace avx512 {
+const KernelTable* table();
+}
+
+}  // namespace stretto

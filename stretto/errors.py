@@ -1,0 +1,26 @@
+"""One way to say what was wrong: StrettoError and expect()."""
+
+from typing import NoReturn
+
+
+class StrettoError(ValueError):
+    """Bad input. The message names the argument, what was wanted and what came."""
+
+
+class UnsupportedError(StrettoError):
+    """The input is right, but no fast path handles it; the caller falls back or tells the user."""
+
+
+def fail(message: str) -> NoReturn:
+    """Raise StrettoError(message)."""
+    raise StrettoError(message)
+
+
+def expect(condition: bool, message: str) -> None:
+    """Raise StrettoError(message) unless condition holds.
+
+    `message` reads like: "spmm: 'x' has 5 rows, but the graph has 7 columns (graph 9x7, x 5x16)".
+    Callers on a hot path test the condition themselves and call fail(), so that the message is built only when needed.
+    """
+    if not condition:
+        raise StrettoError(message)

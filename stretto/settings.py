@@ -1,0 +1,60 @@
+"""Every environment variable of stretto, its default and meaning, on one page.
+
+Values are read when asked for, not at import, so that a test or a notebook can change them.
+"""
+
+import os
+from pathlib import Path
+
+from stretto.errors import fail
+
+# name -> (default, meaning)
+VARIABLES = {
+    "STRETTO_DISABLE": ("0", "1: accelerate() and patch() change nothing"),
+    "STRETTO_CPU": ("", "instruction set of the CPU kernels: baseline, avx2, avx512; empty: the best this CPU has"),
+    "STRETTO_LIBRARY": ("", "path of libstretto, instead of the one in the package or under build/"),
+    "STRETTO_NATIVE": ("1", "0: do not load libstretto, run the plain-PyTorch reference kernels"),
+    "STRETTO_INDEX": ("auto", "index type inside Graph: auto, int32, int64"),
+    "STRETTO_TUNE": ("on", "on: measure variants once and remember; analytic: cost model only; off: documented defaults"),
+    "STRETTO_CACHE": ("", "folder of tuning results; empty: $XDG_CACHE_HOME/stretto or ~/.cache/stretto"),
+    "STRETTO_GRAPH_CACHE": ("64", "how many graphs Graph.of remembers"),
+    "STRETTO_BACKEND": ("stretto", "stretto: our kernels; torch: the same plans on torch's own dense and sparse kernels"),
+    "STRETTO_SHADOW": ("0", "N > 0: every N steps run the stock layer beside ours and fall back, loudly, on mismatch"),
+    "STRETTO_HOIST_MB": ("1024", "memory budget for products A X kept across steps, in MiB"),
+}
+
+
+def get(name: str) -> str:
+    """The variable's value, or its default."""
+    if name not in VARIABLES:
+        fail(f"settings: unknown variable {name!r}, wanted one of {', '.join(VARIABLES)}")
+    return os.environ.get(name, VARIABLES[name][0])
+
+
+def choice(name: str, allowed: tuple[str, ...]) -> str:
+    """The variable's value, checked against the allowed ones."""
+    value = get(name)
+    if value not in allowed:
+        fail(f"{name}={value!r}: wanted one of {', '.join(repr(a) for a in allowed)}")
+    return value
+
+
+def integer(name: str, *, least: int = 0) -> int:
+    """The variable's value as an integer >= least."""
+    value = get(name)
+    if not value.lstrip("-").isdigit() or int(value) < least:
+        fail(f"{name}={value!r}: wanted an integer >= {least}")
+    return int(value)
+
+
+def flag(name: str) -> bool:
+    """Whether the variable is set to something other than 0 or nothing."""
+    return get(name) not in ("", "0")
+
+
+def cache_folder() -> Path:
+    """Where tuning results live. Not created here."""
+    if get("STRETTO_CACHE"):
+        return Path(get("STRETTO_CACHE"))
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if root else Path.home() / ".cache") / "stretto"
