@@ -1,8 +1,8 @@
 // The whole native surface: every exported symbol of libstretto.
 //
-// Conventions. Arrays are plain pointers; shapes are checked by the caller (stretto/kernels/native.py). Functions return
-// 0, or a negative status whose text stretto_error() gives. `threads` is the number of threads to use; no result depends
-// on it. Per-edge arrays are in the user's edge order when csr.edge_id is given, in CSR order when it is null.
+// Conventions. Arrays are plain pointers; shapes are checked by the caller (stretto/kernels/native.py). Functions
+// return 0, or a negative status whose text stretto_error() gives. `threads` is the number of threads to use; no result
+// depends on it. Per-edge arrays are in the user's edge order when csr.edge_id is given, in CSR order when it is null.
 #pragma once
 #include <stdint.h>
 
@@ -18,7 +18,8 @@ enum stretto_reduce { STRETTO_SUM = 0, STRETTO_MAX = 1, STRETTO_MIN = 2, STRETTO
 // A matrix of num_rows destinations by num_cols sources. Row i holds the edges [rowptr[i], rowptr[i + 1]).
 // Work is cut into tasks of about equal cost that depend on the graph alone (stretto_schedule): task t covers rows
 // [tasks[5t], tasks[5t+1]) and edges [tasks[5t+2], tasks[5t+3]). A row too long for one task is cut into pieces, each a
-// task with a slot tasks[5t+4] >= 0 for its partial result; hub h merges slots [hubs[3h+1], hubs[3h+2]) into row hubs[3h].
+// task with a slot tasks[5t+4] >= 0 for its partial result; hub h merges slots [hubs[3h+1], hubs[3h+2]) into row
+// hubs[3h].
 typedef struct {
     const int64_t* rowptr;
     const void* col;      // int32_t or int64_t by index_bytes; null: edge e has column e
@@ -31,11 +32,11 @@ typedef struct {
 
 // ---- the library itself (core/) ----
 STRETTO_API const char* stretto_version(void);
-STRETTO_API const char* stretto_error(void);       // text of this thread's last negative status
-STRETTO_API const char* stretto_isas(void);        // instruction sets this CPU can run, best first, separated by spaces
-STRETTO_API const char* stretto_isa(void);         // the one in use
-STRETTO_API int stretto_set_isa(const char* name); // -1 if this CPU or this build does not have it
-STRETTO_API const char* stretto_threading(void);   // "openmp (borrowed)" or "std::thread"
+STRETTO_API const char* stretto_error(void);  // text of this thread's last negative status
+STRETTO_API const char* stretto_isas(void);   // instruction sets this CPU can run, best first, separated by spaces
+STRETTO_API const char* stretto_isa(void);    // the one in use
+STRETTO_API int stretto_set_isa(const char* name);                // -1 if this CPU or this build does not have it
+STRETTO_API const char* stretto_threading(void);                  // "openmp (borrowed)" or "std::thread"
 STRETTO_API void stretto_advise_huge(void* data, int64_t bytes);  // ask for huge pages under a fresh large buffer
 
 // ---- graph construction (core/csr.cpp, core/schedule.cpp, core/hash.cpp) ----
@@ -58,26 +59,26 @@ STRETTO_API int stretto_schedule(const int64_t* rowptr, int64_t num_rows, int64_
 STRETTO_API void stretto_hash(const void* data, int64_t bytes, int threads, uint64_t* out);
 
 // ---- kernels (kernels/, one variant per instruction set) ----
-// out[i] = row_scale[i] * reduce_{e in row i} (weight[e, head] * col_scale[j] * x[j]) + beta * y[i], rows without edges: 0.
-// x [num_cols, heads * width] with row stride ldx; weight [num_edges, weight_heads] with weight_heads in {0, 1, heads};
-// weight and scales in fp64 for fp64 x, else fp32. ties (may be null, max and min only) counts the entries that attain
-// the extremum, in the accumulation type. tile > 0: columns per pass over the graph; prefetch: edges ahead.
+// out[i] = row_scale[i] * reduce_{e in row i} (weight[e, head] * col_scale[j] * x[j]) + beta * y[i], rows without
+// edges: 0. x [num_cols, heads * width] with row stride ldx; weight [num_edges, weight_heads] with weight_heads in {0,
+// 1, heads}; weight and scales in fp64 for fp64 x, else fp32. ties (may be null, max and min only) counts the entries
+// that attain the extremum, in the accumulation type. tile > 0: columns per pass over the graph; prefetch: edges ahead.
 STRETTO_API int stretto_spmm(const stretto_csr* g, int dtype, int reduce, const void* x, int64_t ldx, int64_t heads,
                              int64_t width, const void* weight, int64_t weight_heads, const void* row_scale,
                              const void* col_scale, const void* y, int64_t ldy, double beta, void* out, int64_t ldo,
                              void* ties, int64_t tile, int64_t prefetch, int threads);
-// Gradients of max and min. g is the transposed graph (rows are sources j, columns destinations i); share = grad / ties.
-// dx[j] = sum over edges whose message attains out[i] of weight * col_scale * share[i].
-// dweight [num_edges, weight_heads] (may be null): the same edges' sum_k of x[j] * share[i]. dx may be null.
+// Gradients of max and min. g is the transposed graph (rows are sources j, columns destinations i); share = grad /
+// ties. dx[j] = sum over edges whose message attains out[i] of weight * col_scale * share[i]. dweight [num_edges,
+// weight_heads] (may be null): the same edges' sum_k of x[j] * share[i]. dx may be null.
 STRETTO_API int stretto_spmm_extremum_grad(const stretto_csr* g, int dtype, const void* x, int64_t heads, int64_t width,
-                                           const void* weight, int64_t weight_heads, const void* out,
-                                           const void* share, void* dx, void* dweight, int threads);
+                                           const void* weight, int64_t weight_heads, const void* out, const void* share,
+                                           void* dx, void* dweight, int threads);
 // out[e, h] = sum_f a[i, h, f] * b[j, h, f], in the accumulation type; a [num_rows, heads, width], b [num_cols, ...].
 STRETTO_API int stretto_sddmm(const stretto_csr* g, int dtype, const void* a, int64_t lda, const void* b, int64_t ldb,
                               int64_t heads, int64_t width, void* out, int threads);
 // out[e, h] = a[i, h] + b[j, h], dtype f32 or f64.
-STRETTO_API int stretto_sddmm_add(const stretto_csr* g, int dtype, const void* a, const void* b, int64_t heads, void* out,
-                                  int threads);
+STRETTO_API int stretto_sddmm_add(const stretto_csr* g, int dtype, const void* a, const void* b, int64_t heads,
+                                  void* out, int threads);
 // Softmax of score [num_edges, heads] over each row's edges; f32 or f64.
 STRETTO_API int stretto_edge_softmax(const stretto_csr* g, int dtype, const void* score, int64_t heads, void* out,
                                      int threads);
@@ -86,14 +87,96 @@ STRETTO_API int stretto_edge_softmax_grad(const stretto_csr* g, int dtype, const
                                           int64_t heads, void* out, int threads);
 // Gradient of a product: dx[e] = grad[i] * product of the row's other messages, right also where messages are zero.
 // x [num_edges, width] in edge order; f32 or f64.
-STRETTO_API int stretto_mul_grad(const stretto_csr* g, int dtype, const void* x, const void* grad, int64_t width, void* dx,
-                                 int threads);
+STRETTO_API int stretto_mul_grad(const stretto_csr* g, int dtype, const void* x, const void* grad, int64_t width,
+                                 void* dx, int threads);
 // out[i] = x[index[i]], rows of row_bytes; index_bytes 4 or 8.
 STRETTO_API int stretto_gather_rows(const void* x, int64_t row_bytes, const void* index, int64_t index_bytes, int64_t n,
                                     void* out, int threads);
 // Sums rows of `row_bytes` (a multiple of 64) at random positions without storing them: the ceiling of any gather.
-STRETTO_API int stretto_gather_ceiling(const void* x, int64_t row_bytes, const int32_t* index, int64_t n, int64_t prefetch,
-                                       int threads, float* out);
+STRETTO_API int stretto_gather_ceiling(const void* x, int64_t row_bytes, const int32_t* index, int64_t n,
+                                       int64_t prefetch, int threads, float* out);
+
+// ---- sampler and loader (sampler/) ----
+// Relation: one edge type in CSC form. Target v has the edges [colptr[v], colptr[v + 1]), sorted by time where there is
+// one. All arrays must outlive the sampler.
+typedef struct {
+    const int64_t* colptr;      // [nodes of the target type + 1]
+    const void* row;            // source of each edge, int32_t or int64_t by row_bytes
+    const void* edge_id;        // the user's number of each edge, int32_t or int64_t by id_bytes; null: its position
+    const int64_t* time;        // time of each edge (its own or its source's), or null
+    const double* running;      // per target, the running sum of its edges' weights; or null
+    const int64_t* fanout;      // [num_hops], -1: all
+    int64_t row_bytes, id_bytes, source, target;  // source and target: node types
+} stretto_relation;
+typedef struct {
+    int64_t num_nodes;
+    const int64_t* time;  // the time of a seed that comes without one; or null
+} stretto_node_type;
+// Slice: rows of an array that belong to the sampled nodes (of_edges = 0) or edges (1) of a type. columns > 0: the array
+// is int8 and becomes float, multiplied by scale[column].
+typedef struct {
+    const void* data;
+    const float* scale;
+    int64_t row_bytes, of_edges, type, columns;
+} stretto_slice;
+enum stretto_sampling {
+    STRETTO_REPLACE = 1,   // draw with replacement
+    STRETTO_DISJOINT = 2,  // every seed grows a tree of its own
+    STRETTO_LAYERED = 4,   // every hop samples all nodes known so far, not only the new ones
+    STRETTO_LAST = 8,      // the latest edges instead of random ones
+    STRETTO_INDUCED = 16,  // return all edges between the sampled nodes
+    STRETTO_LABOR = 32,    // one random number per source and hop, shared by all targets
+    STRETTO_SHARED = 64,   // with STRETTO_LABOR: the same numbers at every hop
+    STRETTO_EDGE_ID = 128, // return edge ids
+    STRETTO_CSR = 256      // return rowptr and col beside edge_index
+};
+typedef struct {
+    const stretto_node_type* node_types;
+    const stretto_relation* relations;
+    const stretto_slice* slices;
+    int64_t num_node_types, num_relations, num_slices, num_hops;
+    int64_t flags;
+} stretto_sampling_plan;
+// Seeds of one batch: node type t has counts[t] seeds at seeds[t], with times[t] or null.
+typedef struct {
+    uint64_t seed, epoch, batch;
+    const int64_t* const* seeds;
+    const int64_t* counts;
+    const int64_t* const* times;
+} stretto_seeds;
+
+typedef struct stretto_sampler stretto_sampler;
+typedef struct stretto_engine stretto_engine;
+typedef struct stretto_slot stretto_slot;
+
+STRETTO_API stretto_sampler* stretto_sampler_create(const stretto_sampling_plan* plan);  // null: see stretto_error()
+STRETTO_API void stretto_sampler_destroy(stretto_sampler* sampler);
+// Running sums of weights (F32 or F64) within each target; -1 if one is negative or not finite.
+STRETTO_API int stretto_sampler_weights(const int64_t* colptr, int64_t num_targets, const void* weight, int dtype,
+                                        double* running);
+// Samples one batch on the calling thread. The slot must be released.
+STRETTO_API int stretto_sampler_sample(stretto_sampler* sampler, const stretto_seeds* seeds, stretto_slot** slot);
+// Where things lie in a slot, in bytes from its start (-1: absent). table holds
+//   address, bytes;
+//   per node type: nodes, n_id, tree, then nodes per hop (num_hops + 1 entries);
+//   per relation:  edges, edge_index, rowptr, col, edge_id, then edges per hop (num_hops entries);
+//   per slice:     offset.
+// n_id, tree, edge_index [2, edges], rowptr [targets + 1] and edge_id are int64_t, col [edges] is int32_t.
+STRETTO_API int64_t stretto_slot_table(stretto_slot* slot, int64_t* table, int64_t size);
+STRETTO_API void stretto_slot_release(stretto_slot* slot);
+
+// An engine prepares batches on threads of its own and hands them out in the order in which they were submitted.
+// Batches prepared and not yet handed out take at most `memory` bytes (one batch is always allowed). pin and unpin, if
+// not null, are called with (address, bytes, flags) and (address) for every buffer: cudaHostRegister and its inverse.
+STRETTO_API stretto_engine* stretto_engine_create(stretto_sampler* sampler, int threads, int64_t memory,
+                                                  int (*pin)(void*, uint64_t, unsigned), int (*unpin)(void*));
+STRETTO_API int stretto_engine_submit(stretto_engine* engine, const stretto_seeds* seeds);
+// Waits for the next batch: 1 and *slot, 0 after timeout_ms without one, -1 if preparing it failed or none is coming.
+STRETTO_API int stretto_engine_next(stretto_engine* engine, int64_t timeout_ms, stretto_slot** slot);
+STRETTO_API void stretto_engine_cancel(stretto_engine* engine);  // forgets every batch not handed out
+STRETTO_API void stretto_engine_destroy(stretto_engine* engine);  // joins its threads; slots handed out stay valid
+// state[0]: bytes prepared and waiting, [1]: bytes kept for reuse, [2]: most of their sum so far, [3]: batches prepared.
+STRETTO_API void stretto_engine_state(stretto_engine* engine, int64_t* state);
 
 #ifdef __cplusplus
 }

@@ -67,7 +67,10 @@ const char* stretto_isas(void) {
     static const std::string names = [] {
         std::string text;
         for (const auto& isa : stretto::all_isas)
-            if (isa.runs_here()) text += (text.empty() ? "" : " ") + std::string(isa.name);
+            if (isa.runs_here()) {
+                if (!text.empty()) text += ' ';
+                text += isa.name;
+            }
         return text;
     }();
     return names.c_str();

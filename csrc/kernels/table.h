@@ -68,7 +68,7 @@ struct GatherArgs {
 };
 
 struct KernelTable {
-    int (*spmm[4])(const SpmmArgs&);                    // by stretto_dtype
+    int (*spmm[4])(const SpmmArgs&);  // by stretto_dtype
     int (*spmm_extremum_grad[4])(const ExtremumGradArgs&);
     int (*sddmm[4])(const SddmmArgs&);
     int (*sddmm_add[2])(const EdgeArgs&);

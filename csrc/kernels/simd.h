@@ -1,0 +1,232 @@
+// Vectors of the instruction set being compiled, for fp32 and fp64, with loads from every storage type.
+//
+// Arithmetic uses the compiler's vector extensions; only partial loads and stores and the fp16 conversions need
+// intrinsics. Everything lives in the ISA's own namespace and is inlined: two instruction sets never share a symbol.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if !defined(STRETTO_ISA)
+#error "compile through CMake: STRETTO_ISA names the instruction set"
+#endif
+
+namespace stretto::STRETTO_ISA {
+
+#define STRETTO_INLINE __attribute__((always_inline)) inline
+
+struct bf16 {
+    uint16_t bits;
+};
+struct f16 {
+    uint16_t bits;
+};
+
+// The type in which values of storage type T are accumulated.
+template <class T>
+using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+#if defined(__AVX512F__)
+constexpr int vector_bytes = 64;
+#elif defined(__AVX2__)
+constexpr int vector_bytes = 32;
+#else
+constexpr int vector_bytes = 16;
+#endif
+
+template <class A>
+constexpr int lanes = vector_bytes / static_cast<int>(sizeof(A));
+
+typedef float vf32 __attribute__((vector_size(vector_bytes)));
+typedef double vf64 __attribute__((vector_size(vector_bytes)));
+typedef int32_t vi32 __attribute__((vector_size(vector_bytes)));
+typedef uint32_t vu32 __attribute__((vector_size(vector_bytes)));
+typedef uint16_t vu16 __attribute__((vector_size(vector_bytes / 2)));
+
+template <class A>
+using Vec = std::conditional_t<std::is_same_v<A, double>, vf64, vf32>;
+
+template <class A>
+STRETTO_INLINE Vec<A> broadcast(A value) {
+    return Vec<A>{} + value;
+}
+
+// Software conversions, for instruction sets without F16C. Not inlined: they would bloat every loop they stand in.
+__attribute__((noinline, unused)) static float half_to_float(uint16_t h) {
+    // Shift the magnitude into place and rescale the exponent by a multiplication, which also handles subnormals.
+    const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, rest = static_cast<uint32_t>(h & 0x7fff) << 13;
+    if (rest >= 0x0f800000u) return __builtin_bit_cast(float, sign | rest | 0x7f800000u);  // infinity or NaN
+    const float magnitude = __builtin_bit_cast(float, rest) * 5.192296858534828e33f;       // 2^112
+    return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, magnitude) | sign);
+}
+
+__attribute__((noinline, unused)) static uint16_t float_to_half(float value) {
+    uint32_t bits = __builtin_bit_cast(uint32_t, value);
+    const uint32_t sign = bits & 0x80000000u;
+    bits ^= sign;
+    uint32_t half;
+    if (bits >= 0x47800000u) {  // too large for fp16: infinity, or NaN stays NaN
+        half = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    } else if (bits < 0x38800000u) {  // subnormal: let the adder round at the right place
+        half = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, bits) + 0.5f) - 0x3f000000u;
+    } else {  // round to nearest even
+        half = (bits + 0xc8000fffu + ((bits >> 13) & 1u)) >> 13;
+    }
+    return static_cast<uint16_t>(half | (sign >> 16));
+}
+
+STRETTO_INLINE float widen(float v) { return v; }
+STRETTO_INLINE double widen(double v) { return v; }
+STRETTO_INLINE float widen(bf16 v) { return __builtin_bit_cast(float, static_cast<uint32_t>(v.bits) << 16); }
+STRETTO_INLINE float widen(f16 v) { return half_to_float(v.bits); }
+
+STRETTO_INLINE uint16_t float_to_bf16(float value) {
+    const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
+    return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+template <class T>
+STRETTO_INLINE T narrow(Acc<T> v) {
+    if constexpr (std::is_same_v<T, bf16>)
+        return bf16{float_to_bf16(v)};
+    else if constexpr (std::is_same_v<T, f16>)
+        return f16{float_to_half(v)};
+    else
+        return v;
+}
+
+// ---- whole vectors ----
+
+template <class T>
+STRETTO_INLINE Vec<Acc<T>> load(const T* p) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        vu16 raw;
+        std::memcpy(&raw, p, sizeof(raw));
+        return reinterpret_cast<vf32>(__builtin_convertvector(raw, vu32) << 16);
+    } else if constexpr (std::is_same_v<T, f16>) {
+#if defined(__AVX512F__)
+        return reinterpret_cast<vf32>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif defined(__AVX2__)
+        return reinterpret_cast<vf32>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+        vf32 value;
+        for (int i = 0; i < lanes<float>; ++i) value[i] = half_to_float(p[i].bits);
+        return value;
+#endif
+    } else {
+        Vec<T> value;
+        std::memcpy(&value, p, sizeof(value));
+        return value;
+    }
+}
+
+template <class T>
+STRETTO_INLINE void store(T* p, Vec<Acc<T>> value) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        const vu32 bits = reinterpret_cast<vu32>(value);
+        const vu32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        const vu16 raw = __builtin_convertvector(value == value ? rounded : vu32{} + 0x7fc0u, vu16);
+        std::memcpy(p, &raw, sizeof(raw));
+    } else if constexpr (std::is_same_v<T, f16>) {
+#if defined(__AVX512F__)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(reinterpret_cast<__m512>(value), 0));
+#elif defined(__AVX2__)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(reinterpret_cast<__m256>(value), 0));
+#else
+        for (int i = 0; i < lanes<float>; ++i) p[i].bits = float_to_half(value[i]);
+#endif
+    } else {
+        std::memcpy(p, &value, sizeof(value));
+    }
+}
+
+// ---- the first n lanes, the others zero (load) or untouched (store) ----
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Eight ones, eight zeros: a mask of n lanes is eight entries starting at 8 - n.
+alignas(32) constexpr int32_t lane_masks[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+alignas(32) constexpr int64_t lane_masks64[8] = {-1, -1, -1, -1, 0, 0, 0, 0};
+#endif
+
+template <class T>
+STRETTO_INLINE Vec<Acc<T>> load_first(const T* p, int n) {
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<T, float>)
+        return reinterpret_cast<vf32>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p));
+    else if constexpr (std::is_same_v<T, double>)
+        return reinterpret_cast<vf64>(_mm512_maskz_loadu_pd(static_cast<__mmask8>((1u << n) - 1), p));
+    else {
+        const __m256i raw = _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p);
+        if constexpr (std::is_same_v<T, f16>)
+            return reinterpret_cast<vf32>(_mm512_cvtph_ps(raw));
+        else
+            return reinterpret_cast<vf32>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+    }
+#else
+#if defined(__AVX2__)
+    if constexpr (std::is_same_v<T, float>)
+        return reinterpret_cast<vf32>(
+            _mm256_maskload_ps(p, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lane_masks + 8 - n))));
+    if constexpr (std::is_same_v<T, double>)
+        return reinterpret_cast<vf64>(
+            _mm256_maskload_pd(p, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lane_masks64 + 4 - n))));
+#endif
+    Vec<Acc<T>> value{};
+    for (int i = 0; i < n; ++i) value[i] = widen(p[i]);
+    return value;
+#endif
+}
+
+template <class T>
+STRETTO_INLINE void store_first(T* p, Vec<Acc<T>> value, int n) {
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<T, float>) {
+        _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), reinterpret_cast<__m512>(value));
+        return;
+    } else if constexpr (std::is_same_v<T, double>) {
+        _mm512_mask_storeu_pd(p, static_cast<__mmask8>((1u << n) - 1), reinterpret_cast<__m512d>(value));
+        return;
+    }
+#endif
+    for (int i = 0; i < n; ++i) p[i] = narrow<T>(value[i]);
+}
+
+// Up to a whole vector. Where masked loads are as cheap as whole ones there is nothing to choose.
+template <class T>
+STRETTO_INLINE Vec<Acc<T>> load_lanes(const T* p, int n) {
+#if defined(__AVX512F__)
+    return load_first(p, n);
+#else
+    return n == lanes<Acc<T>> ? load(p) : load_first(p, n);
+#endif
+}
+
+template <class T>
+STRETTO_INLINE void store_lanes(T* p, Vec<Acc<T>> value, int n) {
+    if (n == lanes<Acc<T>>)
+        store(p, value);
+    else
+        store_first(p, value, n);
+}
+
+// Sum of all lanes, in a fixed order.
+template <class A>
+STRETTO_INLINE A sum_lanes(Vec<A> value) {
+    A part[lanes<A>];
+    std::memcpy(part, &value, sizeof(value));
+    for (int half = lanes<A> / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) part[i] += part[i + half];
+    return part[0];
+}
+
+STRETTO_INLINE void prefetch_bytes(const void* p, int64_t bytes) {
+    const char* c = static_cast<const char*>(p);
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(c + b, 0, 3);
+}
+
+}  // namespace stretto::STRETTO_ISA

@@ -1,0 +1,258 @@
+// Neighbour aggregation: every row of the result is held in registers while the row's edges stream by.
+//
+// A row of up to `tile_vectors` vectors is one register tile; wider rows take several. Sum, max and min share one loop.
+// The order of additions depends on the graph and the width alone, never on threads, tiling or prefetch distance.
+#pragma once
+#include "core/parallel.h"
+#include "kernels/simd.h"
+#include "kernels/table.h"
+
+namespace stretto::STRETTO_ISA {
+
+// Register tiles come in these sizes, in vectors. Each size is a copy of the loop, so what is rarely run gets few:
+// 64-bit columns (graphs past 2^31 nodes), the baseline instruction set, reductions other than sum.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int max_vectors = 16;  // of 32 registers
+#elif defined(__AVX2__)
+constexpr int max_vectors = 12;  // of 16
+#else
+constexpr int max_vectors = 4;
+#endif
+
+// max also serves min, by the sign of the messages.
+enum class Reduce { sum, max, mul };
+
+template <class T>
+struct SpmmView {
+    using A = Acc<T>;
+    const int64_t* rowptr;
+    const T* x;
+    int64_t ldx;
+    const A* weight;
+    int64_t weight_stride;
+    const A* col_scale;
+    const A* row_scale;
+    const T* y;
+    int64_t ldy;
+    A beta;
+    T* out;
+    int64_t ldo;
+    A* ties;
+    int64_t prefetch;
+    A sign;
+};
+
+template <Reduce R, class A>
+STRETTO_INLINE Vec<A> identity() {
+    return broadcast<A>(R == Reduce::max ? A(-__builtin_inf()) : R == Reduce::mul ? A(1) : A(0));
+}
+
+// acc <- reduce(acc, value); NaN wins, as in torch. Counting also tells how many entries attain the maximum.
+template <Reduce R, bool Ties, class A>
+STRETTO_INLINE void combine(Vec<A>& acc, Vec<A>& count, Vec<A> value, Vec<A> value_count) {
+    if constexpr (R == Reduce::sum) acc += value;
+    if constexpr (R == Reduce::mul) acc *= value;
+    if constexpr (R == Reduce::max) {
+        const auto better = (value > acc) | (value != value);
+        if constexpr (Ties) count = better ? value_count : (value == acc ? count + value_count : count);
+        acc = better ? value : acc;
+    }
+}
+
+// Reduces the edges [begin, end) of one row, columns [c, c + width) of x with width in (lanes * (NV - 1), lanes * NV].
+// Rows up to edge `ahead_end` may be prefetched: the next rows' edges follow this row's.
+template <class T, class Index, Reduce R, bool Scaled, bool Ties, int NV>
+STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, const Index* edge_id, int64_t begin,
+                                 int64_t end, int64_t ahead_end, int64_t c, int tail, Vec<Acc<T>>* acc,
+                                 Vec<Acc<T>>* count) {
+    using A = Acc<T>;
+    constexpr int L = lanes<A>;
+    const T* x = v.x + c;
+    // Narrow rows: several edges in flight, so that the chain of dependent additions does not set the pace.
+    constexpr int unroll = (R == Reduce::sum && NV <= 2) ? 4 : (R == Reduce::sum && NV <= 4) ? 2 : 1;
+    Vec<A> lane[unroll][NV];
+    for (int u = 0; u < unroll; ++u)
+        for (int k = 0; k < NV; ++k) lane[u][k] = identity<R, A>();
+
+    const auto add = [&](int64_t e, Vec<A>* into) __attribute__((always_inline)) {
+        if (e + v.prefetch < ahead_end)
+            prefetch_bytes(x + static_cast<int64_t>(col[e + v.prefetch]) * v.ldx, NV * L * static_cast<int>(sizeof(T)));
+        const int64_t j = col ? static_cast<int64_t>(col[e]) : e;
+        const T* row = x + j * v.ldx;
+        A w = v.sign;
+        if constexpr (Scaled) {
+            if (v.weight) w *= v.weight[(edge_id ? static_cast<int64_t>(edge_id[e]) : e) * v.weight_stride];
+            if (v.col_scale) w *= v.col_scale[j];
+        }
+#pragma GCC unroll 16
+        for (int k = 0; k < NV; ++k) {
+            const Vec<A> value = k == NV - 1 ? load_lanes(row + k * L, tail) : load(row + k * L);
+            combine<R, Ties, A>(into[k], count[k], Scaled ? w * value : value, broadcast<A>(1));
+        }
+    };
+    int64_t e = begin;
+    for (; e + unroll <= end; e += unroll)
+#pragma GCC unroll 4
+        for (int u = 0; u < unroll; ++u) add(e + u, lane[u]);
+    if constexpr (unroll > 1)
+        for (; e < end; ++e) add(e, lane[0]);
+    for (int k = 0; k < NV; ++k) {
+        for (int u = 1; u < unroll; ++u) combine<R, false, A>(lane[0][k], count[k], lane[u][k], count[k]);
+        acc[k] = lane[0][k];
+    }
+}
+
+// Scales, adds beta * y and stores one finished row.
+template <class T, Reduce R, bool Ties, int NV>
+STRETTO_INLINE void finish_row(const SpmmView<T>& v, int64_t row, bool empty, int64_t c, int tail, Vec<Acc<T>>* acc,
+                               const Vec<Acc<T>>* count) {
+    using A = Acc<T>;
+    constexpr int L = lanes<A>;
+    const A scale = (v.row_scale ? v.row_scale[row] : A(1)) * v.sign;
+    for (int k = 0; k < NV; ++k) {
+        const int n = k == NV - 1 ? tail : L;
+        Vec<A> value = (empty && R == Reduce::max ? Vec<A>{} : acc[k]) * scale;
+        if (v.y) value += v.beta * load_lanes(v.y + row * v.ldy + c + k * L, n);
+        store_lanes(v.out + row * v.ldo + c + k * L, value, n);
+        if constexpr (Ties) store_lanes(v.ties + row * v.ldo + c + k * L, count[k], n);
+    }
+}
+
+template <class T, class Index, Reduce R, bool Scaled, bool Ties, int NV>
+void run_task(const SpmmView<T>& v, const stretto_csr& g, const int64_t* task, int64_t c, int tail, Acc<T>* slots) {
+    using A = Acc<T>;
+    const auto* col = static_cast<const Index*>(g.col);
+    const auto* edge_id = static_cast<const Index*>(g.edge_id);
+    const bool piece = task[4] >= 0;  // of a long row: the partial result goes to its slot
+    const int64_t ahead_end = v.prefetch > 0 && col ? task[3] : 0;
+    Vec<A> acc[NV], count[NV];
+    for (int64_t row = task[0]; row < task[1]; ++row) {
+        for (int k = 0; k < NV; ++k) count[k] = Vec<A>{};
+        const int64_t begin = piece ? task[2] : v.rowptr[row], end = piece ? task[3] : v.rowptr[row + 1];
+        reduce_edges<T, Index, R, Scaled, Ties, NV>(v, col, edge_id, begin, end, ahead_end, c, tail, acc, count);
+        if (!piece) {
+            finish_row<T, R, Ties, NV>(v, row, begin == end, c, tail, acc, count);
+            continue;
+        }
+        A* slot = slots + task[4] * 2 * NV * lanes<A>;
+        std::memcpy(slot, acc, sizeof(acc));
+        if constexpr (Ties) std::memcpy(slot + NV * lanes<A>, count, sizeof(count));
+    }
+}
+
+template <class T, Reduce R, bool Ties, int NV>
+void merge_hub(const SpmmView<T>& v, const int64_t* hub, int64_t c, int tail, const Acc<T>* slots) {
+    using A = Acc<T>;
+    Vec<A> acc[NV], count[NV];
+    for (int k = 0; k < NV; ++k) {
+        acc[k] = identity<R, A>(), count[k] = Vec<A>{};
+        for (int64_t s = hub[1]; s < hub[2]; ++s) {
+            const A* slot = slots + s * 2 * NV * lanes<A> + k * lanes<A>;
+            combine<R, Ties, A>(acc[k], count[k], load(slot), Ties ? load(slot + NV * lanes<A>) : Vec<A>{});
+        }
+    }
+    finish_row<T, R, Ties, NV>(v, hub[0], false, c, tail, acc, count);
+}
+
+// A register tile of some number of vectors: what to do with a task, and how to merge a cut row.
+template <class T>
+struct Tile {
+    void (*task)(const SpmmView<T>&, const stretto_csr&, const int64_t* task, int64_t c, int tail, Acc<T>*);
+    void (*merge)(const SpmmView<T>&, const int64_t* hub, int64_t c, int tail, const Acc<T>*);
+    int vectors;
+};
+
+template <class T, class Index, Reduce R, bool Scaled, bool Ties, int NV = 1>
+Tile<T> choose_tile(int vectors) {
+    constexpr int limit = R == Reduce::mul ? 1 : sizeof(Index) == 8 ? 2 : R == Reduce::sum ? max_vectors : 4;
+    if (NV >= limit || vectors <= NV) return {run_task<T, Index, R, Scaled, Ties, NV>, merge_hub<T, R, Ties, NV>, NV};
+    if constexpr (NV < limit) return choose_tile<T, Index, R, Scaled, Ties, NV + 1>(vectors);
+    __builtin_unreachable();
+}
+
+template <class T, class Index>
+Tile<T> choose_tile_for(const SpmmArgs& a, int vectors) {
+    if (a.reduce == STRETTO_MUL) return choose_tile<T, Index, Reduce::mul, false, false>(vectors);
+    if (a.reduce != STRETTO_SUM)
+        return a.ties ? choose_tile<T, Index, Reduce::max, true, true>(vectors)
+                      : choose_tile<T, Index, Reduce::max, true, false>(vectors);
+    return a.weight || a.col_scale ? choose_tile<T, Index, Reduce::sum, true, false>(vectors)
+                                   : choose_tile<T, Index, Reduce::sum, false, false>(vectors);
+}
+
+template <class T>
+int run_spmm(const SpmmArgs& a) {
+    using A = Acc<T>;
+    constexpr int L = lanes<A>;
+    const stretto_csr& g = *a.g;
+    // Per-head weights: each head is a block of columns with its own weight column. Otherwise one block.
+    const bool by_head = a.weight_heads > 1;
+    const int64_t blocks = by_head ? a.heads : 1, width = by_head ? a.width : a.heads * a.width;
+    if (width == 0 || blocks == 0) return 0;
+    const auto choose = [&](int vectors) {
+        return g.index_bytes == 4 ? choose_tile_for<T, int32_t>(a, vectors) : choose_tile_for<T, int64_t>(a, vectors);
+    };
+    // Even register tiles: as few as fit, none much narrower than the others.
+    const int64_t vectors = (width + L - 1) / L;
+    int64_t limit = choose(1 << 20).vectors;
+    if (a.tile > 0 && a.tile / L < limit) limit = a.tile / L > 0 ? a.tile / L : 1;
+    const int64_t tiles = (vectors + limit - 1) / limit, per = (vectors + tiles - 1) / tiles;
+    const int64_t used = (vectors + per - 1) / per;  // rounding up may leave fewer
+    const Tile<T> whole = choose(static_cast<int>(per));
+    const int64_t last_vectors = vectors - (used - 1) * per;
+    const Tile<T> last = choose(static_cast<int>(last_vectors));
+    const int last_tail = static_cast<int>(width - (vectors - 1) * L);
+
+    const int64_t slot_size = 2 * per * L, total = used * blocks;
+    A* slots = nullptr;
+    if (g.num_slots > 0) {
+        slots = static_cast<A*>(__builtin_malloc(static_cast<size_t>(g.num_slots * slot_size * total) * sizeof(A)));
+        if (!slots) return -2;
+    }
+    const SpmmView<T> view{g.rowptr,
+                           static_cast<const T*>(a.x),
+                           a.ldx,
+                           static_cast<const A*>(a.weight),
+                           a.weight_heads,
+                           static_cast<const A*>(a.col_scale),
+                           static_cast<const A*>(a.row_scale),
+                           static_cast<const T*>(a.y),
+                           a.ldy,
+                           static_cast<A>(a.beta),
+                           static_cast<T*>(a.out),
+                           a.ldo,
+                           static_cast<A*>(a.ties),
+                           a.prefetch,
+                           A(a.reduce == STRETTO_MIN ? -1 : 1)};
+    const auto tile_at = [&](int64_t i, auto&& use) {
+        const int64_t block = i / used, t = i % used;
+        SpmmView<T> v = view;
+        if (by_head) v.weight += block;
+        const bool is_last = t == used - 1;
+        use(v, is_last ? last : whole, block * width + t * per * L, is_last ? last_tail : L,
+            slots + i * g.num_slots * slot_size);
+    };
+    const auto run = [&](int64_t task, int64_t i) {
+        tile_at(i, [&](const SpmmView<T>& v, const Tile<T>& tile, int64_t c, int tail, A* s) {
+            tile.task(v, g, g.tasks + 5 * task, c, tail, s);
+        });
+    };
+    if (a.tile > 0) {  // tile by tile over the whole graph: the gathered columns are a smaller working set
+        for (int64_t i = 0; i < total; ++i) parallel_for(g.num_tasks, a.threads, [&](int64_t task) { run(task, i); });
+    } else {
+        parallel_for(g.num_tasks, a.threads, [&](int64_t task) {
+            for (int64_t i = 0; i < total; ++i) run(task, i);
+        });
+    }
+    if (g.num_hubs > 0) {
+        parallel_for(g.num_hubs * total, a.threads, [&](int64_t job) {
+            tile_at(job % total, [&](const SpmmView<T>& v, const Tile<T>& tile, int64_t c, int tail, A* s) {
+                tile.merge(v, g.hubs + 3 * (job / total), c, tail, s);
+            });
+        });
+        __builtin_free(slots);
+    }
+    return 0;
+}
+
+}  // namespace stretto::STRETTO_ISA

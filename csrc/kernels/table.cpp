@@ -1,0 +1,54 @@
+// The kernel table of this instruction set.
+#include "kernels/table.h"
+
+#include "kernels/entries.h"
+#include "kernels/extremum.h"
+#include "kernels/rowwise.h"
+#include "kernels/sddmm.h"
+
+namespace stretto::STRETTO_ISA {
+namespace {
+
+template <class T>
+int extremum_grad(const ExtremumGradArgs& a) {
+    return a.g->index_bytes == 4 ? run_extremum_grad<T, int32_t>(a) : run_extremum_grad<T, int64_t>(a);
+}
+template <class T>
+int sddmm(const SddmmArgs& a) {
+    return a.g->index_bytes == 4 ? run_sddmm<T, int32_t>(a) : run_sddmm<T, int64_t>(a);
+}
+template <class A>
+int sddmm_add(const EdgeArgs& a) {
+    return a.g->index_bytes == 4 ? run_sddmm_add<A, int32_t>(a) : run_sddmm_add<A, int64_t>(a);
+}
+template <class A>
+int edge_softmax(const EdgeArgs& a) {
+    return a.g->index_bytes == 4 ? run_edge_softmax<A, int32_t>(a) : run_edge_softmax<A, int64_t>(a);
+}
+template <class A>
+int edge_softmax_grad(const EdgeArgs& a) {
+    return a.g->index_bytes == 4 ? run_edge_softmax_grad<A, int32_t>(a) : run_edge_softmax_grad<A, int64_t>(a);
+}
+template <class A>
+int mul_grad(const EdgeArgs& a) {
+    return a.g->index_bytes == 4 ? run_mul_grad<A, int32_t>(a) : run_mul_grad<A, int64_t>(a);
+}
+
+}  // namespace
+
+const KernelTable* table() {
+    static constexpr KernelTable all = {
+        {spmm_f32, spmm_f64, spmm_bf16, spmm_f16},
+        {extremum_grad<float>, extremum_grad<double>, extremum_grad<bf16>, extremum_grad<f16>},
+        {sddmm<float>, sddmm<double>, sddmm<bf16>, sddmm<f16>},
+        {sddmm_add<float>, sddmm_add<double>},
+        {edge_softmax<float>, edge_softmax<double>},
+        {edge_softmax_grad<float>, edge_softmax_grad<double>},
+        {mul_grad<float>, mul_grad<double>},
+        gather_rows,
+        gather_ceiling,
+    };
+    return &all;
+}
+
+}  // namespace stretto::STRETTO_ISA

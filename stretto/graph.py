@@ -1,0 +1,366 @@
+"""Graph: one CSR by destination and all that derives from it, computed once and kept on the object.
+
+Rows are destinations, columns sources: PyG's flow "source_to_target". Row i of the CSR lists the neighbours whose
+messages node i receives. Cached backward is not a feature of its own: it is `graph.T`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto import settings
+from stretto.errors import expect, fail
+from stretto.graph_memo import Memo, MemoInfo
+from stretto.kernels import Csr, build
+
+_numbers = itertools.count(1)
+_by_number: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
+
+
+class Graph:
+    """A sparse matrix of num_rows destinations by num_cols sources, with its edges in the user's order.
+
+    Make one with Graph.of(edge_index). Per-edge arrays handed to ops are in the order of that edge_index.
+    """
+
+    def __init__(self, csr: Csr, *, source: Csr | None = None, ids_known: bool = True) -> None:
+        """Internal. source: the matrix this is the transpose of; ids_known: whether csr.edge_id says the edge order."""
+        if csr.tasks is None:
+            csr.tasks, csr.hubs, csr.num_slots = build.schedule(csr.rowptr, csr.num_rows, csr.num_edges)
+        self.csr = csr
+        self.num_rows, self.num_cols, self.num_edges = csr.num_rows, csr.num_cols, csr.num_edges
+        self._source = source
+        self._ids_known = ids_known
+        self._T: Graph | None = None
+        self._parent: weakref.ref[Graph] | None = None
+        self._derived: dict[Any, Any] = {}
+        self.number = next(_numbers)
+        _by_number[self.number] = self
+
+    # ---- making one ----
+
+    @staticmethod
+    def of(
+        edges: Any,
+        num_nodes: int | tuple[int | None, int | None] | None = None,
+        *,
+        flow: str = "source_to_target",
+    ) -> Graph:
+        """The graph of an edge_index, EdgeIndex, torch sparse COO/CSR/CSC tensor or SparseTensor; remembered.
+
+        edge_index [2, E] holds sources in row 0 and destinations in row 1. A sparse matrix has destinations as rows
+        (PyG's adj_t). num_nodes: an int, or (num_src, num_dst) for a bipartite graph; None: as many as the indices need.
+        """
+        if isinstance(edges, Graph):
+            return edges
+        expect(
+            flow in ("source_to_target", "target_to_source"),
+            f"Graph.of: 'flow' is {flow!r}, wanted 'source_to_target' or 'target_to_source'",
+        )
+        if isinstance(num_nodes, int):
+            num_nodes = (num_nodes, num_nodes)
+        key = (num_nodes, flow)
+        return _memo.get(_key_tensor(edges), key, lambda: _build(edges, num_nodes, flow))
+
+    @staticmethod
+    def of_segments(index: Tensor, num_segments: int | None = None) -> Graph:
+        """The graph that sends message e to segment index[e]: [num_segments, E], one entry per column; remembered."""
+        expect(
+            index.dim() == 1 and index.dtype in (torch.int32, torch.int64),
+            f"Graph.of_segments: 'index' is {index.dtype} of shape {list(index.shape)}, wanted int32 or int64 of shape [E]",
+        )
+        return _memo.get(index, ("segments", num_segments), lambda: _build_segments(index, num_segments))
+
+    @staticmethod
+    def of_pointers(rowptr: Tensor, col: Tensor | None, num_cols: int, *, edge_id: Tensor | None = None) -> Graph:
+        """A graph from CSR arrays that are known to be right (a sampler's); nothing is checked or copied."""
+        num_edges = col.numel() if col is not None else num_cols
+        return Graph(Csr(rowptr, col, edge_id, rowptr.numel() - 1, num_cols, num_edges))
+
+    @staticmethod
+    def remember(edges: Tensor, graph: Graph, num_nodes: int | tuple[int, int], *, flow: str = "source_to_target") -> None:
+        """Tell Graph.of that `edges` is `graph`, so that it need not sort (a loader knows its batches' CSR)."""
+        sizes = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
+        _memo.put(edges, (sizes, flow), graph)
+
+    @staticmethod
+    def cache_info() -> MemoInfo:
+        """How often Graph.of found, recognised by content, or built a graph, and what it holds."""
+        return _memo.info()
+
+    @staticmethod
+    def cache_clear() -> None:
+        """Forget every graph."""
+        _memo.clear()
+
+    @staticmethod
+    def numbered(number: int) -> Graph:
+        """The live graph of that number (the handle torch.library ops carry)."""
+        graph = _by_number.get(number)
+        if graph is None:
+            fail(f"graph {number} is gone: keep the edge_index alive, or raise STRETTO_GRAPH_CACHE")
+        return graph
+
+    # ---- what derives from it ----
+
+    @property
+    def T(self) -> Graph:
+        """The transpose; made once. A symmetric structure shares its arrays."""
+        if self._T is not None:
+            return self._T
+        parent = self._parent() if self._parent is not None else None
+        if parent is not None:
+            return parent
+        if self._source is not None:  # the graph this was the transpose of is gone, its arrays are not
+            self._T = Graph(self._source)
+        else:
+            self._T = self._transpose()
+        self._T._parent = weakref.ref(self)
+        return self._T
+
+    def _transpose(self) -> Graph:
+        csr = self.csr
+        rowptr, col, _ = build.transpose(csr)
+        if csr.num_rows == csr.num_cols and _same(rowptr, csr.rowptr) and csr.col is not None and _same(col, csr.col):
+            shared = Csr(csr.rowptr, csr.col, None, csr.num_rows, csr.num_cols, csr.num_edges)
+            shared.tasks, shared.hubs, shared.num_slots = csr.tasks, csr.hubs, csr.num_slots
+            return Graph(shared, source=csr, ids_known=False)
+        return Graph(Csr(rowptr, col, None, csr.num_cols, csr.num_rows, csr.num_edges), source=csr, ids_known=False)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the transpose has the same structure, row by row (rows in column order)."""
+        return self.num_rows == self.num_cols and self.T.csr.rowptr is self.csr.rowptr
+
+    @property
+    def edge_csr(self) -> Csr:
+        """The CSR with the positions of its entries in the user's order; a transpose learns them on first use."""
+        if not self._ids_known:
+            assert self._source is not None
+            self.csr.edge_id = build.transpose(self._source)[2]
+            self.csr.cache.clear()
+            self._ids_known = True
+        return self.csr
+
+    @cached_property
+    def degree(self) -> Tensor:
+        """Number of entries of each row. [n] int64."""
+        return self.csr.rowptr.diff()
+
+    def degree_power(self, power: float, dtype: torch.dtype) -> Tensor:
+        """degree ** power, 0 where the degree is 0. [n]; kept."""
+        return self.derived(("degree", power, dtype), lambda: _power(self.degree, power, dtype))
+
+    def mean_scale(self, dtype: torch.dtype) -> Tensor:
+        """1 / max(degree, 1). [n]; kept."""
+        return self.derived(("mean", dtype), lambda: self.degree.clamp(min=1).to(dtype).reciprocal())
+
+    @cached_property
+    def edge_index(self) -> Tensor:
+        """The edges as PyG writes them, in the user's order: sources, destinations. [2, E] int64."""
+        csr = self.edge_csr
+        return torch.stack([csr.to_user_order(csr.columns()), csr.to_user_order(csr.rows())])
+
+    @cached_property
+    def has_self_loops(self) -> bool:
+        return bool((self.csr.rows() == self.csr.columns()).any())
+
+    @cached_property
+    def with_self_loops(self) -> Graph:
+        """Every node with exactly one self-loop: PyG's add_remaining_self_loops.
+
+        Edge order: the edges that are no loops in the user's order (`kept_edges` says which), then one loop per node.
+        """
+        expect(
+            self.num_rows == self.num_cols,
+            f"with_self_loops: the graph is {self.num_rows}x{self.num_cols}, wanted a square one",
+        )
+        source, target = self.edge_index
+        loops = torch.arange(self.num_rows, device=source.device)
+        if self.has_self_loops:
+            source, target = source[self.kept_edges], target[self.kept_edges]
+        pairs = torch.stack([torch.cat([source, loops]), torch.cat([target, loops])])
+        return _from_pairs(pairs[1], pairs[0], self.num_rows, self.num_cols)
+
+    @cached_property
+    def kept_edges(self) -> Tensor:
+        """Positions of the edges that are no self-loops, in the user's order. [E'] int64."""
+        source, target = self.edge_index
+        return (source != target).nonzero().view(-1)
+
+    def derived(self, key: Any, make: Any) -> Any:
+        """What `make()` gave the first time for this key; kept as long as the graph."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
+
+    @cached_property
+    def size_class(self) -> tuple[int, int, int, bool]:
+        """Coarse sizes for the tuner: powers of two of rows, columns, edges, and whether some row had to be cut."""
+        csr = self.csr
+        return (
+            csr.num_rows.bit_length(),
+            csr.num_cols.bit_length(),
+            csr.num_edges.bit_length(),
+            csr.num_slots > 0,
+        )
+
+    # ---- facts about the object ----
+
+    @property
+    def device(self) -> torch.device:
+        return self.csr.device
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of each part held: arrays shared between a graph and its transpose are counted once."""
+        parts = {"csr": self.csr.nbytes}
+        if self._T is not None:
+            other = self._T.csr
+            seen = {id(t) for t in (self.csr.rowptr, self.csr.col, self.csr.edge_id, self.csr.tasks, self.csr.hubs)}
+            held = (other.rowptr, other.col, other.edge_id, other.tasks, other.hubs)
+            parts["transpose"] = sum(t.numel() * t.element_size() for t in held if t is not None and id(t) not in seen)
+        tensors = [v for v in self._derived.values() if isinstance(v, Tensor)]
+        tensors += [v for k, v in self.__dict__.items() if isinstance(v, Tensor)]
+        parts["derived"] = sum(t.numel() * t.element_size() for t in tensors)
+        loops = self.__dict__.get("with_self_loops")
+        if loops is not None:
+            parts["with_self_loops"] = loops.nbytes
+        return parts
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything this graph holds, transpose included."""
+        return sum(self.memory().values())
+
+    def __repr__(self) -> str:
+        return f"Graph({self.num_rows}x{self.num_cols}, {self.num_edges} edges, {self.nbytes} bytes)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (self.edge_csr,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
+        return self  # a graph never changes
+
+
+def _unpickle(csr: Csr) -> Graph:
+    return Graph(csr)
+
+
+def _power(degree: Tensor, power: float, dtype: torch.dtype) -> Tensor:
+    scaled = degree.to(dtype).pow(power)
+    return scaled.masked_fill_(degree == 0, 0)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b)
+
+
+# ---- from the user's formats to pairs of indices ----
+
+
+def _key_tensor(edges: Any) -> Any:
+    """The object whose identity stands for the edges: EdgeIndex wraps a plain tensor, SparseTensor a storage."""
+    if isinstance(edges, Tensor) and hasattr(edges, "as_tensor") and type(edges) is not Tensor:
+        return edges.as_tensor()
+    return edges
+
+
+def _build(edges: Any, num_nodes: tuple[int | None, int | None] | None, flow: str) -> Graph:
+    if isinstance(edges, Tensor) and edges.layout == torch.strided:
+        edge_index = _key_tensor(edges)
+        if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int64, torch.int32):
+            fail(
+                f"Graph.of: 'edges' is {edge_index.dtype} of shape {list(edge_index.shape)}, "
+                "wanted an edge_index of int64 or int32 and shape [2, E]"
+            )
+        source, target = edge_index[0], edge_index[1]
+        num_src, num_dst = num_nodes if num_nodes is not None else (None, None)
+        if num_nodes is None:
+            sparse_size = edges.sparse_size() if hasattr(edges, "sparse_size") else (None, None)
+            num_src, num_dst = sparse_size[0], sparse_size[1]
+            if num_src is None or num_dst is None:
+                most = max(build.minmax(source)[1], build.minmax(target)[1]) + 1
+                num_src, num_dst = num_src or most, num_dst or most
+    else:
+        target, source, (num_dst, num_src) = _sparse_pairs(edges)
+        if num_nodes is not None:
+            wanted = (num_nodes[0] or num_src, num_nodes[1] or num_dst)
+            expect(
+                wanted == (num_src, num_dst),
+                f"Graph.of: the sparse matrix is {num_dst}x{num_src} (destinations x sources), "
+                f"but 'num_nodes' says {wanted[1]}x{wanted[0]}",
+            )
+    if flow == "target_to_source":
+        source, target = target, source
+        num_src, num_dst = num_dst, num_src
+    _check_range("source", source, num_src)
+    _check_range("destination", target, num_dst)
+    return _from_pairs(target, source, int(num_dst or 0), int(num_src or 0))
+
+
+def _build_segments(index: Tensor, num_segments: int | None) -> Graph:
+    if num_segments is None:
+        num_segments = build.minmax(index)[1] + 1
+    _check_range("segment", index, num_segments)
+    dtype = _index_dtype(num_segments, index.numel())
+    rowptr, _, order = build.compress(index, None, num_segments, dtype)
+    # Column e is message e: the order of the entries is at once their column.
+    return Graph(Csr(rowptr, order, order, num_segments, index.numel(), index.numel()))
+
+
+def _from_pairs(target: Tensor, source: Tensor, num_rows: int, num_cols: int) -> Graph:
+    dtype = _index_dtype(max(num_rows, num_cols), source.numel())
+    rowptr, col, edge_id = build.compress(target, source, num_rows, dtype)
+    return Graph(Csr(rowptr, col, edge_id, num_rows, num_cols, source.numel()))
+
+
+def _sparse_pairs(matrix: Any) -> tuple[Tensor, Tensor, tuple[int, int]]:
+    """Rows, columns and shape of a sparse matrix, in the order of its stored values."""
+    if isinstance(matrix, Tensor):
+        expect(matrix.dim() == 2, f"Graph.of: the sparse tensor has shape {list(matrix.shape)}, wanted two dimensions")
+        shape = (matrix.size(0), matrix.size(1))
+        if matrix.layout == torch.sparse_coo:
+            indices = matrix._indices()
+            return indices[0], indices[1], shape
+        if matrix.layout == torch.sparse_csr:
+            col = matrix.col_indices()
+            return _expand(matrix.crow_indices(), col), col, shape
+        if matrix.layout == torch.sparse_csc:
+            row = matrix.row_indices()
+            return row, _expand(matrix.ccol_indices(), row), shape
+    if hasattr(matrix, "coo") and hasattr(matrix, "sparse_sizes"):  # torch_sparse.SparseTensor
+        row, col, _ = matrix.coo()
+        return row, col, tuple(matrix.sparse_sizes())
+    fail(
+        f"Graph.of: 'edges' is {type(matrix).__name__}, wanted an edge_index, EdgeIndex, "
+        "torch sparse COO, CSR or CSC tensor, or SparseTensor"
+    )
+
+
+def _expand(pointers: Tensor, like: Tensor) -> Tensor:
+    return torch.repeat_interleave(pointers.diff(), output_size=like.numel()).to(like.dtype)
+
+
+def _check_range(what: str, index: Tensor, size: int | None) -> None:
+    least, most = build.minmax(index)
+    if least < 0 or most >= (size or 0) and index.numel():
+        bad = least if least < 0 else most
+        fail(f"Graph.of: {what} index {bad} is out of range, wanted 0 <= index < {size}")
+
+
+def _index_dtype(size: int, num_edges: int) -> torch.dtype:
+    wanted = settings.choice("STRETTO_INDEX", ("auto", "int32", "int64"))
+    fits = max(size, num_edges) < 2**31
+    if wanted == "int32" and not fits:
+        fail(f"STRETTO_INDEX=int32: {max(size, num_edges)} nodes or edges need int64")
+    return torch.int32 if fits and wanted != "int64" else torch.int64
+
+
+_memo: Memo[Graph] = Memo()
+

@@ -1,0 +1,148 @@
+"""Graph construction: CSR from index pairs, transpose, the schedule of tasks, content hashes.
+
+The native version sorts by counting; without the library the same comes from torch.sort. Devices other than the CPU use
+torch's own sort and scans, which stay on the device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from stretto.kernels import cpu, native
+from stretto.kernels.csr import Csr
+
+
+def minmax(index: Tensor) -> tuple[int, int]:
+    """Smallest and largest index; (0, -1) when there is none."""
+    if index.numel() == 0:
+        return 0, -1
+    if not _native(index):
+        least, most = torch.aminmax(index)
+        return int(least), int(most)
+    index = index.contiguous()
+    least_c, most_c = ctypes.c_int64(), ctypes.c_int64()
+    native.call(
+        "stretto_minmax",
+        index.data_ptr(),
+        index.element_size(),
+        index.numel(),
+        torch.get_num_threads(),
+        ctypes.addressof(least_c),
+        ctypes.addressof(most_c),
+    )
+    return least_c.value, most_c.value
+
+
+def compress(row: Tensor, col: Tensor | None, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Stable sort of the pairs (row, col) by row -> rowptr [num_rows + 1], col, edge_id (None: already in order).
+
+    Indices must lie in range. col None: only the order is wanted.
+    """
+    n = row.numel()
+    if not _native(row):
+        in_order = bool((row[1:] >= row[:-1]).all()) if n > 1 else True
+        counts = torch.bincount(row, minlength=num_rows) if n else row.new_zeros(num_rows)
+        rowptr = torch.zeros(num_rows + 1, dtype=torch.int64, device=row.device)
+        torch.cumsum(counts, 0, out=rowptr[1:])
+        if in_order:
+            return rowptr, None if col is None else col.to(dtype), None
+        order = torch.sort(row, stable=True).indices
+        return rowptr, None if col is None else col[order].to(dtype), order.to(dtype)
+    row = row.contiguous()
+    col = None if col is None else col.contiguous()
+    rowptr = torch.empty(num_rows + 1, dtype=torch.int64)
+    out_col = None if col is None else torch.empty(n, dtype=dtype)
+    out_id = torch.empty(n, dtype=dtype)
+    in_order_c = ctypes.c_int()
+    native.call(
+        "stretto_csr_build",
+        row.data_ptr(),
+        None if col is None else col.data_ptr(),
+        row.element_size(),
+        n,
+        num_rows,
+        torch.get_num_threads(),
+        rowptr.data_ptr(),
+        None if out_col is None else out_col.data_ptr(),
+        out_id.data_ptr(),
+        out_id.element_size(),
+        ctypes.addressof(in_order_c),
+    )
+    return rowptr, out_col, None if in_order_c.value else out_id
+
+
+def rows_sorted(csr: Csr) -> bool:
+    """Whether every row's columns are in non-descending order."""
+    if csr.col is None or csr.num_edges < 2:
+        return True
+    if not _native(csr.rowptr):
+        step_down = csr.col[1:] < csr.col[:-1]
+        starts = torch.zeros(csr.num_edges + 1, dtype=torch.bool, device=csr.device)
+        starts[csr.rowptr] = True
+        return not bool((step_down & ~starts[1:-1]).any())
+    in_order = ctypes.c_int()
+    native.call("stretto_csr_rows_sorted", cpu.struct(csr), torch.get_num_threads(), ctypes.addressof(in_order))
+    return bool(in_order.value)
+
+
+def transpose(csr: Csr) -> tuple[Tensor, Tensor, Tensor]:
+    """rowptr [num_cols + 1], col [E], edge_id [E] of the transposed matrix, its rows sorted by column."""
+    dtype = csr.col.dtype if csr.col is not None else (csr.edge_id.dtype if csr.edge_id is not None else torch.int32)
+    if not _native(csr.rowptr):
+        column = csr.columns()
+        order = torch.sort(column, stable=True).indices
+        rowptr = torch.zeros(csr.num_cols + 1, dtype=torch.int64, device=csr.device)
+        torch.cumsum(torch.bincount(column, minlength=csr.num_cols), 0, out=rowptr[1:])
+        ids = order if csr.edge_id is None else csr.edge_id.long()[order]
+        return rowptr, csr.rows()[order].to(dtype), ids.to(dtype)
+    rowptr = torch.empty(csr.num_cols + 1, dtype=torch.int64)
+    col, ids = torch.empty(csr.num_edges, dtype=dtype), torch.empty(csr.num_edges, dtype=dtype)
+    native.call(
+        "stretto_csr_transpose",
+        cpu.struct(csr),
+        torch.get_num_threads(),
+        rowptr.data_ptr(),
+        col.data_ptr(),
+        ids.data_ptr(),
+    )
+    return rowptr, col, ids
+
+
+# A task is at least this many edges plus rows: below it, handing out work costs more than it gains. A graph is cut into
+# at most this many tasks: enough to balance any number of threads, few enough for partial results to stay small.
+LEAST_GRAIN, MOST_TASKS = 2048, 512
+
+
+def schedule(rowptr: Tensor, num_rows: int, num_edges: int) -> tuple[Tensor, Tensor, int]:
+    """tasks [T, 5], hubs [H, 3] (csrc/abi.h) and the number of partial results, from the graph alone."""
+    grain = max(LEAST_GRAIN, (num_rows + num_edges) // MOST_TASKS)
+    if native.library() is None:
+        return torch.empty(0, 5, dtype=torch.int64), torch.empty(0, 3, dtype=torch.int64), 0
+    rowptr = rowptr.cpu()
+    counts = torch.zeros(3, dtype=torch.int64)
+    native.call("stretto_schedule", rowptr.data_ptr(), num_rows, grain, counts.data_ptr(), None, None)
+    num_tasks, num_hubs, num_slots = counts.tolist()
+    tasks, hubs = torch.empty(num_tasks, 5, dtype=torch.int64), torch.empty(num_hubs, 3, dtype=torch.int64)
+    native.call(
+        "stretto_schedule", rowptr.data_ptr(), num_rows, grain, counts.data_ptr(), tasks.data_ptr(), hubs.data_ptr()
+    )
+    return tasks, hubs, num_slots
+
+
+def content_hash(tensor: Tensor) -> tuple[int, int] | None:
+    """128 bits of a tensor's content, or None where it cannot be had at memory speed."""
+    if not _native(tensor):
+        return None
+    tensor = tensor.contiguous()
+    out = torch.empty(2, dtype=torch.int64)
+    nbytes = tensor.numel() * tensor.element_size()
+    native.call("stretto_hash", tensor.data_ptr(), nbytes, torch.get_num_threads(), out.data_ptr())
+    low, high = out.tolist()
+    return low, high
+
+
+def _native(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and native.library() is not None

@@ -1,0 +1,258 @@
+"""The kernels on the CPU: pointers out of tensors, then one call into libstretto each."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from stretto.kernels import native
+from stretto.kernels.csr import Csr
+from stretto.kernels.schema import DTYPES, REDUCES, accumulate_type
+
+# Outputs above this many bytes get huge pages: a fresh buffer's page faults cost as much as a narrow kernel.
+HUGE = 1 << 22
+
+
+class _CsrStruct(ctypes.Structure):
+    """stretto_csr of csrc/abi.h."""
+
+    _fields_ = (
+        *[(name, ctypes.c_void_p) for name in ("rowptr", "col", "edge_id", "tasks", "hubs")],
+        *[
+            (name, ctypes.c_int64)
+            for name in ("num_rows", "num_cols", "num_edges", "num_tasks", "num_hubs", "num_slots", "index_bytes")
+        ],
+    )
+
+
+def struct(csr: Csr) -> int:
+    """Address of the matrix's C struct, made once and kept with it."""
+    kept = csr.cache.get("struct")
+    if kept is None:
+        index = csr.col if csr.col is not None else csr.edge_id
+        assert csr.tasks is not None and csr.hubs is not None
+        fields = _CsrStruct(
+            csr.rowptr.data_ptr(),
+            _pointer(csr.col),
+            _pointer(csr.edge_id),
+            csr.tasks.data_ptr(),
+            csr.hubs.data_ptr(),
+            csr.num_rows,
+            csr.num_cols,
+            csr.num_edges,
+            csr.tasks.size(0),
+            csr.hubs.size(0),
+            csr.num_slots,
+            index.element_size() if index is not None else 4,
+        )
+        kept = csr.cache["struct"] = (ctypes.addressof(fields), fields)
+    return kept[0]
+
+
+def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor, on huge pages when it is large."""
+    out = torch.empty(shape, dtype=dtype)
+    nbytes = out.numel() * out.element_size()
+    if nbytes >= HUGE:
+        _lib().stretto_advise_huge(out.data_ptr(), nbytes)
+    return out
+
+
+def spmm(
+    csr: Csr,
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    reduce: str = "sum",
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    y: Tensor | None = None,
+    beta: float = 1.0,
+    count_ties: bool = False,
+    tile: int = 0,
+    prefetch: int = 8,
+) -> tuple[Tensor, Tensor | None]:
+    x = _rows(x)
+    dtype = x.dtype
+    heads, width = (x.size(1), x.size(2)) if x.dim() == 3 else (1, x.size(1))
+    out = empty((csr.num_rows, *x.shape[1:]), dtype)
+    if out.numel() == 0:
+        return out, torch.empty_like(out, dtype=accumulate_type(dtype)) if count_ties else None
+    ties = empty(out.shape, accumulate_type(dtype)) if count_ties else None
+    weight, weight_heads = _weight(weight, dtype)
+    row_scale, col_scale = _plain(row_scale, dtype), _plain(col_scale, dtype)
+    if y is not None:
+        y = _rows(y.to(dtype))
+    status = _lib().stretto_spmm(
+        struct(csr),
+        DTYPES[dtype],
+        REDUCES[reduce],
+        x.data_ptr(),
+        x.stride(0),
+        heads,
+        width,
+        _pointer(weight),
+        weight_heads,
+        _pointer(row_scale),
+        _pointer(col_scale),
+        _pointer(y),
+        0 if y is None else y.stride(0),
+        beta,
+        out.data_ptr(),
+        heads * width,
+        _pointer(ties),
+        tile,
+        prefetch,
+        torch.get_num_threads(),
+    )
+    native.check(status)
+    return out, ties
+
+
+def spmm_extremum_grad(
+    csr_t: Csr, x: Tensor, weight: Tensor | None, out: Tensor, share: Tensor, *, need_x: bool, need_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    x, out, share = x.contiguous(), out.contiguous(), share.contiguous()
+    acc = accumulate_type(x.dtype)
+    heads, width = (x.size(1), x.size(2)) if x.dim() == 3 else (1, x.size(1))
+    shape = None if weight is None else weight.shape
+    weight, weight_heads = _weight(weight, x.dtype)
+    dx = empty(x.shape, acc) if need_x else None
+    dweight = torch.empty(shape, dtype=acc) if need_weight and shape is not None else None
+    if x.numel() == 0 or csr_t.num_edges == 0:
+        return (None if dx is None else dx.zero_()), (None if dweight is None else dweight.zero_())
+    status = _lib().stretto_spmm_extremum_grad(
+        struct(csr_t),
+        DTYPES[x.dtype],
+        x.data_ptr(),
+        heads,
+        width,
+        _pointer(weight),
+        weight_heads,
+        out.data_ptr(),
+        share.data_ptr(),
+        _pointer(dx),
+        _pointer(dweight),
+        torch.get_num_threads(),
+    )
+    native.check(status)
+    return dx, dweight
+
+
+def sddmm(csr: Csr, a: Tensor, b: Tensor) -> Tensor:
+    a, b = _rows(a), _rows(b)
+    out = torch.empty(csr.num_edges, a.size(1), dtype=accumulate_type(a.dtype))
+    if out.numel():
+        threads = torch.get_num_threads()
+        native.check(
+            _lib().stretto_sddmm(
+                struct(csr),
+                DTYPES[a.dtype],
+                a.data_ptr(),
+                a.stride(0),
+                b.data_ptr(),
+                b.stride(0),
+                a.size(1),
+                a.size(2),
+                out.data_ptr(),
+                threads,
+            )
+        )
+    return out
+
+
+def sddmm_add(csr: Csr, a: Tensor, b: Tensor) -> Tensor:
+    return _per_edge("stretto_sddmm_add", csr, a, b, (csr.num_edges, a.size(1)))
+
+
+def edge_softmax(csr: Csr, score: Tensor) -> Tensor:
+    return _per_edge("stretto_edge_softmax", csr, score, None, score.shape)
+
+
+def edge_softmax_grad(csr: Csr, alpha: Tensor, grad: Tensor) -> Tensor:
+    return _per_edge("stretto_edge_softmax_grad", csr, alpha, grad, alpha.shape)
+
+
+def mul_grad(csr: Csr, x: Tensor, grad: Tensor) -> Tensor:
+    return _per_edge("stretto_mul_grad", csr, x, grad, x.shape)
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    x, index = x.contiguous(), index.contiguous()
+    out = empty((index.numel(), *x.shape[1:]), x.dtype)
+    if out.numel():
+        row_bytes = x[0].numel() * x.element_size()
+        native.check(
+            _lib().stretto_gather_rows(
+                x.data_ptr(),
+                row_bytes,
+                index.data_ptr(),
+                index.element_size(),
+                index.numel(),
+                out.data_ptr(),
+                torch.get_num_threads(),
+            )
+        )
+    return out
+
+
+def gather_ceiling(x: Tensor, index: Tensor, prefetch: int) -> Tensor:
+    """Sums of random rows of x [m, 16 k] fp32 at index [E] int32: nothing is stored, so no gather can be faster."""
+    out = torch.empty((index.numel() + 2047) // 2048)
+    native.check(
+        _lib().stretto_gather_ceiling(
+            x.data_ptr(),
+            x.size(1) * 4,
+            index.data_ptr(),
+            index.numel(),
+            prefetch,
+            torch.get_num_threads(),
+            out.data_ptr(),
+        )
+    )
+    return out
+
+
+def _per_edge(name: str, csr: Csr, a: Tensor, b: Tensor | None, shape: tuple[int, ...] | torch.Size) -> Tensor:
+    dtype = a.dtype
+    acc = accumulate_type(dtype)
+    a = a.to(acc).contiguous()
+    out = empty(shape, acc)
+    if out.numel():
+        operands = [a.data_ptr()]
+        if b is not None:
+            b = b.to(acc).contiguous()
+            operands.append(b.data_ptr())
+        function = getattr(_lib(), name)
+        width = a.size(1)
+        native.check(function(struct(csr), DTYPES[acc], *operands, width, out.data_ptr(), torch.get_num_threads()))
+    return out.to(dtype)
+
+
+def _lib() -> ctypes.CDLL:
+    lib = native.library()
+    assert lib is not None
+    return lib
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x with rows contiguous in themselves; only the row stride is free."""
+    if x.dim() == 3:
+        return x if x.stride(2) == 1 and x.stride(1) == x.size(2) else x.contiguous()
+    return x if x.stride(1) == 1 or x.size(1) == 1 and x.is_contiguous() else x.contiguous()
+
+
+def _plain(values: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if values is None else values.to(accumulate_type(dtype)).contiguous()
+
+
+def _weight(weight: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, int]:
+    if weight is None:
+        return None, 0
+    return _plain(weight, dtype), weight.size(1) if weight.dim() == 2 else 1

@@ -1,0 +1,97 @@
+"""Signature and output of every kernel: the whole native surface on one page.
+
+A kernel takes tensors and a Csr and returns tensors; it knows no autograd, no Graph, no PyG. Each is written three
+times: reference.py (plain PyTorch: specification, oracle, fallback), native.py over csrc/kernels (CPU) and triton/ (GPU).
+
+    kernel              arguments                                             result
+    spmm                x [m, k] or [m, h, f], weight [E] or [E, h] ...       [n, k] or [n, h, f] (and tie counts)
+    spmm_extremum_grad  transposed csr, x, weight, out, share                 dx like x, dweight like weight
+    sddmm               a [n, h, f], b [m, h, f]                              [E, h]
+    sddmm_add           a [n, h], b [m, h]                                    [E, h]
+    edge_softmax        score [E, h]                                          [E, h]
+    edge_softmax_grad   alpha [E, h], grad [E, h]                             [E, h]
+    mul_grad            x [E, k], grad [n, k]                                 [E, k]
+    gather_rows         x [m, ...], index [E]                                 [E, ...]
+    segment_matmul      x [N, i], ptr [S + 1], weight [S, i, o]               [N, o]
+
+n rows (destinations), m columns (sources), E entries; per-edge arrays are in the user's edge order.
+Values are fp32, fp64, bf16 or fp16; weights and scales fp64 for fp64 values, else fp32; sums are taken in that type too.
+"""
+
+from enum import Enum
+
+import torch
+
+from stretto.errors import fail
+
+# Codes of csrc/abi.h.
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+REDUCES = {"sum": 0, "max": 1, "min": 2, "mul": 3}
+
+
+def accumulate_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which values of dtype are summed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class Reduce(str, Enum):
+    """How messages are combined; "add" and "sum" are one value."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    MAX = "max"
+    MIN = "min"
+    MUL = "mul"
+    STD = "std"
+    VAR = "var"
+    SOFTMAX = "softmax"
+    MEDIAN = "median"
+
+    @staticmethod
+    def of(value: "str | Reduce", op: str, allowed: "tuple[Reduce, ...] | None" = None) -> "Reduce":
+        """The enum for a user's string; a clear error names the op and what it takes."""
+        aliases = {"add": "sum", "amax": "max", "amin": "min", "prod": "mul"}
+        name = aliases.get(value, value)
+        if name in _REDUCE_BY_NAME and (allowed is None or _REDUCE_BY_NAME[name] in allowed):
+            return _REDUCE_BY_NAME[name]
+        wanted = ", ".join(r.value for r in (allowed or tuple(Reduce)))
+        fail(f"{op}: 'reduce' is {value!r}, wanted one of {wanted}")
+
+
+_REDUCE_BY_NAME = {r.value: r for r in Reduce}
+
+# Arguments of every C function: p pointer, i int64, n int32, d double, s string; the result is an int status unless
+# RESULTS says otherwise. native.py declares them to ctypes; tests/test_house.py compares the names with csrc/abi.h.
+SIGNATURES = {
+    "stretto_version": "",
+    "stretto_error": "",
+    "stretto_isas": "",
+    "stretto_isa": "",
+    "stretto_set_isa": "s",
+    "stretto_threading": "",
+    "stretto_advise_huge": "pi",
+    "stretto_minmax": "piinpp",
+    "stretto_csr_build": "ppiiinpppip",
+    "stretto_csr_rows_sorted": "pnp",
+    "stretto_csr_transpose": "pnppp",
+    "stretto_schedule": "piippp",
+    "stretto_hash": "pinp",
+    "stretto_spmm": "pnnpiiipipppidpipiin",
+    "stretto_spmm_extremum_grad": "pnpiipippppn",
+    "stretto_sddmm": "pnpipiiipn",
+    "stretto_sddmm_add": "pnppipn",
+    "stretto_edge_softmax": "pnpipn",
+    "stretto_edge_softmax_grad": "pnppipn",
+    "stretto_mul_grad": "pnppipn",
+    "stretto_gather_rows": "pipiipn",
+    "stretto_gather_ceiling": "pipiinp",
+}
+RESULTS = {
+    "stretto_version": "s",
+    "stretto_error": "s",
+    "stretto_isas": "s",
+    "stretto_isa": "s",
+    "stretto_threading": "s",
+    "stretto_advise_huge": "",
+    "stretto_hash": "",
+}
