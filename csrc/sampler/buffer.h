@@ -1,0 +1,54 @@
+// A growing array that is never zeroed: the sampler writes each entry once, straight after making room for it.
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+namespace stretto {
+
+template <class T>
+class Buffer {
+  public:
+    Buffer() = default;
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    Buffer(Buffer&& other) noexcept
+        : data_(std::exchange(other.data_, nullptr)),
+          size_(std::exchange(other.size_, 0)),
+          capacity_(std::exchange(other.capacity_, 0)) {}
+    ~Buffer() { std::free(data_); }
+
+    T* data() { return data_; }
+    const T* data() const { return data_; }
+    int64_t size() const { return size_; }
+    T& operator[](int64_t i) { return data_[i]; }
+    const T& operator[](int64_t i) const { return data_[i]; }
+
+    void clear() { size_ = 0; }
+    void set_size(int64_t size) { size_ = size; }
+
+    // Room for `extra` more entries, which may then be written through data() + size().
+    void reserve(int64_t extra) {
+        const int64_t want = size_ + extra;
+        if (want <= capacity_) return;
+        int64_t capacity = capacity_ < 1024 ? 1024 : capacity_;
+        while (capacity < want) capacity += capacity / 2;
+        void* grown = std::realloc(static_cast<void*>(data_), static_cast<size_t>(capacity) * sizeof(T));
+        if (grown == nullptr) throw std::bad_alloc();
+        data_ = static_cast<T*>(grown);
+        capacity_ = capacity;
+    }
+
+    void push(T value) {
+        reserve(1);
+        data_[size_++] = value;
+    }
+
+  private:
+    T* data_ = nullptr;
+    int64_t size_ = 0;
+    int64_t capacity_ = 0;
+};
+
+}  // namespace stretto

@@ -1,0 +1,132 @@
+// From a node's id to its position in the batch, without clearing anything between batches.
+//
+// An entry holds base + position, and base grows by the number of nodes after every batch: whatever is below the
+// current base belongs to an earlier batch. DirectTable has an entry per node of the graph (4 bytes); HashTable serves
+// graphs for which that would leave the cache anyway, and disjoint sampling, whose key is a node in a tree.
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "sampler/random.h"
+
+namespace stretto {
+
+class Generation {
+  public:
+    // Starts a batch; `used` entries were taken by the last one. True when every entry must be cleared first.
+    bool advance(uint32_t used) {
+        base_ += used;
+        if (base_ < kLast) return false;
+        base_ = 1;
+        return true;
+    }
+    uint32_t base() const { return base_; }
+
+  private:
+    static constexpr uint32_t kLast = 1u << 31;  // leaves 2^31 positions to the batch that starts just below it
+    uint32_t base_ = 1;
+};
+
+class DirectTable {
+  public:
+    explicit DirectTable(int64_t num_nodes) : num_nodes_(num_nodes) {
+        entries_ = static_cast<uint32_t*>(std::calloc(static_cast<size_t>(num_nodes) + 1, sizeof(uint32_t)));
+        if (entries_ == nullptr) throw std::bad_alloc();
+    }
+    ~DirectTable() { std::free(entries_); }
+    DirectTable(const DirectTable&) = delete;
+    DirectTable& operator=(const DirectTable&) = delete;
+
+    void begin(uint32_t used) {
+        if (generation_.advance(used)) std::memset(entries_, 0, static_cast<size_t>(num_nodes_) * sizeof(uint32_t));
+    }
+    void reserve(int64_t) {}
+    void prefetch(uint64_t key) const { __builtin_prefetch(entries_ + key, 1); }
+    // The position of key; where it has none yet it gets `fresh`.
+    uint32_t insert(uint64_t key, uint32_t fresh) {
+        const uint32_t base = generation_.base();
+        const uint32_t entry = entries_[key];
+        if (entry >= base) return entry - base;
+        entries_[key] = base + fresh;
+        return fresh;
+    }
+    // The position of key, or -1.
+    int64_t find(uint64_t key) const {
+        const uint32_t entry = entries_[key];
+        return entry >= generation_.base() ? static_cast<int64_t>(entry - generation_.base()) : -1;
+    }
+
+  private:
+    uint32_t* entries_;
+    int64_t num_nodes_;
+    Generation generation_;
+};
+
+class HashTable {
+  public:
+    HashTable() { allocate(1 << 12); }
+    ~HashTable() { std::free(entries_); }
+    HashTable(const HashTable&) = delete;
+    HashTable& operator=(const HashTable&) = delete;
+
+    void begin(uint32_t used) {
+        count_ = 0;
+        if (generation_.advance(used)) std::memset(static_cast<void*>(entries_), 0, (mask_ + 1) * sizeof(Entry));
+    }
+    // Room for `extra` more keys at a load of at most one half.
+    void reserve(int64_t extra) {
+        uint64_t size = mask_ + 1;
+        while (size < 2 * static_cast<uint64_t>(count_ + extra)) size *= 2;
+        if (size == mask_ + 1) return;
+        Entry* old = entries_;
+        const uint64_t old_size = mask_ + 1;
+        allocate(size);
+        for (uint64_t i = 0; i < old_size; ++i) {
+            if (old[i].value < generation_.base()) continue;
+            entries_[probe(old[i].key)] = old[i];
+        }
+        std::free(old);
+    }
+    void prefetch(uint64_t key) const { __builtin_prefetch(entries_ + (mix(key) & mask_), 1); }
+    uint32_t insert(uint64_t key, uint32_t fresh) {
+        Entry& entry = entries_[probe(key)];
+        const uint32_t base = generation_.base();
+        if (entry.value >= base) return entry.value - base;
+        entry.key = key;
+        entry.value = base + fresh;
+        ++count_;
+        return fresh;
+    }
+    int64_t find(uint64_t key) const {
+        const Entry& entry = entries_[probe(key)];
+        return entry.value >= generation_.base() ? static_cast<int64_t>(entry.value - generation_.base()) : -1;
+    }
+
+  private:
+    struct Entry {
+        uint64_t key;
+        uint32_t value;
+    };
+
+    void allocate(uint64_t size) {
+        auto* fresh = static_cast<Entry*>(std::calloc(size, sizeof(Entry)));
+        if (fresh == nullptr) throw std::bad_alloc();
+        entries_ = fresh;
+        mask_ = size - 1;
+    }
+    // Where key is, or the free entry where it belongs.
+    uint64_t probe(uint64_t key) const {
+        uint64_t i = mix(key) & mask_;
+        while (entries_[i].value >= generation_.base() && entries_[i].key != key) i = (i + 1) & mask_;
+        return i;
+    }
+
+    Entry* entries_ = nullptr;
+    uint64_t mask_ = 0;
+    int64_t count_ = 0;
+    Generation generation_;
+};
+
+}  // namespace stretto

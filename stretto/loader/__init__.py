@@ -1,0 +1,1 @@
+"""Neighbour sampling, slicing and transfer that never leave the trainer waiting."""
