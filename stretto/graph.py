@@ -17,6 +17,7 @@ from torch import Tensor
 from stretto import settings
 from stretto.errors import expect, fail
 from stretto.graph_memo import Memo, MemoInfo
+from stretto.graph_traced import TracedGraph
 from stretto.kernels import Csr, build
 
 _numbers = itertools.count(1)
@@ -41,6 +42,7 @@ class Graph:
         self._parent: weakref.ref[Graph] | None = None
         self._derived: dict[Any, Any] = {}
         self.number = next(_numbers)
+        self.handle = torch.tensor([self.number])  # what torch.library ops carry instead of the object
         _by_number[self.number] = self
 
     # ---- making one ----
@@ -57,14 +59,16 @@ class Graph:
         edge_index [2, E] holds sources in row 0 and destinations in row 1. A sparse matrix has destinations as rows
         (PyG's adj_t). num_nodes: an int, or (num_src, num_dst) for a bipartite graph; None: as many as the indices need.
         """
-        if isinstance(edges, Graph):
-            return edges
+        if isinstance(edges, (Graph, TracedGraph)):
+            return edges  # type: ignore[return-value]
         expect(
             flow in ("source_to_target", "target_to_source"),
             f"Graph.of: 'flow' is {flow!r}, wanted 'source_to_target' or 'target_to_source'",
         )
-        if isinstance(num_nodes, int):
+        if num_nodes is not None and not isinstance(num_nodes, tuple):
             num_nodes = (num_nodes, num_nodes)
+        if torch.compiler.is_compiling():
+            return TracedGraph.of(edges, num_nodes, flow)  # type: ignore[return-value]
         key = (num_nodes, flow)
         return _memo.get(_key_tensor(edges), key, lambda: _build(edges, num_nodes, flow))
 
@@ -75,6 +79,8 @@ class Graph:
             index.dim() == 1 and index.dtype in (torch.int32, torch.int64),
             f"Graph.of_segments: 'index' is {index.dtype} of shape {list(index.shape)}, wanted int32 or int64 of shape [E]",
         )
+        if torch.compiler.is_compiling():
+            return TracedGraph.of_segments(index, num_segments)  # type: ignore[return-value]
         return _memo.get(index, ("segments", num_segments), lambda: _build_segments(index, num_segments))
 
     @staticmethod
@@ -126,6 +132,9 @@ class Graph:
 
     def _transpose(self) -> Graph:
         csr = self.csr
+        if csr.col is csr.edge_id:  # segments: every message goes to exactly one row
+            rowptr = torch.arange(csr.num_edges + 1, device=csr.device)
+            return Graph(Csr(rowptr, self.segment_index, None, csr.num_cols, csr.num_rows, csr.num_edges), source=csr)
         rowptr, col, _ = build.transpose(csr)
         if csr.num_rows == csr.num_cols and _same(rowptr, csr.rowptr) and csr.col is not None and _same(col, csr.col):
             shared = Csr(csr.rowptr, csr.col, None, csr.num_rows, csr.num_cols, csr.num_edges)
@@ -166,6 +175,23 @@ class Graph:
         """The edges as PyG writes them, in the user's order: sources, destinations. [2, E] int64."""
         csr = self.edge_csr
         return torch.stack([csr.to_user_order(csr.columns()), csr.to_user_order(csr.rows())])
+
+    @cached_property
+    def segments(self) -> Graph:
+        """The graph that sends edge e's message to its destination: [n, E], columns are edges in the user's order."""
+        csr = self.edge_csr
+        if csr.col is csr.edge_id and csr.num_cols == csr.num_edges:
+            return self
+        ids = Csr(csr.rowptr, csr.edge_id, csr.edge_id, csr.num_rows, csr.num_edges, csr.num_edges)
+        ids.tasks, ids.hubs, ids.num_slots = csr.tasks, csr.hubs, csr.num_slots
+        return Graph(ids)
+
+    @cached_property
+    def segment_index(self) -> Tensor:
+        """Destination of every edge in the user's order. [E] int32 or int64."""
+        csr = self.edge_csr
+        index = csr.edge_id if csr.edge_id is not None else csr.col
+        return csr.to_user_order(csr.rows().to(index.dtype if index is not None else torch.int64))
 
     @cached_property
     def has_self_loops(self) -> bool:

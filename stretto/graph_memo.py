@@ -50,7 +50,8 @@ class Memo(Generic[G]):
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._by_tensor: dict[int, _Entry[G]] = {}
-        self._by_content: OrderedDict[Hashable, G] = OrderedDict()
+        self._by_content: OrderedDict[Hashable, tuple[G, int]] = OrderedDict()
+        self._content_bytes = 0
         self._hits = self._recognised = self._built = 0
         os.register_at_fork(after_in_child=self._renew_lock)
 
@@ -65,7 +66,8 @@ class Memo(Generic[G]):
         content = _content(tensor)
         content_key = None if content is None else (content, key)
         with self._lock:
-            graph = self._by_content.get(content_key) if content_key is not None else None
+            found = self._by_content.get(content_key) if content_key is not None else None
+            graph = None if found is None else found[0]
             if graph is not None:
                 self._by_content.move_to_end(content_key)
                 self._recognised += 1
@@ -73,11 +75,11 @@ class Memo(Generic[G]):
             graph = make()  # outside the lock: threads build different graphs at the same time
             self._built += 1
         with self._lock:
-            if content_key is not None:
-                self._by_content[content_key] = graph
-                self._by_content.move_to_end(content_key)
-                while len(self._by_content) > settings.integer("STRETTO_GRAPH_CACHE"):
-                    self._by_content.popitem(last=False)
+            if content_key is not None and content_key not in self._by_content:
+                nbytes = tensor.numel() * tensor.element_size()  # about what the graph's own arrays take
+                self._by_content[content_key] = (graph, nbytes)
+                self._content_bytes += nbytes
+                self._evict()
         self.put(tensor, key, graph)
         return graph
 
@@ -92,6 +94,12 @@ class Memo(Generic[G]):
                 entry = _Entry(weakref.ref(tensor, self._forget(id(tensor))), mark)
                 self._by_tensor[id(tensor)] = entry
             entry.graphs[key] = graph
+
+    def _evict(self) -> None:
+        most, most_bytes = settings.integer("STRETTO_GRAPH_CACHE"), settings.integer("STRETTO_GRAPH_CACHE_MB") << 20
+        while self._by_content and (len(self._by_content) > most or self._content_bytes > most_bytes):
+            _, (_, nbytes) = self._by_content.popitem(last=False)
+            self._content_bytes -= nbytes
 
     def _forget(self, number: int) -> Callable[[weakref.ref[Any]], None]:
         memo = weakref.ref(self)
@@ -112,6 +120,7 @@ class Memo(Generic[G]):
         with self._lock:
             self._by_tensor.clear()
             self._by_content.clear()
+            self._content_bytes = 0
             self._hits = self._recognised = self._built = 0
 
     def _renew_lock(self) -> None:

@@ -18,6 +18,7 @@ VARIABLES = {
     "STRETTO_TUNE": ("on", "on: measure variants once and remember; analytic: cost model only; off: documented defaults"),
     "STRETTO_CACHE": ("", "folder of tuning results; empty: $XDG_CACHE_HOME/stretto or ~/.cache/stretto"),
     "STRETTO_GRAPH_CACHE": ("64", "how many graphs Graph.of remembers"),
+    "STRETTO_GRAPH_CACHE_MB": ("1024", "and how many MiB of edge_index they may stand for; graphs in use do not count"),
     "STRETTO_BACKEND": ("stretto", "stretto: our kernels; torch: the same plans on torch's own dense and sparse kernels"),
     "STRETTO_SHADOW": ("0", "N > 0: every N steps run the stock layer beside ours and fall back, loudly, on mismatch"),
     "STRETTO_HOIST_MB": ("1024", "memory budget for products A X kept across steps, in MiB"),

@@ -1,0 +1,55 @@
+"""TracedGraph: what Graph.of gives while torch.compile traces. Sizes and a handle; the real graph is looked up when the
+compiled code runs (stretto/ops/registered.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.errors import expect
+
+
+@dataclass
+class TracedGraph:
+    """num_rows destinations by num_cols sources; handle [1] int64 on the CPU is the number of the graph."""
+
+    handle: Tensor
+    num_rows: int
+    num_cols: int
+    num_edges: int
+    device: torch.device
+
+    @property
+    def T(self) -> TracedGraph:
+        handle = torch.ops.stretto.transposed(self.handle)
+        return TracedGraph(handle, self.num_cols, self.num_rows, self.num_edges, self.device)
+
+    @property
+    def with_self_loops(self) -> TracedGraph:
+        raise NotImplementedError("with_self_loops has a data-dependent size and cannot be traced")
+
+    @staticmethod
+    def of(edges: Any, num_nodes: Any, flow: str) -> TracedGraph:
+        expect(
+            isinstance(edges, Tensor) and edges.layout == torch.strided,
+            "Graph.of: under torch.compile 'edges' must be an edge_index; make the Graph outside the compiled function",
+        )
+        expect(
+            num_nodes is not None and num_nodes[0] is not None and num_nodes[1] is not None,
+            "Graph.of: under torch.compile 'num_nodes' must be given",
+        )
+        num_src, num_dst = num_nodes
+        handle = torch.ops.stretto.graph(edges, num_src, num_dst, flow)
+        if flow == "target_to_source":
+            num_src, num_dst = num_dst, num_src
+        return TracedGraph(handle, num_dst, num_src, edges.shape[1], edges.device)
+
+    @staticmethod
+    def of_segments(index: Tensor, num_segments: int | None) -> TracedGraph:
+        expect(num_segments is not None, "Graph.of_segments: under torch.compile 'num_segments' must be given")
+        assert num_segments is not None
+        handle = torch.ops.stretto.segments(index, num_segments)
+        return TracedGraph(handle, num_segments, index.shape[0], index.shape[0], index.device)

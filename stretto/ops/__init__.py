@@ -1,0 +1,35 @@
+"""The operators: autograd over kernels, in terms of Graph. OPS lists them all."""
+
+from stretto.ops import matmul as _matmul
+from stretto.ops import rows as _rows
+from stretto.ops import sddmm as _sddmm
+from stretto.ops import segment as _segment
+from stretto.ops import softmax as _softmax
+from stretto.ops import spmm as _spmm
+from stretto.ops.matmul import segment_matmul
+from stretto.ops.op import Op, Sample
+from stretto.ops.registered import REGISTERED
+from stretto.ops.rows import gather_rows, scatter_rows
+from stretto.ops.sddmm import sddmm
+from stretto.ops.segment import segment_reduce
+from stretto.ops.softmax import edge_softmax
+from stretto.ops.spmm import spmm
+
+OPS: dict[str, Op] = {
+    op.name: op
+    for op in (_spmm.OP, _sddmm.OP, _softmax.OP, _segment.OP, _rows.GATHER, _rows.SCATTER, _matmul.OP)
+}
+
+__all__ = [
+    "OPS",
+    "REGISTERED",
+    "Op",
+    "Sample",
+    "edge_softmax",
+    "gather_rows",
+    "scatter_rows",
+    "sddmm",
+    "segment_matmul",
+    "segment_reduce",
+    "spmm",
+]

@@ -1,0 +1,49 @@
+"""The torch.library namespace "stretto": one node per op for torch.compile's eyes.
+
+In eager mode ops run through plain autograd Functions, which cost less per call. Implementations, fake kernels and
+gradients of these schemas are in registered.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stretto.graph import Graph
+from stretto.graph_traced import TracedGraph
+
+LIBRARY = torch.library.Library("stretto", "DEF")
+
+# A graph travels as its number (`handle`); `transposed` ops run on graph.T.
+SCHEMAS = (
+    "graph(Tensor edge_index, SymInt num_src, SymInt num_dst, str flow) -> Tensor",
+    "segments(Tensor index, SymInt num_segments) -> Tensor",
+    "transposed(Tensor handle) -> Tensor",
+    "mean_scale(Tensor handle, SymInt num_rows, ScalarType dtype, Device device) -> Tensor",
+    "spmm(Tensor handle, Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor? y, float beta, "
+    "SymInt num_rows, SymInt num_cols, bool transposed) -> Tensor",
+    "extremum(Tensor handle, Tensor x, Tensor? weight, str reduce, SymInt num_rows) -> (Tensor, Tensor)",
+    "extremum_grad(Tensor handle, Tensor x, Tensor? weight, Tensor out, Tensor ties, Tensor grad) -> (Tensor, Tensor)",
+    "sddmm(Tensor handle, Tensor a, Tensor b, str op, SymInt num_edges, bool transposed) -> Tensor",
+    "edge_softmax(Tensor handle, Tensor score) -> Tensor",
+    "edge_softmax_grad(Tensor handle, Tensor alpha, Tensor grad) -> Tensor",
+    "gather_rows(Tensor x, Tensor index) -> Tensor",
+    "scatter_rows(Tensor src, Tensor index, SymInt num_rows) -> Tensor",
+    "segment_mul(Tensor handle, Tensor src, SymInt num_rows) -> Tensor",
+    "segment_mul_grad(Tensor handle, Tensor src, Tensor grad) -> Tensor",
+    "segment_matmul(Tensor x, SymInt[] ptr, Tensor weight) -> Tensor",
+)
+for _schema in SCHEMAS:
+    LIBRARY.define(_schema)
+
+
+def traced(x: Tensor) -> bool:
+    """Whether x must go through torch.library: under torch.compile, and for tensors that are not plain."""
+    return torch.compiler.is_compiling() or (type(x) is not Tensor and type(x) is not torch.nn.Parameter)
+
+
+def mean_scale(graph: Graph | TracedGraph, dtype: torch.dtype) -> Tensor:
+    """1 / max(degree, 1) of a graph, also while tracing. [n]."""
+    if isinstance(graph, TracedGraph):
+        return torch.ops.stretto.mean_scale(graph.handle, graph.num_rows, dtype, graph.device)
+    return graph.mean_scale(dtype)

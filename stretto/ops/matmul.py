@@ -1,0 +1,80 @@
+"""segment_matmul: one weight matrix per segment of rows (a relation, an expert)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.errors import fail
+from stretto.graph import Graph
+from stretto.kernels import reference
+from stretto.ops import library
+from stretto.ops.op import Op, Sample
+
+
+def segment_matmul(x: Tensor, ptr: Tensor | Sequence[int], weight: Tensor) -> Tensor:
+    """Rows ptr[s]:ptr[s + 1] of x times weight[s]. x [N, i], ptr [S + 1], weight [S, i, o] -> [N, o]."""
+    bounds = [int(p) for p in (ptr.tolist() if isinstance(ptr, Tensor) else ptr)]
+    if x.dim() != 2 or weight.dim() != 3 or x.size(1) != weight.size(1):
+        fail(
+            f"segment_matmul: 'x' has shape {list(x.shape)} and 'weight' {list(weight.shape)}, wanted [N, i] and [S, i, o]"
+        )
+    if len(bounds) != weight.size(0) + 1 or bounds[0] != 0 or bounds[-1] != x.size(0) or bounds != sorted(bounds):
+        fail(f"segment_matmul: 'ptr' is {bounds}, wanted {weight.size(0) + 1} ascending bounds from 0 to {x.size(0)}")
+    if x.dtype != weight.dtype:
+        wide = torch.promote_types(x.dtype, weight.dtype)
+        x, weight = x.to(wide), weight.to(wide)
+    if library.traced(x):
+        return torch.ops.stretto.segment_matmul(x, bounds, weight)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return _SegmentMatmul.apply(x, bounds, weight)
+    return reference.segment_matmul(x, bounds, weight)
+
+
+class _SegmentMatmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bounds: list[int], weight: Tensor) -> Tensor:
+        ctx.bounds = bounds
+        ctx.save_for_backward(x, weight)
+        return reference.segment_matmul(x, bounds, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        need_x, _, need_weight = ctx.needs_input_grad
+        dx = segment_matmul(grads[0], ctx.bounds, weight.transpose(1, 2)) if need_x else None
+        dweight = weight_grad(x, ctx.bounds, grads[0]) if need_weight else None
+        return dx, None, dweight
+
+
+def weight_grad(x: Tensor, bounds: Sequence[int], grad: Tensor) -> Tensor:
+    """x[s].T @ grad[s] for every segment s. -> [S, i, o]."""
+    return torch.stack([x[a:b].t() @ grad[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)])
+
+
+def reference_matmul(x: Tensor, ptr: Tensor | Sequence[int], weight: Tensor) -> Tensor:
+    """segment_matmul in plain PyTorch."""
+    bounds = [int(p) for p in ptr]
+    return torch.cat([x[bounds[s] : bounds[s + 1]] @ weight[s] for s in range(weight.size(0))])
+
+
+def samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
+    """Segments of uneven size, one of them empty."""
+    n = graph.num_cols
+    for bounds in ([0, n // 2, n // 2, n], [0, n]):
+        x = torch.randn(n, 5, dtype=torch.float64).to(dtype)
+        weight = torch.randn(len(bounds) - 1, 5, 4, dtype=torch.float64).to(dtype)
+        yield Sample((x, bounds, weight), {})
+
+
+OP = Op(
+    "segment_matmul",
+    segment_matmul,
+    reference_matmul,
+    samples,
+    lambda x, ptr, weight: 2 * x.numel() * weight.size(2),
+    lambda x, ptr, weight: (x.numel() + weight.numel() + x.size(0) * weight.size(2)) * x.element_size(),
+)

@@ -1,0 +1,146 @@
+"""gather_rows and scatter_rows: rows out by an index, rows in by an index. Each is the other's gradient; both are
+deterministic, since the sum follows the sorted index instead of racing for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto import kernels
+from stretto.errors import fail
+from stretto.graph import Graph
+from stretto.kernels import build, reference
+from stretto.ops import library
+from stretto.ops.op import Op, Sample
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """x[index]. x [m, ...], index [E] int32 or int64 -> [E, ...]."""
+    _check_index("gather_rows", index, x.size(0) if x.dim() else 0)
+    if library.traced(x):
+        return torch.ops.stretto.gather_rows(x, index)
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _GatherRows.apply(x, index)
+    return run_gather(x, index)
+
+
+def scatter_rows(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
+    """out[r] = sum of src[e] with index[e] == r. src [E, ...], index [E] -> [num_rows, ...]."""
+    if index.shape != src.shape[:1]:
+        fail(f"scatter_rows: 'index' has shape {list(index.shape)}, wanted {list(src.shape[:1])}, one per row of 'src'")
+    if library.traced(src):
+        return torch.ops.stretto.scatter_rows(src, index, num_rows)
+    graph = Graph.of_segments(index, num_rows)
+    if torch.is_grad_enabled() and src.requires_grad:
+        return _SumEdges.apply(graph, index, src)
+    return run_sum(graph, src)
+
+
+def sum_edges(graph: Graph, src: Tensor) -> Tensor:
+    """Sum of every destination's messages, src [E, ...] in the order of edge_index -> [n, ...]."""
+    if torch.is_grad_enabled() and src.requires_grad:
+        return _SumEdges.apply(graph.segments, graph.segment_index, src)
+    return run_sum(graph.segments, src)
+
+
+def run_gather(x: Tensor, index: Tensor) -> Tensor:
+    """No autograd; index is in range."""
+    return kernels.backend(x.device).gather_rows(x, index)
+
+
+def run_sum(segments: Graph, src: Tensor) -> Tensor:
+    """No autograd. segments [n, E], src [E, ...] -> [n, ...]."""
+    flat = src.reshape(src.size(0), -1) if src.numel() else src.reshape(src.size(0), _row_size(src))
+    out = kernels.backend(src.device).spmm(segments.csr, flat)[0]
+    return out.reshape(segments.num_rows, *src.shape[1:])
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.index, ctx.num_rows = index, x.size(0)
+        return run_gather(x, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return scatter_rows(grads[0], ctx.index, ctx.num_rows), None
+
+
+class _SumEdges(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, segments: Graph, index: Tensor, src: Tensor) -> Tensor:
+        ctx.index = index
+        return run_sum(segments, src)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad = grads[0]
+        if grad.requires_grad and torch.is_grad_enabled():
+            return None, None, _GatherRows.apply(grad, ctx.index)
+        return None, None, run_gather(grad, ctx.index)
+
+
+def _row_size(src: Tensor) -> int:
+    size = 1
+    for s in src.shape[1:]:
+        size *= s
+    return size
+
+
+def _check_index(op: str, index: Tensor, num_rows: int) -> None:
+    if index.dim() != 1 or index.dtype not in (torch.int32, torch.int64):
+        fail(f"{op}: 'index' is {index.dtype} of shape {list(index.shape)}, wanted int32 or int64 of shape [E]")
+    if torch.compiler.is_compiling() or index.device.type != "cpu" or type(index) is not Tensor:
+        return  # a device checks its own indices; a look here would wait for it
+    least, most = build.minmax(index)
+    if least < 0 or most >= num_rows:
+        fail(f"{op}: index {least if least < 0 else most} is out of range, wanted 0 <= index < {num_rows}")
+
+
+def reference_gather(x: Tensor, index: Tensor) -> Tensor:
+    """gather_rows in plain PyTorch."""
+    return reference.gather_rows(x, index)
+
+
+def reference_scatter(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
+    """scatter_rows in plain PyTorch."""
+    acc = kernels.accumulate_type(src.dtype)
+    out = torch.zeros(num_rows, *src.shape[1:], dtype=acc, device=src.device)
+    return out.index_add_(0, index.long(), src.to(acc)).to(src.dtype)
+
+
+def gather_samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
+    """One and more dimensions, both index types."""
+    for index in (graph.edge_index[0], graph.edge_index[0].int()):
+        yield Sample((torch.randn(graph.num_cols, 5).to(dtype), index), {})
+    yield Sample((torch.randn(graph.num_cols, 2, 3).to(dtype), graph.edge_index[0]), {})
+    yield Sample((torch.randn(graph.num_cols).to(dtype), graph.edge_index[0]), {})
+
+
+def scatter_samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
+    """One and more dimensions."""
+    for shape in ((5,), (2, 3), ()):
+        src = torch.randn(graph.num_edges, *shape, dtype=torch.float64).to(dtype)
+        yield Sample((src, graph.edge_index[1], graph.num_rows), {})
+
+
+def _gather_bytes(x: Tensor, index: Tensor) -> int:
+    return index.numel() * (index.element_size() + 2 * _row_size(x) * x.element_size())
+
+
+def _scatter_bytes(src: Tensor, index: Tensor, num_rows: int) -> int:
+    return src.numel() * src.element_size() + 4 * index.numel() + num_rows * (8 + _row_size(src) * src.element_size())
+
+
+GATHER = Op("gather_rows", gather_rows, reference_gather, gather_samples, lambda x, index: 0, _gather_bytes)
+SCATTER = Op(
+    "scatter_rows",
+    scatter_rows,
+    reference_scatter,
+    scatter_samples,
+    lambda src, index, num_rows: src.numel(),
+    _scatter_bytes,
+)

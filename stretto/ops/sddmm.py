@@ -1,0 +1,122 @@
+"""sddmm: one number per edge and head from the rows at its two ends, by dot product or sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto import kernels
+from stretto.errors import expect, fail
+from stretto.graph import Graph
+from stretto.kernels import reference
+from stretto.ops import library
+from stretto.ops.op import Op, Sample
+
+
+def sddmm(graph: Graph, a: Tensor, b: Tensor, *, op: str = "dot") -> Tensor:
+    """Per edge (i, j): a[i] . b[j] over the last dimension ("dot"), or a[i] + b[j] ("add").
+
+    graph [n, m]. dot: a [n, f] or [n, h, f], b [m, ...] -> [E] or [E, h]. add: a [n] or [n, h], b [m, ...] -> [E, ...].
+    In the order of edge_index.
+    """
+    _check(graph, a, b, op)
+    if a.dtype != b.dtype:
+        wide = torch.promote_types(a.dtype, b.dtype)
+        a, b = a.to(wide), b.to(wide)
+    full = 3 if op == "dot" else 2
+    if a.dim() < full:
+        return sddmm(graph, a.unsqueeze(1), b.unsqueeze(1), op=op).squeeze(1)
+    if library.traced(a) or library.traced(b):
+        return torch.ops.stretto.sddmm(graph.handle, a, b, op, graph.num_edges, False)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return _Sddmm.apply(graph, a, b, op)
+    return run(graph, a, b, op)
+
+
+def run(graph: Graph, a: Tensor, b: Tensor, op: str) -> Tensor:
+    """No autograd. dot: a [n, h, f] -> [E, h]; add: a [n, h] -> [E, h]."""
+    backend = kernels.backend(a.device)
+    kernel = backend.sddmm if op == "dot" else backend.sddmm_add
+    return kernel(graph.edge_csr, a, b).to(a.dtype)
+
+
+class _Sddmm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, graph: Graph, a: Tensor, b: Tensor, op: str) -> Tensor:
+        _, need_a, need_b, _ = ctx.needs_input_grad
+        ctx.graph, ctx.op = graph, op
+        if op == "dot":
+            ctx.save_for_backward(a if need_b else None, b if need_a else None)
+        return run(graph, a, b, op)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        from stretto.ops.rows import sum_edges
+        from stretto.ops.spmm import spmm
+
+        (grad,) = grads
+        graph, (_, need_a, need_b, _) = ctx.graph, ctx.needs_input_grad
+        da = db = None
+        if ctx.op == "dot":
+            a, b = ctx.saved_tensors
+            da = spmm(graph, b, grad) if need_a else None
+            db = spmm(graph.T, a, grad) if need_b else None
+        else:
+            da = sum_edges(graph, grad) if need_a else None
+            db = sum_edges(graph.T, grad) if need_b else None
+        return None, da, db, None
+
+
+def _check(graph: Graph, a: Tensor, b: Tensor, op: str) -> None:
+    expect(op in ("dot", "add"), f"sddmm: 'op' is {op!r}, wanted 'dot' or 'add'")
+    most = 3 if op == "dot" else 2
+    for name, t, size in (("a", a, graph.num_rows), ("b", b, graph.num_cols)):
+        if t.dtype not in kernels.DTYPES:
+            fail(f"sddmm: '{name}' is {t.dtype}, wanted float32, float64, bfloat16 or float16")
+        if not most - 1 <= t.dim() <= most or t.size(0) != size:
+            side = "rows" if name == "a" else "columns"
+            fail(
+                f"sddmm: '{name}' has shape {list(t.shape)}, wanted {most - 1} or {most} dimensions and {size} rows, "
+                f"as many as the graph's {side}"
+            )
+    if a.shape[1:] != b.shape[1:]:
+        fail(f"sddmm: 'a' and 'b' have rows of shape {list(a.shape[1:])} and {list(b.shape[1:])}, wanted the same")
+
+
+def reference_sddmm(graph: Graph, a: Tensor, b: Tensor, *, op: str = "dot") -> Tensor:
+    """sddmm in plain PyTorch."""
+    if a.dim() < (3 if op == "dot" else 2):
+        return reference_sddmm(graph, a.unsqueeze(1), b.unsqueeze(1), op=op).squeeze(1)
+    kernel = reference.sddmm if op == "dot" else reference.sddmm_add
+    return kernel(graph.edge_csr, a, b).to(a.dtype)
+
+
+def samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
+    """Both forms, with and without heads."""
+    n, m = graph.num_rows, graph.num_cols
+
+    def values(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64).to(dtype)
+
+    yield Sample((graph, values(n, 7), values(m, 7)), {})
+    yield Sample((graph, values(n, 3, 20), values(m, 3, 20)), {})
+    yield Sample((graph, values(n), values(m)), {"op": "add"})
+    yield Sample((graph, values(n, 4), values(m, 4)), {"op": "add"})
+
+
+def flops(graph: Graph, a: Tensor, b: Tensor, *, op: str = "dot") -> int:
+    """Two operations per pair of values (dot), one (add)."""
+    return graph.num_edges * (a.numel() // max(a.size(0), 1)) * (2 if op == "dot" else 1)
+
+
+def bytes_moved(graph: Graph, a: Tensor, b: Tensor, *, op: str = "dot") -> int:
+    """Columns, a once, one row of b per edge, the result."""
+    row = b.numel() // max(b.size(0), 1) * b.element_size()
+    out = a.element_size() * (a.size(1) if a.dim() == (3 if op == "dot" else 2) else 1)
+    return 8 * (graph.num_rows + 1) + graph.num_edges * (4 + row + out) + a.numel() * a.element_size()
+
+
+OP = Op("sddmm", sddmm, reference_sddmm, samples, flops, bytes_moved)

@@ -1,0 +1,268 @@
+"""spmm: combine the rows of a node's neighbours. Backward is the same op on graph.T."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto import kernels
+from stretto.errors import fail
+from stretto.graph import Graph
+from stretto.kernels import Csr, Reduce, accumulate_type, reference, vendor
+from stretto.ops import extremum, library
+from stretto.ops.op import Op, Sample
+from stretto.ops.sddmm import sddmm
+from stretto.tune import Variant, picker
+from stretto.tune.variants import legal
+
+REDUCES = (Reduce.SUM, Reduce.MEAN, Reduce.MAX, Reduce.MIN)
+
+
+def spmm(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    reduce: str | Reduce = "sum",
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    y: Tensor | None = None,
+    beta: float = 1.0,
+) -> Tensor:
+    """row_scale * reduce over neighbours of (weight * col_scale * x) + beta * y; rows without neighbours give 0.
+
+    graph [n, m], x [m], [m, k] or [m, h, f], weight [E] or [E, h] in the order of edge_index, row_scale [n],
+    col_scale [m], y like the result -> [n], [n, k] or [n, h, f].
+    """
+    if reduce != "sum":
+        reduce = Reduce.of(reduce, "spmm", REDUCES)
+    _check(graph, x, weight, row_scale, col_scale, y)
+    if weight is not None and weight.dtype != x.dtype:
+        x, weight = _promote(x, weight)
+    if x.dim() == 1:
+        column = spmm(
+            graph,
+            x.unsqueeze(1),
+            weight,
+            reduce=reduce,
+            row_scale=row_scale,
+            col_scale=col_scale,
+            y=None if y is None else y.unsqueeze(1),
+            beta=beta,
+        )
+        return column.squeeze(1)
+    if reduce in (Reduce.MAX, Reduce.MIN) or _carries_grad(row_scale, col_scale):
+        return _scaled_outside(graph, x, weight, reduce, row_scale, col_scale, y, beta)
+    if reduce == Reduce.MEAN:
+        mean = library.mean_scale(graph, accumulate_type(x.dtype))
+        row_scale = mean if row_scale is None else mean * row_scale
+    if library.traced(x):
+        return torch.ops.stretto.spmm(
+            graph.handle, x, weight, row_scale, col_scale, y, beta, graph.num_rows, graph.num_cols, False
+        )
+    if torch.is_grad_enabled() and _carries_grad(x, weight, y):
+        return _SpMM.apply(graph, x, weight, row_scale, col_scale, y, beta)
+    return run(graph, x, weight, row_scale, col_scale, y, beta)
+
+
+def run(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    y: Tensor | None,
+    beta: float,
+) -> Tensor:
+    """The sum, without autograd, by the variant the tuner picked. x [m, k] or [m, h, f]."""
+    csr = graph.csr if weight is None else graph.edge_csr
+    backend = kernels.backend(x.device)
+    width = x.stride(0) if x.size(0) else 0
+    options = {"row_scale": row_scale, "col_scale": col_scale, "y": y, "beta": beta}
+    if x.device.type != "cpu" or backend is reference or csr.num_edges * width < SMALL:
+        return backend.spmm(csr, x, weight, **options)[0]
+    plain = row_scale is None and col_scale is None and y is None and x.dim() == 2 and x.dtype in _PLAIN_TYPES
+    key = (
+        "spmm",
+        graph.size_class,
+        x.dtype,
+        x.shape[1:],
+        0 if weight is None else weight.dim(),
+        col_scale is not None,
+        plain,
+    )
+
+    def call(variant: Variant) -> Tensor:
+        if variant.backend == "torch":
+            return vendor.spmm(csr, x, weight)[0]
+        return backend.spmm(csr, x, weight, **options, **variant.options)[0]
+
+    return picker.run(key, legal("spmm", "cpu", width=width, plain=plain), call)
+
+
+SMALL = 1 << 18  # gathered values below which no variant differs enough to be worth a look
+_PLAIN_TYPES = (torch.float32, torch.float64)
+
+
+class _SpMM(torch.autograd.Function):
+    """out = R (A * w) C x + beta y, with R and C diagonal and constant."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graph, x: Tensor, weight: Any, row_scale: Any, col_scale: Any, y: Any, beta: float) -> Tensor:
+        _, need_x, need_weight, _, _, _, _ = ctx.needs_input_grad
+        ctx.graph, ctx.beta, ctx.x_dtype = graph, beta, x.dtype
+        ctx.y_dtype = None if y is None else y.dtype
+        ctx.save_for_backward(x if need_weight else None, weight if need_x else None, row_scale, col_scale)
+        ctx.weight_shape = None if weight is None else weight.shape
+        return run(graph, x, weight, row_scale, col_scale, y, beta)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        x, weight, row_scale, col_scale = ctx.saved_tensors
+        _, need_x, need_weight, _, _, need_y, _ = ctx.needs_input_grad
+        dx = dweight = dy = None
+        if need_x:
+            dx = spmm(ctx.graph.T, grad, weight, row_scale=col_scale, col_scale=row_scale)
+        if need_weight:
+            dweight = weight_grad(ctx.graph, grad, x, ctx.weight_shape, row_scale, col_scale)
+        if need_y:
+            dy = (grad * ctx.beta).to(ctx.y_dtype)
+        return None, dx, dweight, None, None, dy, None
+
+
+def weight_grad(
+    graph: Graph, grad: Tensor, x: Tensor, shape: torch.Size, row_scale: Tensor | None, col_scale: Tensor | None
+) -> Tensor:
+    """d weight[e, h] = row_scale[i] col_scale[j] grad[i, h] . x[j, h], in the shape of the weight."""
+    if row_scale is not None:
+        grad = grad * _rowwise(row_scale, grad)
+    if col_scale is not None:
+        x = x * _rowwise(col_scale, x)
+    if len(shape) == 1:
+        grad, x = grad.flatten(1).unsqueeze(1), x.flatten(1).unsqueeze(1)
+    return sddmm(graph, grad, x).reshape(shape)
+
+
+def _scaled_outside(
+    graph: Graph, x: Tensor, weight: Any, reduce: Any, row_scale: Any, col_scale: Any, y: Any, beta: float
+) -> Tensor:
+    """Scales by plain multiplications: for reductions that do not commute with them, and scales that carry gradients."""
+    if col_scale is not None:
+        x = x * _rowwise(col_scale.to(x.dtype), x)
+    if reduce in (Reduce.MAX, Reduce.MIN):
+        out = extremum.extremum(graph, x, weight, reduce.value)
+    else:
+        out = spmm(graph, x, weight, reduce=reduce)
+    if row_scale is not None:
+        out = out * _rowwise(row_scale.to(x.dtype), out)
+    return out if y is None else out + beta * y.to(out.dtype)
+
+
+def _rowwise(scale: Tensor, like: Tensor) -> Tensor:
+    return scale.to(like.dtype).reshape(-1, *([1] * (like.dim() - 1)))
+
+
+def _carries_grad(*tensors: Tensor | None) -> bool:
+    return any(t is not None and t.requires_grad for t in tensors)
+
+
+def _promote(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Mixed types meet in the wider one, as in torch's own arithmetic (and as autocast does for such ops)."""
+    wide = torch.promote_types(x.dtype, weight.dtype)
+    return x.to(wide), weight.to(wide)
+
+
+def _check(graph: Graph, x: Tensor, weight: Any, row_scale: Any, col_scale: Any, y: Any) -> None:
+    if x.dtype not in kernels.DTYPES:
+        fail(f"spmm: 'x' is {x.dtype}, wanted float32, float64, bfloat16 or float16")
+    if not 1 <= x.dim() <= 3 or x.size(0) != graph.num_cols:
+        fail(
+            f"spmm: 'x' has {x.size(0) if x.dim() else 0} rows, but the graph has {graph.num_cols} columns "
+            f"(graph {graph.num_rows}x{graph.num_cols}, x {'x'.join(map(str, x.shape))})"
+        )
+    if x.device != graph.device:
+        fail(f"spmm: 'x' is on {x.device}, but the graph is on {graph.device}")
+    if weight is not None:
+        heads = x.size(1) if x.dim() == 3 else None
+        if not (weight.shape == (graph.num_edges,) or weight.shape == (graph.num_edges, heads)):
+            wanted = f"[{graph.num_edges}]" + (f" or [{graph.num_edges}, {heads}]" if heads is not None else "")
+            fail(f"spmm: 'weight' has shape {list(weight.shape)}, wanted {wanted}")
+        if not weight.is_floating_point():
+            fail(f"spmm: 'weight' is {weight.dtype}, wanted a floating type")
+    for name, scale, size in (("row_scale", row_scale, graph.num_rows), ("col_scale", col_scale, graph.num_cols)):
+        if scale is not None and scale.shape != (size,):
+            fail(f"spmm: '{name}' has shape {list(scale.shape)}, wanted [{size}]")
+    if y is not None and y.shape != (graph.num_rows, *x.shape[1:]):
+        fail(f"spmm: 'y' has shape {list(y.shape)}, wanted {[graph.num_rows, *x.shape[1:]]}")
+
+
+# ---- the declaration ----
+
+
+def reference_spmm(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    reduce: str = "sum",
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    y: Tensor | None = None,
+    beta: float = 1.0,
+) -> Tensor:
+    """spmm in plain PyTorch."""
+    csr: Csr = graph.edge_csr
+    if x.dim() == 1:
+        columns = {"y": None if y is None else y.unsqueeze(1), "beta": beta}
+        scales = {"row_scale": row_scale, "col_scale": col_scale}
+        return reference_spmm(graph, x.unsqueeze(1), weight, reduce=reduce, **scales, **columns).squeeze(1)  # type: ignore[arg-type]
+    if reduce == "mean":
+        mean = graph.mean_scale(accumulate_type(x.dtype))
+        row_scale = mean if row_scale is None else mean * row_scale
+    how = "sum" if reduce in ("sum", "mean") else reduce
+    return reference.spmm(
+        csr, x, weight, reduce=how, row_scale=row_scale, col_scale=col_scale, y=y, beta=beta
+    )[0]
+
+
+def samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
+    """Every reduction, weighting, scaling and number of dimensions."""
+    n, m, e = graph.num_rows, graph.num_cols, graph.num_edges
+    acc = accumulate_type(dtype)
+
+    def values(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64).to(dtype)
+
+    for reduce in ("sum", "mean", "max", "min"):
+        yield Sample((graph, values(m, 5)), {"reduce": reduce})
+        yield Sample((graph, values(m, 5), values(e)), {"reduce": reduce})
+        yield Sample((graph, values(m, 2, 3), values(e, 2)), {"reduce": reduce})
+        yield Sample((graph, values(m, 2, 3), values(e)), {"reduce": reduce})
+        yield Sample((graph, values(m)), {"reduce": reduce})
+    scales = {"row_scale": torch.rand(n, dtype=acc) + 0.5, "col_scale": torch.rand(m, dtype=acc) + 0.5}
+    yield Sample((graph, values(m, 17)), dict(scales))
+    yield Sample((graph, values(m, 17), values(e)), {**scales, "y": values(n, 17), "beta": 0.5})
+    yield Sample((graph, values(m, 3)), {**scales, "reduce": "max", "y": values(n, 3), "beta": -2.0})
+
+
+def flops(graph: Graph, x: Tensor, weight: Tensor | None = None, *, reduce: str = "sum", **options: Any) -> int:
+    """One addition (or comparison) per gathered value, one multiplication if weighted or scaled."""
+    width = x.numel() // max(x.size(0), 1)
+    scaled = weight is not None or options.get("col_scale") is not None
+    return graph.num_edges * width * (2 if scaled else 1)
+
+
+def bytes_moved(graph: Graph, x: Tensor, weight: Tensor | None = None, **options: Any) -> int:
+    """Pointers, columns, weights, one row of x per edge, the result once."""
+    row = x.numel() // max(x.size(0), 1) * x.element_size()
+    index = graph.csr.col.element_size() if graph.csr.col is not None else 0
+    weights = 0 if weight is None else weight.numel() * weight.element_size()
+    extra = graph.num_rows * row if options.get("y") is not None else 0
+    return 8 * (graph.num_rows + 1) + graph.num_edges * (index + row) + weights + graph.num_rows * row + extra
+
+
+OP = Op("spmm", spmm, reference_spmm, samples, flops, bytes_moved, twice=False)

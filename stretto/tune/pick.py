@@ -1,0 +1,131 @@
+"""pick: signature -> variant. From memory, then from disk, then by timing real calls.
+
+A signature not yet known is explored inside the user's own steps: every variant gives a valid result, so trying one costs
+only the difference between it and the best. A variant clearly behind after one call is dropped; the rest are called
+until each has TRIES timings, the fastest wins, and the default keeps its place unless it is beaten by a margin.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from stretto import settings
+from stretto.tune import machine, store
+from stretto.tune.variants import Variant
+
+R = TypeVar("R")
+
+TRIES = 3
+DROP = 1.5  # a first timing this many times the best one drops the variant
+MARGIN = 0.97  # the default is replaced only by something at least this much faster
+BUDGET = 0.2  # seconds of trying per signature
+
+
+@dataclass
+class _Exploration:
+    variants: list[Variant]
+    default: Variant
+    times: dict[str, list[float]] = field(default_factory=dict)
+    warm: bool = False
+    spent: float = 0.0
+
+
+class Picker:
+    """The choices of one process, per signature."""
+
+    def __init__(self, kind: str = "kernels") -> None:
+        self._kind = kind
+        self._lock = threading.Lock()
+        self._decided: dict[Hashable, Variant] = {}
+        self._exploring: dict[Hashable, _Exploration] = {}
+        self._from_disk: dict[str, Any] | None = None
+        self._facts: dict[str, object] = {}
+
+    def run(self, key: Hashable, variants: tuple[Variant, ...], call: Callable[[Variant], R]) -> R:
+        """call(variant) with the variant for this signature; explores while it is not yet known."""
+        decided = self._decided.get(key)
+        if decided is not None:
+            return call(decided)
+        if len(variants) == 1 or settings.get("STRETTO_TUNE") != "on" or torch.are_deterministic_algorithms_enabled():
+            return call(variants[0])
+        return self._explore(key, variants, call)
+
+    def decided(self, key: Hashable) -> Variant | None:
+        """What was chosen for a signature, if it was."""
+        return self._decided.get(key)
+
+    def decide(self, key: Hashable, variant: Variant, milliseconds: float) -> None:
+        """Fix the choice for a signature, in memory and on disk."""
+        with self._lock:
+            self._decided[key] = variant
+            self._exploring.pop(key, None)
+        self._load()
+        store.add(self._kind, self._facts, {_text(key): {"variant": variant.name, "ms": round(milliseconds, 4)}})
+
+    def forget(self) -> None:
+        """Drop what is held in memory; the disk is asked again."""
+        with self._lock:
+            self._decided.clear()
+            self._exploring.clear()
+            self._from_disk = None
+
+    def _load(self) -> dict[str, Any]:
+        if self._from_disk is None:
+            self._facts = machine.describe()
+            self._from_disk = store.read(self._kind, self._facts)
+        return self._from_disk
+
+    def _explore(self, key: Hashable, variants: tuple[Variant, ...], call: Callable[[Variant], R]) -> R:
+        with self._lock:
+            kept = self._load().get(_text(key))
+            if isinstance(kept, dict):
+                for variant in variants:
+                    if variant.name == kept.get("variant"):
+                        self._decided[key] = variant
+                        break
+            if key in self._decided:
+                found: Variant | None = self._decided[key]
+                state = None
+            else:
+                found = None
+                state = self._exploring.setdefault(key, _Exploration(list(variants), variants[0]))
+        if found is not None:
+            return call(found)
+        assert state is not None
+        if not state.warm:  # the first call pays for caches and page faults of its own: it is not timed
+            state.warm = True
+            return call(state.default)
+        variant = min(state.variants, key=lambda v: len(state.times.get(v.name, ())))
+        start = time.perf_counter()
+        result = call(variant)
+        self._record(key, state, variant, time.perf_counter() - start)
+        return result
+
+    def _record(self, key: Hashable, state: _Exploration, variant: Variant, seconds: float) -> None:
+        with self._lock:
+            state.times.setdefault(variant.name, []).append(seconds)
+            state.spent += seconds
+            best = min(min(t) for t in state.times.values())
+            if seconds > DROP * best and variant is not state.default and variant in state.variants:
+                state.variants.remove(variant)
+            done = all(len(state.times.get(v.name, ())) >= TRIES for v in state.variants)
+            all_tried = all(v.name in state.times for v in state.variants)
+            if not done and not (all_tried and state.spent > BUDGET):
+                return
+            fastest = min(state.variants, key=lambda v: min(state.times[v.name]))
+            default_time, best_time = min(state.times[state.default.name]), min(state.times[fastest.name])
+            chosen = fastest if best_time < MARGIN * default_time else state.default
+        self.decide(key, chosen, min(state.times[chosen.name]) * 1e3)
+
+
+def _text(key: Hashable) -> str:
+    return repr(key)
+
+
+picker = Picker()

@@ -1,0 +1,41 @@
+"""Which variants of each kernel exist, and when each is legal. The first one is the documented default.
+
+All variants of spmm but "torch" add in the same order: their results are bitwise the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run a kernel: who runs it, and the options it is given."""
+
+    name: str
+    backend: str = "native"
+    options: dict[str, int] = field(default_factory=dict, hash=False)
+    least_width: int = 1  # legal from this many columns on
+    plain_only: bool = False  # legal only for an unscaled or weighted sum in fp32 or fp64
+
+
+VARIANTS: dict[str, dict[str, tuple[Variant, ...]]] = {
+    "spmm": {
+        "cpu": (
+            Variant("row_ahead8", options={"tile": 0, "prefetch": 8}),
+            Variant("row_ahead16", options={"tile": 0, "prefetch": 16}),
+            Variant("row_ahead4", options={"tile": 0, "prefetch": 4}),
+            Variant("row_plain", options={"tile": 0, "prefetch": 0}),
+            Variant("tile128_ahead8", options={"tile": 128, "prefetch": 8}, least_width=256),
+            Variant("tile64_ahead8", options={"tile": 64, "prefetch": 8}, least_width=128),
+            Variant("torch", backend="torch", plain_only=True),
+        ),
+    },
+}
+
+
+def legal(op: str, device: str, *, width: int, plain: bool) -> tuple[Variant, ...]:
+    """The variants that may run; the first is the default. Nothing to choose: empty."""
+    return tuple(
+        v for v in VARIANTS.get(op, {}).get(device, ()) if width >= v.least_width and (plain or not v.plain_only)
+    )
