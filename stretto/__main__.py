@@ -1,0 +1,37 @@
+"""`python -m stretto SCRIPT.py args` runs the script with the plug-in on; anything else is the command line."""
+
+import importlib.util
+import runpy
+import sys
+from pathlib import Path
+
+from stretto.errors import StrettoError, expect
+
+
+def run_script(script: str, arguments: list[str]) -> None:
+    """Run `script` as `python SCRIPT.py arguments` would, with the plug-in on."""
+    try:
+        expect(Path(script).is_file(), f"no script {script!r}")
+        expect(importlib.util.find_spec("stretto.plugin") is not None, "this build has no plug-in to run a script with")
+    except StrettoError as error:
+        sys.exit(f"stretto: {error}")
+    from stretto import plugin
+
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    plugin.patch()
+    runpy.run_path(script, run_name="__main__")
+
+
+def main() -> None:
+    """A script if the first argument names one, else the command line."""
+    if len(sys.argv) > 1 and sys.argv[1].endswith(".py"):
+        run_script(sys.argv[1], sys.argv[2:])
+    else:
+        from stretto import cli
+
+        cli.main()
+
+
+if __name__ == "__main__":
+    main()

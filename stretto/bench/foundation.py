@@ -1,0 +1,156 @@
+"""The targets of the foundation: what the ops must reach on two cores, each beside what they reach here.
+
+`stretto bench ops --suite foundation [--only TEXT]`. Cells that serve several targets are measured once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from stretto.bench import report
+from stretto.bench.case import OURS, Spec
+from stretto.bench.cases import build
+from stretto.bench.run import Result, run, threads
+from stretto.errors import fail
+from stretto.tune.timing import measure, ratio
+
+CSR, REDUCE, SCATTER, GATHER = "torch csr", "torch.sparse.mm reduce", "PyG scatter", "gather + index_add_"
+HUB = "hub:400000:1000000"  # 300,000 of the edges in one row
+TINY = "er:10:20"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One line of the table. kind: how `bound` is meant, a key of KINDS."""
+
+    label: str
+    spec: Spec
+    kind: str
+    bound: float
+    against: str = ""
+
+
+def _faster(spec: Spec, against: str, bound: float) -> Target:
+    words = [spec.op] * (spec.op != "spmm") + [spec.reduce, spec.dtype] + [spec.weight] * (spec.weight != "none")
+    words += [f"width {spec.width}"] + ["forward + backward"] * (spec.direction == "both")
+    return Target(f"{' '.join(words)} vs {against}", spec, "speedup", bound, against)
+
+
+TARGETS = (
+    *(_faster(Spec(width=k), CSR, r) for k, r in ((16, 1.8), (32, 2.4), (64, 2.0), (128, 2.5), (256, 2.4))),
+    *(_faster(Spec(width=k), CSR, 2.4) for k in (47, 100, 602)),
+    *(_faster(Spec(width=k, weight=w), CSR, 2.0) for w in ("edge", "scales") for k in (32, 64, 128, 256)),
+    *(_faster(Spec(width=64, reduce=r), REDUCE, 1.8) for r in ("mean", "max")),
+    *(_faster(Spec(width=k, direction="both"), CSR, r) for k, r in ((32, 11.0), (256, 3.5))),
+    _faster(Spec(width=256, dtype="bf16"), f"{CSR} in f32", 3.6),
+    _faster(Spec(width=64), GATHER, 10.0),
+    *(_faster(Spec(op="segment_reduce", width=64, reduce=r, direction="both"), SCATTER, 2.0) for r in ("sum", "max")),
+    Target("30% of the edges in one row, width 64, 2 threads vs 1", Spec(graph=HUB, width=64), "scaling", 1.7),
+    *(Target(f"share of the row-gather ceiling, width {k}", Spec(width=k), "share", 0.8) for k in (64, 128, 256)),
+    Target("spmm call on 10 nodes, microseconds", Spec(graph=TINY, width=16), "overhead", 25.0),
+)
+
+Interval = tuple[float, float, float]
+
+
+def _speedup(target: Target, result: Result) -> Interval | None:
+    return result.speedup(target.against)
+
+
+def _share(target: Target, result: Result) -> Interval | None:
+    share = result.shares().get("gather")
+    return None if share is None else (share, share, share)
+
+
+def _overhead(target: Target, result: Result) -> Interval | None:
+    timing = result.ours
+    return None if timing is None else tuple(timing.quantile(q) * 1e6 for q in (0.5, 0.2, 0.8))  # type: ignore[return-value]
+
+
+# kind -> (how it is read off a result, how it is written, whether the bound is the least or the most allowed)
+KINDS: dict[str, tuple[Callable[[Target, Result], Interval | None], str, bool]] = {
+    "speedup": (_speedup, "{:.2f}x", True),
+    "share": (_share, "{:.0%}", True),
+    "overhead": (_overhead, "{:.1f}", False),
+    "scaling": (_speedup, "{:.2f}x", True),
+}
+
+
+def scaling(spec: Spec, repeats: int) -> Interval:
+    """Ours with spec.threads threads against one thread, in turns."""
+    case = build(spec)
+    ours = next(c for c in case.candidates if c.name == OURS)
+
+    def call(count: int) -> Callable[[], object]:
+        def go() -> object:
+            torch.set_num_threads(count)
+            return ours.forward(*case.inputs)
+
+        return go
+
+    with threads(spec.threads):
+        timings = measure({"one": call(1), "all": call(spec.threads)}, repeats=repeats)
+    return ratio(timings["one"], timings["all"])
+
+
+def command(out: Console, *, threads: int, repeats: int, only: str = "") -> list[dict[str, object]]:
+    """Measure every target whose label contains `only`; the table, and all records behind it."""
+    chosen = [replace(t, spec=replace(t.spec, threads=threads)) for t in TARGETS if only in t.label]
+    if not chosen:
+        fail(f"bench ops: '--only' is {only!r}, which no line of the suite contains")
+    specs = list(dict.fromkeys(t.spec for t in chosen if t.kind != "scaling"))
+    results: dict[Spec, Result] = {}
+    out.print(report.headline(), soft_wrap=True, highlight=False)
+    with report.progress(len(specs), "cells") as step:
+        for spec in specs:
+            mine = [t for t in chosen if t.spec == spec]
+            slow_matter = any(t.against in (GATHER, SCATTER) for t in mine)
+            with_ceilings = any(t.kind == "share" for t in mine)
+            results[spec] = run(spec, repeats=repeats, with_ceilings=with_ceilings, drop=0.0 if slow_matter else 4.0)
+            step(f"{spec.op} {spec.reduce} {spec.width}")
+    records = [record for result in results.values() for record in result.to_dicts()]
+    table = Table(title=f"foundation, {threads} threads, median of {repeats}", title_justify="left")
+    table.add_column("measure")
+    for column in ("wanted", "measured", "interval", ""):
+        table.add_column(column, justify="right")
+    for target in chosen:
+        read, form, least = KINDS[target.kind]
+        if target.kind == "scaling":
+            value: Interval | None = scaling(target.spec, repeats)
+        else:
+            value = read(target, results[target.spec])
+        met = value is not None and (value[0] >= target.bound if least else value[0] <= target.bound)
+        shown = (
+            ("-", "-")
+            if value is None
+            else (form.format(value[0]), f"{form.format(value[1])} - {form.format(value[2])}")
+        )
+        wanted = ("at least " if least else "at most ") + form.format(target.bound)
+        table.add_row(target.label, wanted, *shown, "met" if met else "MISSED", style="" if met else "bold")
+        records.append(
+            {
+                "target": target.label,
+                "wanted": wanted,
+                "measured": value,
+                "met": met,
+                "command": f"stretto bench ops --suite foundation --only {target.label!r} --threads {threads}"
+                f" --repeats {repeats}",
+            }
+        )
+    out.print(table)
+    out.print(_worst(results), soft_wrap=True)
+    return records
+
+
+def _worst(results: dict[Spec, Result]) -> str:
+    """The cell where the best other comes nearest."""
+    known = [(s[0], result) for result in results.values() if (s := result.speedup()) is not None]
+    if not known:
+        return "no cell has another candidate"
+    least, result = min(known, key=lambda pair: pair[0])
+    best = result.best_other.candidate if result.best_other else ""
+    cell = result.spec.command(result.repeats)
+    return f"least ratio to the best other over {len(known)} cells: {least:.2f}x vs {best} ({cell})"

@@ -1,0 +1,60 @@
+"""`stretto bench ops`: every candidate of an op on one graph, checked, then timed in turns."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from stretto.bench import foundation, report
+from stretto.bench.case import OURS, Spec
+from stretto.bench.run import run
+from stretto.datasets import grammar
+from stretto.errors import fail
+from stretto.ops import OPS
+
+SUITES = {"foundation": foundation.command}
+
+
+def command(
+    op: Annotated[str, typer.Option(help="The op, or several separated by commas; empty: all.")] = "",
+    graph: Annotated[str, typer.Option(help=f"cora, a path to .npz, {', '.join(grammar())}.")] = Spec.graph,
+    width: Annotated[str, typer.Option(help="Columns of x, or several numbers separated by commas.")] = "256",
+    dtype: Annotated[str, typer.Option(help="f32, f64, bf16 or f16.")] = "f32",
+    reduce: Annotated[str, typer.Option(help="sum, mean, max, min; segment_reduce knows more.")] = "sum",
+    weight: Annotated[str, typer.Option(help="spmm: none, edge (a weight each) or scales (row and column).")] = "none",
+    heads: Annotated[int, typer.Option(help="Heads of sddmm and edge_softmax.")] = 1,
+    direction: Annotated[str, typer.Option(help="fwd, or both: forward and backward.")] = "fwd",
+    threads: Annotated[int, typer.Option(help="Threads; 0: as many as torch uses.")] = 0,
+    repeats: Annotated[int, typer.Option(help="Samples of each candidate.")] = 9,
+    suite: Annotated[str, typer.Option(help=f"A table of targets instead of one cell: {', '.join(SUITES)}.")] = "",
+    only: Annotated[str, typer.Option(help="Of a suite, the lines that contain this text.")] = "",
+    json: Annotated[Path | None, typer.Option(help="Write one record per candidate to this file.")] = None,
+) -> None:
+    """Check each candidate of an op against the fp64 reference, then time all of them in turns."""
+    out = report.console()
+    threads = threads or torch.get_num_threads()
+    if suite:
+        if suite not in SUITES:
+            fail(f"bench ops: '--suite' is {suite!r}, wanted one of {', '.join(SUITES)}")
+        records = SUITES[suite](out, threads=threads, repeats=repeats, only=only)
+    else:
+        records = []
+        for name in op.split(",") if op else OPS:
+            for columns in width.split(","):
+                if not columns.isdigit():
+                    fail(f"bench ops: '--width' is {width!r}, wanted numbers separated by commas")
+                spec = Spec(name, graph, int(columns), dtype, reduce, weight, heads, direction, threads)
+                records += _one(out, spec, repeats)
+    if json is not None:
+        report.write_json(json, records)
+    if any(record.get("candidate") == OURS and record["reason"] for record in records):
+        raise typer.Exit(1)
+
+
+def _one(out: report.Console, spec: Spec, repeats: int) -> list[dict[str, object]]:
+    """Measure and show one cell."""
+    with report.progress(0, spec.op) as step:
+        result = run(spec, repeats=repeats, after=step)
+    report.show(out, result)
+    return result.to_dicts()

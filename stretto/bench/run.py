@@ -1,0 +1,242 @@
+"""Check, then time: one Spec in, one Row per candidate out."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stretto.bench import machine
+from stretto.bench.case import OURS, Candidate, Case, Spec
+from stretto.bench.cases import build
+from stretto.bench.ceilings import Ceiling, ceilings
+from stretto.tune.timing import Timing, measure, ratio
+
+# Largest relative error (Frobenius) against fp64 that passes the check.
+LIMITS = {"f32": 1e-5, "f64": 1e-12, "bf16": 1e-2, "f16": 2e-3}
+SHORT = 2e-3  # seconds; calls shorter than this are repeated inside one sample
+SETTLE_CALLS, SETTLE_SECONDS = 30, 4.0
+REFERENCE_ELEMENTS = 1 << 26  # messages of the fp64 reference held at once
+
+
+@dataclass
+class Row:
+    """What was found out about one candidate."""
+
+    candidate: str
+    error: float | None = None
+    timing: Timing | None = None
+    reason: str = ""  # why it was not timed
+
+
+@dataclass
+class Result:
+    """A Spec and what was measured for it."""
+
+    spec: Spec
+    repeats: int
+    num_nodes: int
+    num_edges: int
+    flops: float
+    bytes: float
+    rows: list[Row] = field(default_factory=list)
+    ceilings: dict[str, tuple[str, float]] = field(default_factory=dict)  # kind -> (unit, amount per second)
+    gathered_bytes: float = 0.0
+
+    def timing(self, candidate: str) -> Timing | None:
+        """The timing of a candidate; None if it was not timed."""
+        return next((r.timing for r in self.rows if r.candidate == candidate), None)
+
+    @property
+    def ours(self) -> Timing | None:
+        """Our timing; None if ours failed the check."""
+        return self.timing(OURS)
+
+    @property
+    def best_other(self) -> Row | None:
+        """The fastest of the others."""
+        others = [r for r in self.rows if r.timing is not None and r.candidate != OURS]
+        return min(others, key=lambda r: r.timing.median if r.timing else 0.0, default=None)
+
+    def speedup(self, candidate: str | None = None) -> tuple[float, float, float] | None:
+        """Times faster than `candidate` (None: the best other), with its interval."""
+        other = self.best_other if candidate is None else next((r for r in self.rows if r.candidate == candidate), None)
+        if self.ours is None or other is None or other.timing is None:
+            return None
+        return ratio(other.timing, self.ours)
+
+    def shares(self) -> dict[str, float]:
+        """Ours, as a share of each ceiling."""
+        if self.ours is None:
+            return {}
+        # The gather ceilings count the rows alone, the copy ceiling every byte the op declares.
+        done = {
+            "copy": self.bytes,
+            "gather": self.gathered_bytes,
+            "random gather": self.gathered_bytes,
+            "gemm": self.flops,
+        }
+        return {kind: done[kind] / self.ours.median / rate for kind, (_, rate) in self.ceilings.items()}
+
+    def to_dicts(self) -> list[dict[str, object]]:
+        """One flat record per candidate, with all that is needed to repeat and to judge it."""
+        cell = {**vars(self.spec), "num_nodes": self.num_nodes, "num_edges": self.num_edges}
+        common = {
+            "ceilings": self.ceilings,
+            "machine": machine.facts() | {"threads": self.spec.threads},
+            "command": self.spec.command(self.repeats),
+        }
+        records: list[dict[str, object]] = []
+        for row in self.rows:
+            record: dict[str, object] = {**cell, "candidate": row.candidate, "error": row.error, "reason": row.reason}
+            if row.timing is not None:
+                record |= row.timing.to_dict()
+                if self.bytes:
+                    record["gb_per_s"] = self.bytes / row.timing.median / 1e9
+                    record["gflop_per_s"] = self.flops / row.timing.median / 1e9
+            if row.candidate == OURS:
+                best = self.best_other
+                record |= {"shares": self.shares(), "best_other": best.candidate if best else None}
+                record |= {"speedup": self.speedup()}
+            records.append({**record, **common})
+        return records
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """torch.set_num_threads(count) for the length of the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run(
+    spec: Spec,
+    *,
+    repeats: int = 9,
+    with_ceilings: bool = True,
+    drop: float = 0.0,
+    after: Callable[[str], None] | None = None,
+) -> Result:
+    """Check every candidate of `spec` against the reference in fp64, then time those that pass, in turns.
+
+    drop > 0: what the check found to be this many times slower than the fastest keeps that one timing.
+    """
+    with threads(spec.threads):
+        case = build(spec)
+        result = Result(spec, repeats, case.num_nodes, case.num_edges, case.flops, case.bytes)
+        result.rows = [Row(name, reason=reason) for name, reason in case.skipped.items()]
+        calls = _check(spec, case, result, after)
+        rough = {row.candidate: row.timing.median for row in result.rows if row.timing is not None}
+        fastest = min(rough.values(), default=0.0)
+        calls = {name: call for name, call in calls.items() if not drop or rough[name] <= drop * fastest}
+        _settle(calls)
+        limits = ceilings(case) if with_ceilings and spec.direction == "fwd" else {}
+        if not calls:
+            return result
+        table = {**calls, **{f"ceiling: {name}": limit.call for name, limit in limits.items()}}
+        sample_seconds = SHORT if fastest < SHORT else 0.0
+        timings = measure(table, repeats=repeats, warmup=2, sample_seconds=sample_seconds, after=after)
+    for row in result.rows:
+        row.timing = timings.get(row.candidate, row.timing)
+    _record_ceilings(result, limits, timings)
+    return result
+
+
+def _settle(calls: dict[str, Callable[[], object]]) -> None:
+    """Let the tuner finish: it tries its variants in the first calls of a signature."""
+    end = time.perf_counter() + SETTLE_SECONDS
+    for _ in range(SETTLE_CALLS):
+        if OURS in calls and time.perf_counter() < end:
+            calls[OURS]()
+
+
+def _check(
+    spec: Spec, case: Case, result: Result, after: Callable[[str], None] | None
+) -> dict[str, Callable[[], object]]:
+    """Run each candidate once beside the reference; the calls of those that are right, ready to be timed."""
+    wanted, grad = expected(case, both=spec.direction == "both")
+    calls: dict[str, Callable[[], object]] = {}
+    for candidate in case.candidates:
+        row = Row(candidate.name)
+        result.rows.append(row)
+        need = candidate.scratch * (1 if grad is None else 3)
+        if need > machine.memory_bytes("MemAvailable") // 2 > 0:
+            row.reason = f"needs {need / 2**30:.1f} GiB of intermediate tensors"
+            continue
+        call = _call(candidate, case, grad)
+        try:
+            start = time.perf_counter()
+            got = call()
+            seconds = time.perf_counter() - start
+        except (RuntimeError, NotImplementedError) as error:
+            row.reason = f"raises: {str(error).splitlines()[0]}"
+            continue
+        row.error = max(relative_error(g, w) for g, w in zip(got, wanted, strict=True))
+        if row.error <= LIMITS[spec.dtype]:
+            calls[candidate.name] = call
+            row.timing = Timing((seconds,))
+        else:
+            row.reason = f"wrong: relative error {row.error:.1e}, allowed {LIMITS[spec.dtype]:.0e}"
+        if after is not None:
+            after(candidate.name)
+    return calls
+
+
+def _call(candidate: Candidate, case: Case, grad: Tensor | None) -> Callable[[], tuple[Tensor, ...]]:
+    """The candidate as a function of nothing: output, and gradients where `grad` is given."""
+    inputs = [t.to(candidate.dtype or t.dtype) for t in case.inputs]
+    if grad is None:
+        return lambda: (candidate.forward(*inputs),)
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    upstream = grad.to(candidate.dtype or grad.dtype)
+
+    def both() -> tuple[Tensor, ...]:
+        out = candidate.forward(*leaves)
+        return (out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out.dtype)))
+
+    return both
+
+
+def expected(case: Case, *, both: bool) -> tuple[list[Tensor], Tensor | None]:
+    """Output of the reference in fp64, a few columns at a time. both: also gradients, and what they are gradients of.
+
+    -> ([output, *gradients], upstream gradient or None)
+    """
+    width = case.inputs[0].shape[-1]
+    step = max(1, REFERENCE_ELEMENTS // max(1, case.num_edges))
+    cuts = [slice(None)] if case.columns == "whole" else [slice(k, k + step) for k in range(0, width, step)]
+    outs: list[Tensor] = []
+    upstreams: list[Tensor] = []
+    grads: list[tuple[Tensor, ...]] = []
+    for cut in cuts:
+        leaves = [t[..., cut].double().requires_grad_(both) for t in case.inputs]
+        out = case.reference(*leaves)
+        outs.append(out.detach())
+        if both:
+            if case.columns != "sum" or not upstreams:
+                upstreams.append(torch.randn(out.shape).to(case.inputs[0].dtype))
+            grads.append(torch.autograd.grad(out, leaves, upstreams[-1].double()))
+    out = torch.stack(outs).sum(0) if case.columns == "sum" else torch.cat(outs, -1)
+    upstream = torch.cat(upstreams, -1) if both else None
+    return [out, *(torch.cat(parts, -1) for parts in zip(*grads, strict=True))], upstream
+
+
+def relative_error(got: Tensor, wanted: Tensor) -> float:
+    """Frobenius norm of the difference over that of `wanted` (or over 1, where it is 0)."""
+    size = float(wanted.norm())
+    return float((got.double() - wanted).norm()) / (size or 1.0)
+
+
+def _record_ceilings(result: Result, limits: dict[str, Ceiling], timings: dict[str, Timing]) -> None:
+    for name, limit in limits.items():
+        rate = limit.amount / timings[f"ceiling: {name}"].median
+        known = result.ceilings.get(limit.kind, (limit.unit, 0.0))
+        result.ceilings[limit.kind] = (limit.unit, max(rate, known[1]))
+        if limit.kind == "gather":
+            result.gathered_bytes = limit.amount

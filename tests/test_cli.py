@@ -1,0 +1,144 @@
+"""The command line: the table of commands, its help, its errors, and the two doors of `python -m stretto`."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import stretto
+from stretto import cli
+from stretto.errors import StrettoError
+
+runner = CliRunner()
+
+
+def python(*arguments, cwd=None, **env):
+    """`python ARGUMENTS` in a process of its own."""
+    import os
+
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=250, cwd=cwd, env={**os.environ, **env}
+    )
+
+
+@pytest.mark.parametrize("target", [*cli.COMMANDS.values(), *cli.BENCHES.values()])
+def test_every_line_of_the_table_leads_to_a_documented_function(target):
+    module, function = target.split(":")
+    assert getattr(importlib.import_module(module), function).__doc__
+
+
+@pytest.mark.parametrize(
+    "words", [[], *[[name] for name in cli.COMMANDS], ["bench"], *[["bench", n] for n in cli.BENCHES]]
+)
+def test_help(words):
+    result = runner.invoke(cli.app, [*words, "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_help_names_every_command():
+    output = runner.invoke(cli.app, ["--help"]).output
+    assert all(name in output for name in (*cli.COMMANDS, "bench"))
+
+
+def test_unknown_command():
+    result = runner.invoke(cli.app, ["levitate"])
+    assert result.exit_code == 2
+    assert "levitate" in result.output
+
+
+def test_doctor_json():
+    result = runner.invoke(cli.app, ["doctor", "--json"])
+    found = json.loads(result.output)
+    assert result.exit_code == 0
+    assert found["versions"]["stretto"] == stretto.__version__
+    assert found["isa"]["chosen"] in (*found["isa"]["available"], "none")
+    assert found["library"]["loaded"] == (found["library"]["why_not"] == "")
+    smoke = found["smoke_test"]
+    assert smoke["ok"]
+    assert smoke["error"] <= smoke["allowed"]
+    assert smoke["ms"] > 0
+    assert smoke["stock_ms"] > 0
+
+
+def test_doctor_text_says_why_the_library_is_off(tmp_path):
+    result = python("-m", "stretto", "doctor", STRETTO_NATIVE="0", STRETTO_CACHE=str(tmp_path / "cache"))
+    assert result.returncode == 0, result.stderr
+    lines = {line[:11].strip(): line[12:] for line in result.stdout.splitlines()}
+    assert lines["library"] == "not loaded: STRETTO_NATIVE=0"
+    assert "STRETTO_NATIVE=0" in lines["settings"]
+    assert "not made yet, writable" in lines["cache"]
+    assert lines["smoke test"].startswith("ok: spmm forward and backward")
+
+
+def test_demo_reaches_the_same_accuracy_twice():
+    from stretto import demo
+
+    runs = demo.train(epochs=60, seed=0, after=lambda word: None)
+    stock, ours = (run.accuracy() for run in runs.values())
+    assert ours > 0.75
+    assert abs(stock - ours) <= 0.005
+
+
+def test_demo_command():
+    result = runner.invoke(cli.app, ["demo", "--epochs", "2"])
+    assert result.exit_code == 0
+    assert "stock PyG" in result.output
+    assert "as fast per epoch" in result.output
+
+
+def test_errors_are_one_line():
+    result = python("-m", "stretto", "bench", "ops", "--op", "spmm", "--graph", "nosuchgraph")
+    assert result.returncode == 2
+    assert result.stderr.startswith("stretto: load: no graph 'nosuchgraph'")
+    assert "Traceback" not in result.stderr
+
+
+def test_module_without_a_script_is_the_command_line():
+    result = python("-m", "stretto", "--help")
+    assert result.returncode == 0
+    assert "doctor" in result.stdout
+
+
+def test_missing_script():
+    result = python("-m", "stretto", "nowhere.py")
+    assert result.returncode == 1
+    assert result.stderr.strip() == "stretto: no script 'nowhere.py'"
+
+
+def test_script_runs_as_python_would_run_it(tmp_path):
+    (tmp_path / "helper.py").write_text("word = 'found'\n")
+    (tmp_path / "script.py").write_text(
+        "import sys, helper\nassert __name__ == '__main__'\nprint(sys.argv[1:], helper.word)\n"
+    )
+    result = python("-m", "stretto", str(tmp_path / "script.py"), "--flag", "7")
+    if importlib.util.find_spec("stretto.plugin") is None:
+        assert result.stderr.strip() == "stretto: this build has no plug-in to run a script with"
+        assert result.returncode == 1
+    else:
+        assert result.stdout.strip().endswith("['--flag', '7'] found")
+        assert result.returncode == 0
+
+
+def test_script_may_fail_with_its_own_error(tmp_path):
+    if importlib.util.find_spec("stretto.plugin") is None:
+        pytest.skip("no plug-in yet: scripts are refused")
+    (tmp_path / "script.py").write_text("raise KeyError('mine')\n")
+    result = python("-m", "stretto", str(tmp_path / "script.py"))
+    assert result.returncode == 1
+    assert "KeyError: 'mine'" in result.stderr
+
+
+def test_the_library_does_not_need_the_command_line():
+    code = "import sys, stretto; assert not {'typer', 'rich', 'click'} & set(sys.modules), 'imported'"
+    result = python("-c", code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_wrong_option_values():
+    result = runner.invoke(cli.app, ["bench", "ops", "--op", "spmm", "--graph", "star:5", "--dtype", "f128"])
+    assert isinstance(result.exception, StrettoError)
+    assert "'--dtype' is 'f128', wanted one of f32" in str(result.exception)
