@@ -1,5 +1,6 @@
 """`python -m stretto SCRIPT.py args` runs the script with the plug-in on; anything else is the command line."""
 
+import importlib
 import importlib.util
 import runpy
 import sys
@@ -15,11 +16,9 @@ def run_script(script: str, arguments: list[str]) -> None:
         expect(importlib.util.find_spec("stretto.plugin") is not None, "this build has no plug-in to run a script with")
     except StrettoError as error:
         sys.exit(f"stretto: {error}")
-    from stretto import plugin
-
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
-    plugin.patch()
+    importlib.import_module("stretto.plugin").patch()
     runpy.run_path(script, run_name="__main__")
 
 

@@ -29,14 +29,15 @@ class StockGcn(nn.Module):
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        self.convs = nn.ModuleList([GCNConv(features, HIDDEN, cached=True), GCNConv(HIDDEN, classes, cached=True)])
+        self.first = GCNConv(features, HIDDEN, cached=True)  # type: ignore[abstract]
+        self.second = GCNConv(HIDDEN, classes, cached=True)  # type: ignore[abstract]
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """x [N, F] -> class scores [N, C]."""
         x = F.dropout(x, DROPOUT, self.training)
-        x = self.convs[0](x, edge_index).relu()
+        x = self.first(x, edge_index).relu()
         x = F.dropout(x, DROPOUT, self.training)
-        return self.convs[1](x, edge_index)
+        return self.second(x, edge_index)
 
 
 class OpsGcn(nn.Module):
@@ -44,8 +45,9 @@ class OpsGcn(nn.Module):
 
     def __init__(self, stock: StockGcn) -> None:
         super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(c.lin.weight.detach().clone()) for c in stock.convs])
-        self.biases = nn.ParameterList([nn.Parameter(c.bias.detach().clone()) for c in stock.convs])
+        given = stock.state_dict()
+        self.weights = nn.ParameterList(given[f"{conv}.lin.weight"].clone() for conv in ("first", "second"))
+        self.biases = nn.ParameterList(given[f"{conv}.bias"].clone() for conv in ("first", "second"))
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """x [N, F] -> class scores [N, C]."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from stretto.bench.case import Case
 from stretto.kernels import cpu, native
@@ -50,12 +51,12 @@ def ceilings(case: Case) -> dict[str, Ceiling]:
         "gather": index.to(torch.int32),
         "random gather": torch.randint(num_rows, index.shape, dtype=torch.int32),
     }
+    amount = float(index.numel() * row_bytes)
     for kind, stream in streams.items():
         for ahead in PREFETCH:
-            found[f"{kind}, {ahead} ahead"] = Ceiling(
-                kind,
-                "byte",
-                float(index.numel() * row_bytes),
-                lambda stream=stream, ahead=ahead: cpu.gather_ceiling(rows, stream, ahead),
-            )
+            found[f"{kind}, {ahead} ahead"] = Ceiling(kind, "byte", amount, _gather(rows, stream, ahead))
     return found
+
+
+def _gather(rows: Tensor, stream: Tensor, ahead: int) -> Callable[[], object]:
+    return lambda: cpu.gather_ceiling(rows, stream, ahead)
