@@ -1,1 +1,7 @@
 """Neighbour sampling, slicing and transfer that never leave the trainer waiting."""
+
+from stretto.loader.neighbor_loader import LinkNeighborLoader, NeighborLoader
+from stretto.loader.sampler import NeighborSampler
+from stretto.loader.trim import Layer, layers
+
+__all__ = ["Layer", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler", "layers"]

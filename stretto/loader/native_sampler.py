@@ -179,7 +179,9 @@ class NativeSampler:
             wanted = self.node_types[relation.target].num_nodes + 1
             got = relation.colptr.numel()
             expect(got == wanted, f"sampler: 'colptr' has {got} entries, wanted {wanted} (targets + 1)")
-        c_types = (_NodeType * len(self.node_types))(*((t.num_nodes, _address(t.time)) for t in self.node_types))
+        c_types = (_NodeType * len(self.node_types))(
+            *(_NodeType(t.num_nodes, _address(t.time)) for t in self.node_types)
+        )
         c_relations = (_Relation * len(self.relations))()
         for r, relation, fanout in zip(c_relations, self.relations, fanouts, strict=True):
             r.colptr, r.row = relation.colptr.data_ptr(), relation.row.data_ptr()
@@ -267,9 +269,10 @@ class Slot:
         self.sampler = sampler
         owner = _Owner(handle, self.table[0], self.table[1], lib.stretto_slot_release)
         self.memory = torch.from_numpy(np.asarray(owner))
+        self.host: Tensor | None = None  # where memory came from, once it is on a device
 
-    def _view(self, offset: int, count: int, dtype: torch.dtype) -> Tensor:
-        return self.memory.narrow(0, offset, count * dtype.itemsize).view(dtype)
+    def _view(self, offset: int, count: int, dtype: torch.dtype, memory: Tensor | None = None) -> Tensor:
+        return (self.memory if memory is None else memory).narrow(0, offset, count * dtype.itemsize).view(dtype)
 
     def _nodes(self, node_type: int) -> int:
         return 2 + node_type * (4 + self.sampler.num_hops)
@@ -303,11 +306,13 @@ class Slot:
         at = self._edges(relation)
         return self._view(self.table[at + 1], 2 * self.table[at], torch.int64).view(2, -1)
 
-    def rowptr(self, relation: int = 0) -> Tensor | None:
-        """Where each target's edges start. [targets + 1]"""
+    def rowptr(self, relation: int = 0, *, host: bool = False) -> Tensor | None:
+        """Where each target's edges start; host: as it was before the slot went to a device. [targets + 1]"""
         at = self._edges(relation)
         targets = self.num_nodes(self.sampler.relations[relation].target)
-        return None if self.table[at + 2] < 0 else self._view(self.table[at + 2], targets + 1, torch.int64)
+        if self.table[at + 2] < 0:
+            return None
+        return self._view(self.table[at + 2], targets + 1, torch.int64, self.host if host else None)
 
     def col(self, relation: int = 0) -> Tensor | None:
         """Local source of every edge, int32. [edges]"""
@@ -358,13 +363,18 @@ class Engine:
 
     def next(self) -> Slot:
         """The next batch in order of submission. Wakes ten times a second, so that Ctrl-C is heard."""
+        while (slot := self.poll(100)) is None:
+            pass
+        return slot
+
+    def poll(self, milliseconds: int = 0) -> Slot | None:
+        """The next batch if it is ready within that time."""
         lib = library()
         slot = c.c_void_p()
-        while (status := lib.stretto_engine_next(self.handle, 100, c.byref(slot))) == 0:
-            pass
+        status = lib.stretto_engine_next(self.handle, milliseconds, c.byref(slot))
         if status < 0:
             raise _failure(lib)
-        return Slot(self.sampler, slot)
+        return Slot(self.sampler, slot) if status else None
 
     def cancel(self) -> None:
         library().stretto_engine_cancel(self.handle)

@@ -1,0 +1,249 @@
+"""From PyG's containers to the sampler's arrays: one CSC per edge type, sorted by time where there is one.
+
+Reads Data, HeteroData and (FeatureStore, GraphStore). Homogeneous graphs are the case of one node and one edge type,
+whose names are None.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, remote_backend_utils
+from torch_geometric.sampler.utils import to_csc
+
+from stretto.errors import expect, fail
+from stretto.kernels import build
+from stretto.loader.native_sampler import running_weights
+
+
+@dataclass
+class EdgeArrays:
+    """One edge type. colptr [targets + 1] int64; row, edge_id, time, running [edges] in CSC order."""
+
+    colptr: Tensor
+    row: Tensor
+    edge_id: Tensor | None = None  # None: CSC order is the user's order
+    time: Tensor | None = None
+    running: Tensor | None = None
+
+
+@dataclass
+class GraphArrays:
+    """What the sampler reads of a graph. Node and edge types are in a fixed order; (None,) means homogeneous."""
+
+    node_types: list[Any]
+    edge_types: list[Any]
+    num_nodes: dict[Any, int]
+    edges: dict[Any, EdgeArrays]
+    node_time: dict[Any, Tensor] = field(default_factory=dict)
+    temporal: bool = False
+
+    @property
+    def is_hetero(self) -> bool:
+        return self.node_types != [None]
+
+    def ends(self, edge_type: Any) -> tuple[int, int]:
+        """Numbers of the source and target node type."""
+        if edge_type is None:
+            return 0, 0
+        return self.node_types.index(edge_type[0]), self.node_types.index(edge_type[2])
+
+
+def read(
+    data: Any, *, time_attr: str | None = None, weight_attr: str | None = None, is_sorted: bool = False
+) -> GraphArrays:
+    """The arrays of a Data, HeteroData or (FeatureStore, GraphStore)."""
+    if isinstance(data, Data):
+        return _read_homogeneous(data, time_attr, weight_attr, is_sorted)
+    if isinstance(data, HeteroData):
+        return _read_heterogeneous(data, time_attr, weight_attr, is_sorted)
+    if isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[1], GraphStore):
+        expect(
+            weight_attr is None,
+            "NeighborLoader: 'weight_attr' is set, but a (FeatureStore, GraphStore) has no weights to read",
+        )
+        return _read_stores(data[0], data[1], time_attr)
+    fail(f"NeighborLoader: 'data' is {type(data).__name__}, wanted Data, HeteroData or (FeatureStore, GraphStore)")
+
+
+def _read_homogeneous(data: Data, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> GraphArrays:
+    num_nodes = int(data.num_nodes or 0)
+    node_time = edge_time = None
+    if time_attr is not None:
+        if time_attr in data and data.is_node_attr(time_attr):
+            node_time = _times(data[time_attr], time_attr)
+        elif time_attr in data and data.is_edge_attr(time_attr):
+            edge_time = _times(data[time_attr], time_attr)
+        else:
+            fail(f"NeighborLoader: 'time_attr' is {time_attr!r}, which is neither a node- nor an edge-level attribute")
+    weight = _attribute(data, weight_attr, "weight_attr")
+    arrays = _compress(data, num_nodes, num_nodes, node_time, edge_time, weight, is_sorted)
+    out = GraphArrays([None], [None], {None: num_nodes}, {None: arrays}, temporal=time_attr is not None)
+    if node_time is not None:
+        out.node_time[None] = node_time
+    return out
+
+
+def _read_heterogeneous(
+    data: HeteroData, time_attr: str | None, weight_attr: str | None, is_sorted: bool
+) -> GraphArrays:
+    node_types, edge_types = data.metadata()
+    num_nodes = {t: int(data[t].num_nodes or 0) for t in node_types}
+    node_time = {t: _times(data[t][time_attr], time_attr) for t in node_types if time_attr and time_attr in data[t]}
+    edge_time = {t: _times(data[t][time_attr], time_attr) for t in edge_types if time_attr and time_attr in data[t]}
+    if time_attr is not None and bool(node_time) == bool(edge_time):
+        have = "both node- and edge-level" if node_time else "neither a node- nor an edge-level attribute"
+        fail(f"NeighborLoader: 'time_attr' is {time_attr!r}, which is {have}")
+    edges = {}
+    for edge_type in edge_types:
+        source, _, target = edge_type
+        weight = None
+        if weight_attr is not None and weight_attr in data[edge_type]:
+            weight = _attribute(data[edge_type], weight_attr, "weight_attr")
+        edges[edge_type] = _compress(
+            data[edge_type],
+            num_nodes[source],
+            num_nodes[target],
+            node_time.get(source),
+            edge_time.get(edge_type),
+            weight,
+            is_sorted,
+        )
+    if weight_attr is not None:
+        expect(any(e.running is not None for e in edges.values()), f"NeighborLoader: no edge type has {weight_attr!r}")
+    return GraphArrays(list(node_types), list(edge_types), num_nodes, edges, node_time, time_attr is not None)
+
+
+def _compress(
+    store: Any,
+    num_sources: int,
+    num_targets: int,
+    node_time: Tensor | None,
+    edge_time: Tensor | None,
+    weight: Tensor | None,
+    is_sorted: bool,
+) -> EdgeArrays:
+    """One edge type's CSC: by target, within a target by time, otherwise in the user's order."""
+    edge_index = getattr(store, "edge_index", None)
+    adjacency = getattr(store, "adj_t", None)
+    if edge_index is None:
+        if isinstance(adjacency, Tensor):
+            matrix = adjacency.to_sparse_csr()
+            colptr, row, perm = matrix.crow_indices(), matrix.col_indices(), None
+        else:
+            colptr, row, perm = to_csc(
+                store, device=torch.device("cpu"), is_sorted=is_sorted
+            )  # adj or adj_t, or no edges at all
+        colptr = colptr.to(torch.int64)
+        if node_time is not None or edge_time is not None:
+            expect(is_sorted, "NeighborLoader: temporal sampling of 'adj_t' needs 'is_sorted=True': its edges by time")
+    else:
+        edge_index = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
+        edge_index = edge_index.detach().cpu()
+        source, target = edge_index[0], edge_index[1]
+        for name, index, size in (("source", source, num_sources), ("target", target, num_targets)):
+            least, most = build.minmax(index)
+            expect(
+                least >= 0 and most < size,
+                f"NeighborLoader: 'edge_index' has {name} {most if least >= 0 else least}, wanted 0 <= {name} < {size}",
+            )
+        by_time = None
+        if (node_time is not None or edge_time is not None) and not is_sorted:
+            at = edge_time if edge_time is not None else _of_sources(node_time, source)
+            by_time = torch.argsort(at, stable=True)
+            source, target = source[by_time], target[by_time]
+        dtype = torch.int32 if max(num_sources, num_targets, source.numel()) < 2**31 else torch.int64
+        colptr, col, perm = build.compress(target, source, num_targets, dtype)
+        assert col is not None
+        row = col
+        if by_time is not None:
+            perm = by_time if perm is None else by_time[perm.long()]
+    if num_sources < 2**31:
+        row = row.to(torch.int32)
+    out = EdgeArrays(colptr.contiguous(), row.contiguous(), None if perm is None else perm.contiguous())
+    order = slice(None) if perm is None else perm.long()
+    if edge_time is not None:
+        out.time = edge_time[order].contiguous()
+    elif node_time is not None:
+        out.time = _of_sources(node_time, row)
+    if weight is not None:
+        expect(
+            weight.numel() == row.numel(),
+            f"NeighborLoader: 'weight_attr' has {weight.numel()} values, wanted {row.numel()}, one per edge",
+        )
+        out.running = running_weights(out.colptr, weight.cpu().view(-1)[order])
+    return out
+
+
+def _of_sources(node_time: Tensor | None, source: Tensor) -> Tensor:
+    assert node_time is not None
+    return node_time[source.long()].contiguous()
+
+
+def _attribute(store: Any, name: str | None, argument: str) -> Tensor | None:
+    if name is None:
+        return None
+    value = getattr(store, name, None)
+    if not isinstance(value, Tensor):
+        fail(f"NeighborLoader: '{argument}' is {name!r}, which 'data' does not have")
+    return value
+
+
+def _times(value: Any, name: str | None) -> Tensor:
+    """Times as int64 on the CPU. Fractions would be lost, so they are refused."""
+    expect(
+        isinstance(value, Tensor), f"NeighborLoader: time attribute {name!r} is {type(value).__name__}, wanted a tensor"
+    )
+    if value.is_floating_point() or value.dtype == torch.bool:
+        fail(f"NeighborLoader: time attribute {name!r} is {value.dtype}, wanted integers")
+    return value.detach().cpu().to(torch.int64).contiguous().view(-1)
+
+
+def _read_stores(feature_store: FeatureStore, graph_store: GraphStore, time_attr: str | None) -> GraphArrays:
+    edge_attrs = graph_store.get_all_edge_attrs()
+    hetero = {attr.edge_type for attr in edge_attrs} != {None}
+    times: dict[Any, Tensor] = {}
+    if time_attr is not None:
+        for attr in edge_attrs:
+            expect(
+                attr.is_sorted and attr.layout.value != "csr",
+                "NeighborLoader: temporal sampling needs edges sorted by destination, and by time within each",
+            )
+        for tensor in feature_store.get_all_tensor_attrs():
+            if tensor.attr_name == time_attr:
+                tensor.index = None
+                times[tensor.group_name] = _times(feature_store.get_tensor(tensor), time_attr)
+        expect(bool(times), f"NeighborLoader: no tensor named {time_attr!r} in the feature store")
+    found: Any = graph_store.csc()
+    rows, colptrs, perms = found
+    num_nodes: dict[Any, int]
+    node_types: list[Any]
+    if not hetero:
+        num_nodes = {None: max(edge_attrs[0].size or (0, 0))}
+        node_types = [None]
+        rows, colptrs, perms = {None: rows}, {None: colptrs}, {None: perms}
+    else:
+        names = {a.group_name for a in feature_store.get_all_tensor_attrs() if isinstance(a.group_name, str)}
+        names |= {end for edge_type in rows for end in (edge_type[0], edge_type[2])}
+        node_types = sorted(names)
+        num_nodes = {t: remote_backend_utils.num_nodes(feature_store, graph_store, t) for t in node_types}
+    edge_types: list[Any] = sorted(rows) if hetero else [None]
+    # For a homogeneous store PyG tells node from edge times by the attribute's name.
+    by_edge = any(isinstance(key, tuple) for key in times) or (not hetero and time_attr not in (None, "time"))
+    edges = {}
+    for edge_type in edge_types:
+        row, colptr, perm = rows[edge_type], colptrs[edge_type], perms.get(edge_type)
+        source = edge_type[0] if hetero else None
+        small = num_nodes[source] < 2**31
+        arrays = EdgeArrays(
+            colptr.cpu().to(torch.int64).contiguous(),
+            row.cpu().to(torch.int32 if small else torch.int64).contiguous(),
+            None if perm is None else perm.cpu().contiguous(),
+        )
+        at = times.get(edge_type if by_edge else source)
+        if at is not None:
+            arrays.time = (at if perm is None else at[perm]) if by_edge else _of_sources(at, arrays.row)
+        edges[edge_type] = arrays
+    node_time = {} if by_edge else times
+    return GraphArrays(node_types, edge_types, num_nodes, edges, node_time, time_attr is not None)

@@ -1,0 +1,258 @@
+"""Threaded: what NeighborLoader and LinkNeighborLoader share, mixed into PyG's loader classes.
+
+PyG's constructor, `loader(index)`, `collate_fn` and `filter_fn` stay as they are; only iterating is replaced: batches
+are sampled, relabelled and sliced by native threads in this process, ahead of the trainer and in order.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler.base import SubgraphType
+
+from stretto.errors import expect
+from stretto.loader.batch import Blueprint
+from stretto.loader.clock import Clock, mixed
+from stretto.loader.native_sampler import Sampling, Slot
+from stretto.loader.sampler import NeighborSampler
+from stretto.loader.stream import Stream, Task
+from stretto.loader.transfer import Transfer, pinning
+from stretto.loader.trim import trimmed
+
+MEMORY = 256 << 20  # bytes of batches ready and waiting, unless told otherwise
+# DataLoader's arguments that speak of worker processes, which these loaders do not have.
+_OF_PROCESSES = (
+    "num_workers",
+    "prefetch_factor",
+    "persistent_workers",
+    "multiprocessing_context",
+    "worker_init_fn",
+    "timeout",
+)
+_OF_ENGINE = ("device", "num_threads", "memory", "batch_dependency", "trim")
+
+
+class Threaded:
+    """What both loaders share: options, the stream, the iterator. Mixed into one of PyG's loader classes."""
+
+    data: Any
+    sampler_: NeighborSampler
+    generator: torch.Generator | None
+
+    def _take_options(self, kwargs: dict[str, Any]) -> None:
+        """Pick our options out of DataLoader's."""
+        self.num_workers_asked = int(kwargs.get("num_workers", 0))
+        prefetch = kwargs.get("prefetch_factor") or 2
+        for name in _OF_PROCESSES:
+            kwargs.pop(name, None)
+        options = {name: kwargs.pop(name) for name in _OF_ENGINE if name in kwargs}
+        device = options.get("device")
+        self.device = None if device is None or torch.device(device).type == "cpu" else torch.device(device)
+        self.num_threads = (
+            options.get("num_threads") or self.num_workers_asked or max(1, min(4, (os.cpu_count() or 2) // 2))
+        )
+        expect(self.num_threads >= 1, f"NeighborLoader: 'num_threads' is {self.num_threads}, wanted at least 1")
+        self.memory = options.get("memory") or MEMORY
+        expect(self.memory > 0, f"NeighborLoader: 'memory' is {self.memory} bytes, wanted more than 0")
+        self.batch_dependency = options.get("batch_dependency") or 1
+        expect(
+            self.batch_dependency >= 1, f"NeighborLoader: 'batch_dependency' is {self.batch_dependency}, wanted >= 1"
+        )
+        self.trim = bool(options.get("trim", False))
+        self._ahead = max(2, int(prefetch)) * self.num_threads + 1
+        self._own_order = kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None
+        self._shuffle = bool(kwargs.get("shuffle", False))
+        self._clock = Clock()
+        self._stream: Stream | None = None
+        self._blueprint: Blueprint | None = None
+
+    # ---- iterating ----
+
+    def __iter__(self) -> Iterator[Any]:
+        if not isinstance(self.sampler_, NeighborSampler) or self.batch_sampler is None:  # type: ignore[attr-defined]
+            return super().__iter__()  # type: ignore[misc]
+        seed, epoch = self._clock.tick(self.generator)
+        stream, self._stream = self._stream, None
+        if stream is None or stream.process != os.getpid() or not self._unchanged():
+            stream = self._new_stream()
+        return _Pass(self, stream, seed, epoch)
+
+    def _unchanged(self) -> bool:
+        return self._blueprint is None or self._blueprint.current() == self._blueprint.signature
+
+    def _new_stream(self) -> Stream:
+        sampler = self.sampler_
+        extra = Sampling.EDGE_ID if sampler.e_id else Sampling(0)
+        self._blueprint = None
+        slices: list[Any] = []
+        # Where edges are changed after sampling, or features come from a store, PyG's own filter_fn makes the batch.
+        direct = isinstance(self.data, (Data, HeteroData)) and sampler.subgraph_type != SubgraphType.bidirectional
+        if direct and self.transform_sampler_output is None:  # type: ignore[attr-defined]
+            self._blueprint = Blueprint(self.data, sampler)
+            slices = self._blueprint.slices
+            extra |= Sampling.CSR
+        on_device = self._blueprint is not None and self.device is not None
+        return Stream(
+            sampler.native(extra, slices),
+            threads=self.num_threads,
+            memory=self.memory,
+            ahead=self._ahead,
+            across=self._own_order,
+            tasks=self._tasks,
+            transfer=Transfer(self.device) if on_device and self.device is not None else None,
+            pin=pinning(self.device) if on_device else (None, None),
+        )
+
+    def _tasks(self, seed: int, epoch: int) -> Iterator[Task]:
+        for number, index in enumerate(self._indices(seed, epoch)):
+            # With batch_dependency, groups of batches share their random numbers.
+            yield self._task(self.input_data[index], seed, epoch, number, number // self.batch_dependency)  # type: ignore[attr-defined]
+
+    def _indices(self, seed: int, epoch: int) -> Iterator[Tensor]:
+        """Positions in the list of seeds, batch by batch."""
+        if not self._own_order:
+            for index in self.batch_sampler:  # type: ignore[attr-defined]
+                yield index if isinstance(index, Tensor) else torch.tensor(index, dtype=torch.int64)
+            return
+        n, size = len(self.dataset), self.batch_size  # type: ignore[attr-defined]
+        if self._shuffle:
+            order = torch.randperm(n, generator=torch.Generator().manual_seed(mixed(seed, epoch)))
+        else:
+            order = torch.arange(n)
+        stop = n - n % size if self.drop_last else n  # type: ignore[attr-defined]
+        for start in range(0, stop, size):
+            yield order[start : min(start + size, stop)]
+
+    def _task(self, inputs: Any, seed: int, epoch: int, number: int, key: int) -> Task:
+        raise NotImplementedError
+
+    def _label(self, batch: Any, task: Task) -> None:
+        raise NotImplementedError
+
+    def _batch(self, slot: Slot, task: Task) -> Any:
+        """A slot as the batch that PyG's filter_fn would have made."""
+        sampler = self.sampler_
+        out: Any
+        if self._blueprint is None:
+            out = sampler.output(slot)
+            if task.num_pos and out.batch is not None:
+                trees: Any = out.batch
+                out.batch = (
+                    {k: v % task.num_pos for k, v in trees.items()} if sampler.is_hetero else trees % task.num_pos
+                )
+            out.metadata = task.metadata
+            batch = self.filter_fn(sampler.finish(out))  # type: ignore[attr-defined]
+            return batch if self.device is None else batch.to(self.device)
+        batch = self._blueprint.build(slot, self.device)
+        self._count(batch, slot, task)
+        self._label(batch, task)
+        if self.trim:
+            batch = trimmed(batch, semantics=sampler.semantics)
+        if self.transform is not None:  # type: ignore[attr-defined]
+            batch = self.transform(batch)  # type: ignore[attr-defined]
+        if self.pin_memory and self.device is None and torch.cuda.is_available():  # type: ignore[attr-defined]
+            batch = batch.pin_memory()
+        return batch
+
+    def _count(self, batch: Any, slot: Slot, task: Task) -> None:
+        """batch, num_sampled_nodes and num_sampled_edges."""
+        sampler = self.sampler_
+        counted = sampler.subgraph_type != SubgraphType.induced
+        tree = [slot.tree(i) for i in range(len(sampler.graph.node_types))]
+        if task.num_pos:
+            tree = [None if t is None else t % task.num_pos for t in tree]
+        if not sampler.is_hetero:
+            batch.batch = tree[0]
+            batch.num_sampled_nodes = slot.nodes_per_hop() if counted else None
+            batch.num_sampled_edges = slot.edges_per_hop() if counted else None
+            return
+        for i, key in enumerate(sampler.graph.node_types):
+            if tree[i] is not None:
+                batch[key].batch = tree[i]
+            if counted:
+                batch[key].num_sampled_nodes = slot.nodes_per_hop(i)
+        if counted:
+            for r, key in enumerate(sampler.graph.edge_types):
+                batch[key].num_sampled_edges = slot.edges_per_hop(r)
+
+    def _here(self, value: Any) -> Any:
+        """A tensor on the loader's device."""
+        return (
+            value.to(self.device, non_blocking=True) if self.device is not None and isinstance(value, Tensor) else value
+        )
+
+    # ---- checkpoints, and what PyG's loaders offer around worker processes ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seed and next epoch: a loader that loads it continues with the very batches this one would give."""
+        return self._clock.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._clock.load_state_dict(state, self.generator)
+
+    def close(self) -> None:
+        """Stop the threads now, rather than when the loader is dropped. Iterating again starts new ones."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.engine.close()
+
+    @contextmanager
+    def enable_cpu_affinity(self, loader_cores: Any = None) -> Iterator[None]:
+        """Accepted for PyG's sake: there are no worker processes to bind."""
+        yield
+
+    @contextmanager
+    def enable_multithreading(self, worker_threads: int | None = None) -> Iterator[None]:
+        """Accepted for PyG's sake: one thread samples one batch, and num_threads says how many do."""
+        yield
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stream": None, "_blueprint": None}
+
+
+class _Pass:
+    """One iteration over a loader. Gives its stream back at the end; ended early, it drops what was prepared."""
+
+    def __init__(self, loader: Any, stream: Stream, seed: int, epoch: int) -> None:
+        self._loader = loader
+        self._stream: Stream | None = stream
+        stream.begin(seed, epoch)
+
+    def __iter__(self) -> "_Pass":
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __next__(self) -> Any:
+        if self._stream is None:
+            raise StopIteration
+        try:
+            found = self._stream.next()
+        except ValueError:  # this batch failed; the others are not affected
+            raise
+        except BaseException:  # Ctrl-C while waiting: nobody knows where the stream stands
+            self._end(keep=False)
+            raise
+        if found is None:
+            self._end(keep=True)
+            raise StopIteration
+        return self._loader._batch(*found)
+
+    def _end(self, *, keep: bool) -> None:
+        stream, self._stream = self._stream, None
+        if stream is None or stream.process != os.getpid():
+            return
+        if not keep:
+            stream.cancel()
+        if self._loader._stream is None:
+            self._loader._stream = stream
+
+    def __del__(self) -> None:
+        stream = getattr(self, "_stream", None)
+        if stream is not None:
+            self._end(keep=stream.at_end)
