@@ -16,6 +16,7 @@ from stretto.errors import StrettoError
 COMMANDS = {
     "demo": "stretto.demo:command",
     "doctor": "stretto.doctor:command",
+    "tune": "stretto.bench.tuning:command",
 }
 
 # stretto bench NAME -> "module:function"

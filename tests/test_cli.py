@@ -1,9 +1,12 @@
 """The command line: the table of commands, its help, its errors, and the two doors of `python -m stretto`."""
 
 import importlib
+import importlib.util
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -15,10 +18,13 @@ from stretto.errors import StrettoError
 runner = CliRunner()
 
 
+@pytest.fixture(autouse=True)
+def _own_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("STRETTO_CACHE", str(tmp_path / "tuning"))
+
+
 def python(*arguments, cwd=None, **env):
     """`python ARGUMENTS` in a process of its own."""
-    import os
-
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=250, cwd=cwd, env={**os.environ, **env}
     )
@@ -142,3 +148,10 @@ def test_wrong_option_values():
     result = runner.invoke(cli.app, ["bench", "ops", "--op", "spmm", "--graph", "star:5", "--dtype", "f128"])
     assert isinstance(result.exception, StrettoError)
     assert "'--dtype' is 'f128', wanted one of f32" in str(result.exception)
+
+
+def test_the_ops_example_runs():
+    example = Path(__file__).parents[1] / "examples" / "ops.py"
+    result = python(str(example))
+    assert result.returncode == 0, result.stderr
+    assert "attention [2708, 4, 8]" in result.stdout
