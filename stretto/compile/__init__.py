@@ -1,0 +1,22 @@
+"""The compiler: a layer's algebra in, the cheapest equal plan out. It knows nothing of kernels or of PyG."""
+
+from stretto.compile.choose import CHOOSER, linear
+from stretto.compile.execute import Adjacency
+from stretto.compile.expr import Expression, Leaf, Sparse, Term, Transpose
+from stretto.compile.hoist import HOIST
+from stretto.compile.plan import Plan, Request, plans
+
+__all__ = [
+    "CHOOSER",
+    "HOIST",
+    "Adjacency",
+    "Expression",
+    "Leaf",
+    "Plan",
+    "Request",
+    "Sparse",
+    "Term",
+    "Transpose",
+    "linear",
+    "plans",
+]

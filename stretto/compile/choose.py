@@ -1,0 +1,229 @@
+"""Which plan a layer runs: predicted first, then settled by timing the best few inside the user's own steps.
+
+A decision is made once per signature (expression, gradients wanted, sizes, type, device) and looked up afterwards. Sizes
+of sampled batches are rounded to quarter octaves, so that a stream of batches shares a handful of decisions.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto import settings
+from stretto.compile.execute import Adjacency, Call, run
+from stretto.compile.expr import Expression, Leaf, MatMul, Node, Sizes, Sparse, Transpose, leaves
+from stretto.compile.hoist import HOIST
+from stretto.compile.plan import Plan, Ranking, Request, rank
+from stretto.tune import machine, store
+from stretto.tune.profile import profile
+
+logger = logging.getLogger("stretto")
+
+CLOSE = 1.6  # plans predicted within this factor of the best are worth timing
+MOST_TRIED = 3
+TRIES = 2
+HYSTERESIS = 0.95  # the predicted best is replaced only by a plan at least this much faster
+SMALL = 1 << 20  # gathered values below which the prediction stands: timing would measure noise
+
+
+@dataclass
+class Decision:
+    """One signature's plans, what was measured of them, and the plan that is settled on."""
+
+    ranking: Ranking
+    sizes: Sizes
+    candidates: list[Plan]
+    chosen: Plan | None = None
+    how: str = "predicted"
+    times: dict[Plan, list[float]] = field(default_factory=dict)
+    warm: bool = False
+
+
+class Chooser:
+    """The decisions of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._decisions: dict[Hashable, Decision] = {}
+        self._kept: dict[str, Any] | None = None
+        self._facts: dict[str, object] = {}
+
+    def pick(self, key: Hashable, request: Request, sizes: Sizes, like: Tensor) -> tuple[Plan, Decision]:
+        """The plan to run now, and the decision it belongs to."""
+        decision = self._decisions.get(key)
+        if decision is None:
+            decision = self._decide(key, request, sizes, like)
+        if decision.chosen is not None:
+            return decision.chosen, decision
+        return min(decision.candidates, key=lambda p: len(decision.times.get(p, ()))), decision
+
+    def record(self, key: Hashable, plan: Plan, seconds: float) -> None:
+        """A timing of a plan inside a real step; settles the decision when every candidate has enough."""
+        decision = self._decisions.get(key)
+        if decision is None or decision.chosen is not None:
+            return
+        with self._lock:
+            if not decision.warm:  # the first step pays for graph building and page faults
+                decision.warm = True
+                return
+            decision.times.setdefault(plan, []).append(seconds)
+            if any(len(decision.times.get(p, ())) < TRIES for p in decision.candidates):
+                return
+            decision.ranking.measured.update({p: min(t) for p, t in decision.times.items()})
+            measured = decision.ranking.measured
+            first = decision.candidates[0]
+            best = min(decision.candidates, key=lambda p: measured[p])
+            decision.chosen = best if measured[best] < HYSTERESIS * measured[first] else first
+            decision.how = "measured"
+        store.add("plans", self._facts, {repr(key): {"plan": decision.chosen.name, "ms": measured[decision.chosen] * 1e3}})
+
+    def decision(self, key: Hashable) -> Decision | None:
+        """What is known of a signature."""
+        return self._decisions.get(key)
+
+    def clear(self) -> None:
+        """Forget all decisions; the disk is asked again."""
+        with self._lock:
+            self._decisions.clear()
+            self._kept = None
+
+    def _decide(self, key: Hashable, request: Request, sizes: Sizes, like: Tensor) -> Decision:
+        tuning = settings.choice("STRETTO_TUNE", ("on", "analytic", "off"))
+        free = tuning == "on" and not torch.are_deterministic_algorithms_enabled()
+        ranking = rank(request, sizes, like.element_size(), profile(like.device, measure=free))
+        best_time = ranking.predicted[0][0]
+        candidates = [plan for seconds, plan in ranking.predicted if seconds <= CLOSE * best_time][:MOST_TRIED]
+        decision = Decision(ranking, sizes, candidates)
+        if len(candidates) == 1 or not free or sizes["E"] * max(sizes.values()) == 0 or _small(sizes):
+            decision.chosen = candidates[0]
+        else:
+            kept = self._load().get(repr(key))
+            for plan in candidates:
+                if isinstance(kept, dict) and kept.get("plan") == plan.name:
+                    decision.chosen, decision.how = plan, "measured earlier"
+                    ranking.measured[plan] = float(kept.get("ms", 0.0)) / 1e3
+        with self._lock:
+            return self._decisions.setdefault(key, decision)
+
+    def _load(self) -> dict[str, Any]:
+        if self._kept is None:
+            self._facts = machine.describe()
+            self._kept = store.read("plans", self._facts)
+        return self._kept
+
+
+CHOOSER = Chooser()
+
+
+def linear(
+    expression: Expression,
+    tensors: dict[str, Tensor],
+    sparse: dict[str, Adjacency],
+    *,
+    bias: Tensor | None = None,
+    scalars: dict[str, float] | None = None,
+    note: Callable[[Hashable, Plan], None] | None = None,
+) -> Tensor:
+    """Evaluate a layer's expression by the best plan. tensors: leaf name -> matrix; sparse: name -> Adjacency.
+
+    bias [o] is added to every row. note(key, plan) tells the caller what was chosen (for report and explain).
+    """
+    names = tuple(leaves(expression))
+    grad = torch.is_grad_enabled()
+    wanted = tuple(n for n in names if grad and tensors[n].requires_grad)
+    sizes = _sizes(expression, tensors, sparse)
+    first = tensors[names[0]]
+    hoisted, keep = _hoistable(expression, tensors, sparse, sizes)
+    key = (expression, wanted, hoisted, _rounded(sizes), first.dtype, first.device.type, settings.get("STRETTO_BACKEND"))
+    plan, decision = CHOOSER.pick(key, Request(expression, wanted, hoisted), sizes, first)
+    if note is not None:
+        note(key, plan)
+    arguments = tuple(tensors[n] for n in names)
+    if bias is not None:
+        names, arguments = (*names, "bias"), (*arguments, bias)
+    timed = None if decision.chosen is not None else (lambda seconds: CHOOSER.record(key, plan, seconds))
+    call = Call(plan, names, sparse, scalars or {}, keep, timed, timed_backward=bool(wanted))
+    return run(call, arguments)
+
+
+def _hoistable(
+    expression: Expression, tensors: dict[str, Tensor], sparse: dict[str, Adjacency], sizes: Sizes
+) -> tuple[tuple[Node, ...], Any]:
+    """Products of the adjacency with a constant leaf that are, or may be, kept across steps."""
+    found: dict[Node, None] = {}
+    constant: dict[str, bool] = {}
+    need = 0
+    for term in expression:
+        for place in range(len(term.factors) - 1):
+            left, right = term.factors[place], term.factors[place + 1]
+            if not isinstance(left, Sparse) or not isinstance(right, Leaf) or sparse[left.name].weight is not None:
+                continue
+            if right.name not in constant:
+                constant[right.name] = HOIST.constant(tensors[right.name])
+            if not constant[right.name]:
+                continue
+            node: Node = right
+            for _ in range(left.power):
+                node = MatMul(Sparse(left.name, left.rows, left.cols, 1, left.transposed), node)
+                if node not in found:
+                    found[node] = None
+                    if not HOIST.knows(tensors[right.name], _product_key(node, sparse)):
+                        need += sizes[left.rows] * sizes[right.cols] * tensors[right.name].element_size()
+    if not found or not HOIST.affords(need):
+        return (), None
+
+    def keep(node: Node, make: Callable[[], Tensor]) -> Tensor:
+        return HOIST.keep(tensors[_innermost(node).name], _product_key(node, sparse), make)
+
+    return tuple(found), keep
+
+
+def _product_key(node: Node, sparse: dict[str, Adjacency]) -> Hashable:
+    assert isinstance(node, MatMul) and isinstance(node.left, Sparse)
+    adjacency = sparse[node.left.name]
+    return str(node), adjacency.graph.number, id(adjacency.row_scale), id(adjacency.col_scale)
+
+
+def _innermost(node: Node) -> Leaf:
+    while isinstance(node, MatMul):
+        node = node.right
+    assert isinstance(node, Leaf)
+    return node
+
+
+def _sizes(expression: Expression, tensors: dict[str, Tensor], sparse: dict[str, Adjacency]) -> Sizes:
+    sizes: Sizes = {}
+    for term in expression:
+        for factor in term.factors:
+            if isinstance(factor, Sparse):
+                graph = sparse[factor.name].graph
+                sizes["E"] = graph.num_edges
+                rows, cols = graph.num_rows, graph.num_cols
+                sizes[factor.rows], sizes[factor.cols] = (cols, rows) if factor.transposed else (rows, cols)
+                if sparse[factor.name].weight is not None:
+                    sizes["weighted"] = 1
+            else:
+                leaf = factor.of if isinstance(factor, Transpose) else factor
+                assert isinstance(leaf, Leaf)
+                sizes[leaf.rows], sizes[leaf.cols] = tensors[leaf.name].shape
+    return sizes
+
+
+def _rounded(sizes: Sizes) -> tuple[Any, ...]:
+    """Node and edge counts in quarter octaves, widths as they are."""
+    counts = {"n", "m", "E"}
+    return tuple(
+        (name, round(4 * math.log2(size)) if name in counts and size else size) for name, size in sorted(sizes.items())
+    )
+
+
+def _small(sizes: Sizes) -> bool:
+    width = max(size for name, size in sizes.items() if name not in ("n", "m", "E", "weighted"))
+    return sizes["E"] * width < SMALL

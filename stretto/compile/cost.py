@@ -1,0 +1,94 @@
+"""What a plan costs: every node it computes priced by a roofline, nodes computed once and shared counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stretto.compile.expr import Add, Factor, Horner, Leaf, MatMul, Node, Scaled, Sizes, Sparse, Transpose, shape
+from stretto.tune.profile import Profile
+
+
+@dataclass(frozen=True)
+class Work:
+    """One kernel call: its kind ("spmm", "gemm", "add"), width of a spmm, flops and bytes."""
+
+    kind: str
+    width: int
+    flops: float
+    bytes: float
+    gathered: float = 0.0  # of the bytes, those read row by row at random
+    row_bytes: float = 0.0
+
+    def seconds(self, profile: Profile) -> float:
+        """The larger of arithmetic and traffic, plus the call itself."""
+        traffic = (self.bytes - self.gathered) / profile.stream
+        if self.gathered:
+            traffic += self.gathered / profile.gather_rate(self.row_bytes)
+        return max(self.flops / profile.gemm, traffic) + profile.call
+
+
+def children(node: Factor) -> Iterator[Node]:
+    """The nodes a node is made of."""
+    if isinstance(node, Transpose):
+        yield node.of
+    elif isinstance(node, Scaled):
+        yield node.of
+    elif isinstance(node, MatMul):
+        if not isinstance(node.left, Sparse):
+            yield node.left
+        yield node.right
+    elif isinstance(node, Add):
+        yield from node.terms
+    elif isinstance(node, Horner):
+        yield from (t for t in node.terms if t is not None)
+
+
+def closure(node: Node, seen: dict[Node, None] | None = None) -> dict[Node, None]:
+    """All nodes needed to compute a node, itself last, each once."""
+    seen = {} if seen is None else seen
+    if node not in seen:
+        for child in children(node):
+            closure(child, seen)
+        seen[node] = None
+    return seen
+
+
+def works(node: Node, sizes: Sizes, value_bytes: int) -> list[Work]:
+    """The kernel calls that compute a node from its children."""
+    if isinstance(node, (Leaf, Transpose)):
+        return []
+    rows, cols = (sizes[s] for s in shape(node))
+    out = rows * cols * value_bytes
+    if isinstance(node, MatMul):
+        if isinstance(node.left, Sparse):
+            return [_spmm(sizes, rows, cols, value_bytes)]
+        inner = sizes[shape(node.left)[1]]
+        return [Work("gemm", cols, 2.0 * rows * inner * cols, (rows * inner + inner * cols) * value_bytes + out)]
+    if isinstance(node, Scaled):
+        return [Work("add", cols, rows * cols, 2 * out)]
+    if isinstance(node, Add):
+        # A product that nobody else needs is accumulated by the GEMM that makes it; charge one pass per addition.
+        return [Work("add", cols, rows * cols, out)] * (len(node.terms) - 1)
+    step = _spmm(sizes, rows, cols, value_bytes)
+    added = Work(step.kind, step.width, step.flops, step.bytes + out, step.gathered, step.row_bytes)
+    return [added if term is not None else step for term in node.terms[:-1]]
+
+
+def _spmm(sizes: Sizes, rows: int, cols: int, value_bytes: int) -> Work:
+    edges, row_bytes = sizes["E"], cols * value_bytes
+    gathered = float(edges * row_bytes)
+    weight_bytes = 8 if sizes.get("weighted") else 4
+    return Work(
+        "spmm",
+        cols,
+        2.0 * edges * cols,
+        gathered + edges * weight_bytes + rows * (row_bytes + 8),
+        gathered,
+        row_bytes,
+    )
+
+
+def price(nodes: dict[Node, None], sizes: Sizes, value_bytes: int, profile: Profile) -> float:
+    """Seconds to compute a set of nodes."""
+    return sum(w.seconds(profile) for node in nodes for w in works(node, sizes, value_bytes))

@@ -1,0 +1,201 @@
+"""Runs a plan: forward and gradients of a whole layer as one autograd Function.
+
+The compiler knows nothing of kernels; this file asks a Backend for the two products it needs. STRETTO_BACKEND=torch runs
+the same plans on torch's own kernels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto import settings
+from stretto.compile.expr import Add, Horner, Leaf, MatMul, Node, Scaled, Sparse, Transpose
+from stretto.compile.plan import Plan
+from stretto.graph import Graph
+from stretto.kernels import vendor
+from stretto.ops.spmm import run as run_spmm
+from stretto.ops.spmm import spmm
+
+
+@dataclass(frozen=True)
+class Adjacency:
+    """What a sparse leaf stands for: diag(row_scale) (A * weight) diag(col_scale). All constant."""
+
+    graph: Graph
+    row_scale: Tensor | None = None
+    col_scale: Tensor | None = None
+    weight: Tensor | None = None
+
+    def apply(self, x: Tensor, transposed: bool, y: Tensor | None = None, beta: float = 1.0, again: bool = False) -> Tensor:
+        """This matrix, or its transpose, times x, plus beta y. again: keep it differentiable."""
+        graph = self.graph.T if transposed else self.graph
+        row, col = (self.col_scale, self.row_scale) if transposed else (self.row_scale, self.col_scale)
+        if settings.get("STRETTO_BACKEND") == "torch":
+            out = vendor.spmm(graph.edge_csr, x, self._values(graph, row, col, x.dtype))[0]
+            return out if y is None else out + beta * y
+        if again:
+            return spmm(graph, x, self.weight, row_scale=row, col_scale=col, y=y, beta=beta)
+        return run_spmm(graph, x, self.weight, row, col, y, beta)
+
+    def _values(self, graph: Graph, row: Tensor | None, col: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """The precomputed form: one value per edge, in the user's order. Kept with the graph."""
+        if row is None and col is None:
+            return self.weight
+
+        def make() -> Tensor:
+            csr = graph.edge_csr
+            values = torch.ones(graph.num_edges, dtype=dtype, device=graph.device)
+            if row is not None:
+                values = values * csr.to_user_order(row[csr.rows()])
+            if col is not None:
+                values = values * csr.to_user_order(col[csr.columns()])
+            return values
+
+        values = graph.derived(("values", id(row), id(col), dtype), make)
+        return values if self.weight is None else values * self.weight
+
+
+Keep = Callable[[Node, Callable[[], Tensor]], Tensor]
+
+
+@dataclass
+class Call:
+    """One use of a layer: plan, what the leaves stand for, and who wants to know how long it took."""
+
+    plan: Plan
+    names: tuple[str, ...]  # of the tensor arguments, "bias" may be the last
+    sparse: dict[str, Adjacency]
+    scalars: dict[str, float] = field(default_factory=dict)
+    keep: Keep | None = None  # holds products of constants across steps
+    timed: Callable[[float], None] | None = None
+    timed_backward: bool = False
+
+
+def run(call: Call, tensors: tuple[Tensor, ...]) -> Tensor:
+    """The layer's result; differentiable where a gradient is wanted."""
+    if call.plan.gradients or any(t.requires_grad for t in tensors):
+        if torch.is_grad_enabled():
+            return _Layer.apply(call, *tensors)
+    return _Evaluation(call, dict(zip(call.names, tensors, strict=True))).forward()[0]
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor) -> Tensor:
+        start = time.perf_counter()
+        evaluation = _Evaluation(call, dict(zip(call.names, tensors, strict=True)))
+        out, kept = evaluation.forward()
+        ctx.call, ctx.num = call, len(tensors)
+        ctx.save_for_backward(*tensors, *kept)
+        ctx.seconds = time.perf_counter() - start
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        start = time.perf_counter()
+        call: Call = ctx.call
+        saved = ctx.saved_tensors
+        values = dict(zip(call.names, saved[: ctx.num], strict=True))
+        again = torch.is_grad_enabled()  # create_graph=True: gradients must be differentiable themselves
+        evaluation = _Evaluation(call, values, again=again)
+        if not again:
+            evaluation.known.update(zip(call.plan.kept, saved[ctx.num :], strict=True))
+        values["G"] = grads[0]
+        found: dict[str, Tensor] = {}
+        for leaf, node in call.plan.gradients:
+            found[leaf] = evaluation.value(node)
+        if "bias" in call.names and ctx.needs_input_grad[call.names.index("bias") + 1]:
+            found["bias"] = grads[0].sum(0)
+        if call.timed is not None and call.timed_backward:
+            call.timed(ctx.seconds + time.perf_counter() - start)
+        return (None, *(found.get(name) for name in call.names))
+
+
+class _Evaluation:
+    """Values of nodes, each computed once."""
+
+    def __init__(self, call: Call, leaves: dict[str, Tensor], *, again: bool = False) -> None:
+        self.call, self.leaves, self.again = call, leaves, again
+        self.known: dict[Node, Tensor] = {}
+
+    def forward(self) -> tuple[Tensor, list[Tensor]]:
+        start = time.perf_counter()
+        out = self.value(self.call.plan.forward)
+        bias = self.leaves.get("bias")
+        if bias is not None:
+            # In place only if no one else will read the value: a forward root is never a leaf, but it may be kept.
+            out = out.add_(bias) if self._owns(self.call.plan.forward) else out + bias
+        if self.call.timed is not None and not self.call.timed_backward:
+            self.call.timed(time.perf_counter() - start)
+        return out, [self.known[node] for node in self.call.plan.kept]
+
+    def _owns(self, node: Node) -> bool:
+        return node not in self.call.plan.kept and node not in self.call.plan.hoisted and not isinstance(node, Leaf)
+
+    def value(self, node: Node) -> Tensor:
+        found = self.known.get(node)
+        if found is None:
+            if not self.again and self.call.keep is not None and node in self.call.plan.hoisted:
+                found = self.call.keep(node, lambda: self._compute(node))
+            else:
+                found = self._compute(node)
+            self.known[node] = found
+        return found
+
+    def _compute(self, node: Node) -> Tensor:
+        if isinstance(node, Leaf):
+            return self.leaves[node.name]
+        if isinstance(node, Transpose):
+            return self.value(node.of).t()
+        if isinstance(node, MatMul):
+            if isinstance(node.left, Sparse):
+                return self._hop(node.left, self.value(node.right))
+            return self.value(node.left) @ self.value(node.right)
+        if isinstance(node, Scaled):
+            return self.value(node.of) * self.call.scalars[node.by]
+        if isinstance(node, Add):
+            return self._add(node)
+        return self._horner(node)
+
+    def _hop(self, sparse: Sparse, x: Tensor, y: Tensor | None = None, beta: float = 1.0) -> Tensor:
+        return self.call.sparse[sparse.name].apply(x, sparse.transposed, y, beta, self.again)
+
+    def _add(self, node: Add) -> Tensor:
+        """A sum; dense products are accumulated by the GEMM that makes them."""
+        products = [t for t in node.terms if _is_product(t) and t not in self.known]
+        total: Tensor | None = None
+        for term in (t for t in node.terms if t not in products):
+            value = self.value(term)
+            total = value if total is None else total + value
+        for term in products:
+            factor, inner = (self.call.scalars[term.by], term.of) if isinstance(term, Scaled) else (1.0, term)
+            assert isinstance(inner, MatMul) and not isinstance(inner.left, Sparse)
+            left, right = self.value(inner.left), self.value(inner.right)
+            if total is None:
+                total = left @ right if factor == 1.0 else (left @ right) * factor
+            else:
+                total = torch.addmm(total, left, right, alpha=factor)
+        assert total is not None
+        return total
+
+    def _horner(self, node: Horner) -> Tensor:
+        last = node.terms[-1]
+        assert last is not None
+        total = self.value(last)
+        for term in reversed(node.terms[:-1]):
+            if isinstance(term, Scaled):
+                total = self._hop(node.sparse, total, self.value(term.of), self.call.scalars[term.by])
+            else:
+                total = self._hop(node.sparse, total, None if term is None else self.value(term))
+        return total
+
+
+def _is_product(node: Node) -> bool:
+    inner = node.of if isinstance(node, Scaled) else node
+    return isinstance(inner, MatMul) and not isinstance(inner.left, Sparse)

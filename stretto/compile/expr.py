@@ -1,0 +1,181 @@
+"""Expressions: a layer's linear algebra, written once.
+
+A layer is a sum of terms; a term is a product of factors, for example A X W'. Factors are dense leaves (features X, a
+weight W, the incoming gradient G) and sparse ones (a power A^k of the adjacency). Products of factors are written in no
+particular order of evaluation: rules.py finds all orders, cost.py prices them, plan.py picks one.
+
+A node is a value some order of evaluation computes. Equal nodes are one value: sharing between terms, and between
+forward and backward, is equality.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Sizes = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A dense matrix by name, with symbolic sizes: Leaf("X", "m", "i")."""
+
+    name: str
+    rows: str
+    cols: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """A power of a sparse matrix of `rows` by `cols`; transposed tells the direction of its edges."""
+
+    name: str
+    rows: str
+    cols: str
+    power: int = 1
+    transposed: bool = False
+
+    def __str__(self) -> str:
+        mark = "'" if self.transposed else ""
+        return f"{self.name}{mark}" + (f"^{self.power}" if self.power > 1 else "")
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """The transpose of a dense node: a view, free of charge."""
+
+    of: Node
+
+    def __str__(self) -> str:
+        return f"{self.of}'" if isinstance(self.of, Leaf) else f"({self.of})'"
+
+
+@dataclass(frozen=True)
+class MatMul:
+    """A product of two nodes; the left one may be sparse (of power one)."""
+
+    left: Factor
+    right: Node
+
+    def __str__(self) -> str:
+        return f"{_bracket(self.left)} {_bracket(self.right)}"
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A node times a number known by name when the plan runs."""
+
+    by: str
+    of: Node
+
+    def __str__(self) -> str:
+        return f"{self.by} {_bracket(self.of)}"
+
+
+@dataclass(frozen=True)
+class Add:
+    """A sum of nodes."""
+
+    terms: tuple[Node, ...]
+
+    def __str__(self) -> str:
+        return " + ".join(str(t) for t in self.terms)
+
+
+@dataclass(frozen=True)
+class Horner:
+    """terms[0] + A (terms[1] + A (terms[2] + ...)): every step is one aggregation that adds onto the next term."""
+
+    sparse: Sparse
+    terms: tuple[Node | None, ...]
+
+    def __str__(self) -> str:
+        text = ""
+        for term in reversed(self.terms):
+            inner = f"{self.sparse} ({text})" if text else ""
+            text = " + ".join(part for part in (str(term) if term is not None else "", inner) if part)
+        return text
+
+
+Node = Leaf | Transpose | MatMul | Scaled | Add | Horner
+Factor = Node | Sparse
+
+
+@dataclass(frozen=True)
+class Term:
+    """scale * factors[0] factors[1] ...; scale is the name of a number, or None for one."""
+
+    factors: tuple[Leaf | Transpose | Sparse, ...]
+    scale: str | None = None
+
+    def __str__(self) -> str:
+        product = " ".join(str(f) for f in self.factors)
+        return f"{self.scale} {product}" if self.scale else product
+
+
+Expression = tuple[Term, ...]
+
+
+def transpose(factor: Factor) -> Factor:
+    """The transpose of a factor; of a sparse power, the power of the transpose."""
+    if isinstance(factor, Sparse):
+        return Sparse(factor.name, factor.cols, factor.rows, factor.power, not factor.transposed)
+    if isinstance(factor, Transpose):
+        return factor.of
+    return Transpose(factor)
+
+
+def shape(node: Factor) -> tuple[str, str]:
+    """Symbolic rows and columns."""
+    if isinstance(node, (Leaf, Sparse)):
+        return node.rows, node.cols
+    if isinstance(node, Transpose):
+        rows, cols = shape(node.of)
+        return cols, rows
+    if isinstance(node, MatMul):
+        return shape(node.left)[0], shape(node.right)[1]
+    if isinstance(node, Scaled):
+        return shape(node.of)
+    if isinstance(node, Add):
+        return shape(node.terms[0])
+    last = next(t for t in reversed(node.terms) if t is not None)
+    return node.sparse.rows, shape(last)[1]
+
+
+def gradient(expression: Expression, leaf: str) -> Expression:
+    """The gradient with respect to a leaf, given G = dL/d(expression): again a sum of products.
+
+    d/dM of tr(G' F M H) is F' G H'; where M stands transposed in a term, the transpose of that.
+    """
+    rows, cols = shape(expression[0].factors[0])[0], shape(expression[0].factors[-1])[1]
+    upstream = Leaf("G", rows, cols)
+    found = []
+    for term in expression:
+        for place, factor in enumerate(term.factors):
+            inner = factor.of if isinstance(factor, Transpose) else factor
+            if not isinstance(inner, Leaf) or inner.name != leaf:
+                continue
+            before = tuple(transpose(f) for f in reversed(term.factors[:place]))
+            after = tuple(transpose(f) for f in reversed(term.factors[place + 1 :]))
+            product = (*before, upstream, *after)
+            if isinstance(factor, Transpose):
+                product = tuple(transpose(f) for f in reversed(product))
+            found.append(Term(product, term.scale))  # type: ignore[arg-type]
+    return tuple(found)
+
+
+def leaves(expression: Expression) -> list[str]:
+    """Names of the dense leaves, in order of appearance."""
+    names: dict[str, None] = {}
+    for term in expression:
+        for factor in term.factors:
+            inner = factor.of if isinstance(factor, Transpose) else factor
+            if isinstance(inner, Leaf):
+                names[inner.name] = None
+    return list(names)
+
+
+def _bracket(node: Factor) -> str:
+    return f"({node})" if isinstance(node, (MatMul, Add, Horner, Scaled)) else str(node)

@@ -1,0 +1,87 @@
+"""Products of constants kept across steps: A X when X is the same unchanged tensor step after step.
+
+A product is kept once its tensor has been seen twice without a change (identity and version; what comes out of dropout is
+a new tensor every step and never qualifies), while the budget STRETTO_HOIST_MB allows, as long as the tensor lives.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from stretto import settings
+
+
+@dataclass
+class _Entry:
+    ref: weakref.ref[Tensor]
+    mark: Hashable
+    seen: int = 0
+    products: dict[Hashable, Tensor] = field(default_factory=dict)
+
+
+class Hoist:
+    """What is kept, per constant tensor."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[int, _Entry] = {}
+
+    def constant(self, x: Tensor) -> bool:
+        """Whether x was seen before, unchanged; counts this time."""
+        if x.requires_grad or x.is_inference():
+            return False
+        entry = self._entry(x)
+        entry.seen += 1
+        return entry.seen > 1
+
+    def affords(self, nbytes: int) -> bool:
+        """Whether so many more bytes fit the budget."""
+        return self.nbytes() + nbytes <= settings.integer("STRETTO_HOIST_MB") << 20
+
+    def keep(self, x: Tensor, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """The product kept under key, made now if it is not there and the budget allows to keep it."""
+        entry = self._entry(x)
+        found = entry.products.get(key)
+        if found is None:
+            found = make()
+            if self.affords(found.numel() * found.element_size()):
+                entry.products[key] = found
+        return found
+
+    def knows(self, x: Tensor, key: Hashable) -> bool:
+        """Whether a product is kept."""
+        return key in self._entry(x).products
+
+    def nbytes(self) -> int:
+        """Bytes of all products kept."""
+        with self._lock:
+            kept = [p for e in self._entries.values() for p in e.products.values()]
+        return sum(p.numel() * p.element_size() for p in kept)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._entries.clear()
+
+    def _entry(self, x: Tensor) -> _Entry:
+        mark = (x.data_ptr(), x.shape, x.stride(), x._version)
+        entry = self._entries.get(id(x))
+        if entry is None or entry.ref() is not x or entry.mark != mark:
+            number = id(x)
+            entry = _Entry(weakref.ref(x, lambda ref: self._forget(number, ref)), mark)
+            with self._lock:
+                self._entries[number] = entry
+        return entry
+
+    def _forget(self, number: int, ref: weakref.ref[Tensor]) -> None:
+        entry = self._entries.get(number)
+        if entry is not None and entry.ref is ref:
+            self._entries.pop(number, None)
+
+
+HOIST = Hoist()

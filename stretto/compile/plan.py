@@ -1,0 +1,173 @@
+"""plan: the cheapest order of evaluation of a layer, forward and gradients together.
+
+The forward order and the order of each gradient are chosen independently but priced together: what the forward pass
+computes anyway is free to the gradients (at the price of keeping it).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass, field
+
+from stretto.compile import cost
+from stretto.compile.cost import Work
+from stretto.compile.expr import Expression, Leaf, MatMul, Node, Sizes, Sparse, Transpose, gradient, shape
+from stretto.compile.rules import forms
+from stretto.tune.profile import Profile
+
+MOST_PLANS = 32  # combinations of gradient orders; beyond it, gradients of equal shape take the same orientation
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a layer: the expression, whose gradients are wanted, which products are kept from earlier steps.
+
+    hoisted: nodes already known (A X of constant X): free.
+    """
+
+    expression: Expression
+    wanted: tuple[str, ...] = ()
+    hoisted: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """forward: the node to compute; gradients: leaf name -> node; kept: forward nodes that gradients read again."""
+
+    forward: Node
+    gradients: tuple[tuple[str, Node], ...] = ()
+    kept: tuple[Node, ...] = ()
+    hoisted: tuple[Node, ...] = ()
+
+    @functools.cached_property
+    def name(self) -> str:
+        """How the plan reads, for report() and explain()."""
+        text = str(self.forward)
+        return text + "".join(f"; d{leaf} = {node}" for leaf, node in self.gradients)
+
+    def works(self, sizes: Sizes, value_bytes: int = 4) -> list[Work]:
+        """Every kernel call of the plan, forward then gradients."""
+        return [w for node in self.nodes() for w in cost.works(node, sizes, value_bytes)]
+
+    def nodes(self) -> dict[Node, None]:
+        """All nodes computed, each once."""
+        seen: dict[Node, None] = {node: None for node in self.hoisted}
+        for root in (self.forward, *(node for _, node in self.gradients)):
+            _close(root, seen)
+        for node in self.hoisted:
+            seen.pop(node)
+        return seen
+
+    def seconds(self, sizes: Sizes, value_bytes: int, profile: Profile) -> float:
+        """Predicted time."""
+        return cost.price(self.nodes(), sizes, value_bytes, profile)
+
+    def kept_bytes(self, sizes: Sizes, value_bytes: int = 4) -> int:
+        """Bytes of intermediate values held from forward to backward."""
+        return sum(sizes[r] * sizes[c] * value_bytes for r, c in (shape(node) for node in self.kept))
+
+
+def _close(node: Node, seen: dict[Node, None]) -> None:
+    if node not in seen:
+        for child in cost.children(node):
+            _close(child, seen)
+        seen[node] = None
+
+
+@functools.cache
+def plans(request: Request) -> tuple[Plan, ...]:
+    """All plans for a request, without those that can never be the best whatever the sizes."""
+    gradients = [(leaf, forms(gradient(request.expression, leaf))) for leaf in request.wanted]
+    found: dict[Plan, None] = {}
+    for forward in forms(request.expression):
+        for chosen in _choices([options for _, options in gradients]):
+            picked = tuple((leaf, node) for (leaf, _), node in zip(gradients, chosen, strict=True))
+            found[_with_kept(Plan(forward, picked, hoisted=request.hoisted))] = None
+    return _undominated(tuple(found))
+
+
+def _choices(options: list[tuple[Node, ...]]) -> list[tuple[Node, ...]]:
+    count = 1
+    for option in options:
+        count *= len(option)
+    if count <= MOST_PLANS:
+        return list(itertools.product(*options))
+    groups = sorted({shape(o[0]) for o in options})
+    return [
+        tuple(o[ends[groups.index(shape(o[0]))]] for o in options)
+        for ends in itertools.product((0, -1), repeat=len(groups))
+    ]
+
+
+def _with_kept(plan: Plan) -> Plan:
+    forward = cost.closure(plan.forward)
+    needed: dict[Node, None] = {}
+    for _, root in plan.gradients:
+        for node in cost.closure(root):
+            if node in forward and not isinstance(node, (Leaf, Transpose)) and node not in plan.hoisted:
+                needed[node] = None
+    inner = {child for node in needed for child in cost.closure(node) if child is not node}
+    kept = tuple(node for node in needed if node not in inner or _read_directly(node, plan))
+    return Plan(plan.forward, plan.gradients, kept, plan.hoisted)
+
+
+def _read_directly(node: Node, plan: Plan) -> bool:
+    """Whether a gradient reads the node itself, not only something made of it."""
+    forward = cost.closure(plan.forward)
+    return any(
+        node in cost.children(parent)
+        for _, root in plan.gradients
+        for parent in cost.closure(root)
+        if parent not in forward
+    )
+
+
+def _undominated(found: tuple[Plan, ...]) -> tuple[Plan, ...]:
+    """Drop a plan whose work contains all of another's and more: no input can make it the better one."""
+    bags = [_bag(plan) for plan in found]
+    kept = []
+    for i, plan in enumerate(found):
+        worse = any(
+            j != i and _contains(bags[i], bags[j]) and (bags[i] != bags[j] or j < i) for j in range(len(found))
+        )
+        if not worse:
+            kept.append(plan)
+    return tuple(kept)
+
+
+def _bag(plan: Plan) -> dict[tuple[str, ...], int]:
+    """How often each kind of product, by symbolic sizes, occurs."""
+    bag: dict[tuple[str, ...], int] = {}
+    for node in plan.nodes():
+        if isinstance(node, MatMul):
+            sparse = isinstance(node.left, Sparse)
+            key = ("spmm", *shape(node)) if sparse else ("gemm", *sorted((*shape(node.left), shape(node.right)[1])))
+            bag[key] = bag.get(key, 0) + 1
+        elif not isinstance(node, (Leaf, Transpose)):
+            size = len(getattr(node, "terms", (1,)))
+            key = (type(node).__name__, *shape(node))
+            bag[key] = bag.get(key, 0) + size
+    return bag
+
+
+def _contains(bag: dict[tuple[str, ...], int], other: dict[tuple[str, ...], int]) -> bool:
+    return all(bag.get(key, 0) >= count for key, count in other.items())
+
+
+@dataclass
+class Ranking:
+    """Plans with predicted seconds, cheapest first, and what was measured of them since."""
+
+    predicted: list[tuple[float, Plan]]
+    measured: dict[Plan, float] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Plan:
+        return self.predicted[0][1]
+
+
+def rank(request: Request, sizes: Sizes, value_bytes: int, profile: Profile) -> Ranking:
+    """The plans of a request by predicted time on an input of these sizes."""
+    priced = [(plan.seconds(sizes, value_bytes, profile), plan) for plan in plans(request)]
+    return Ranking(sorted(priced, key=lambda pair: pair[0]))

@@ -1,0 +1,147 @@
+"""The laws, and all orders of evaluation that follow from them.
+
+LAWS are the identities the enumerator uses; each is a line, tested in modular integer arithmetic, where there is no
+rounding to hide behind (tests/compile/test_laws.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+from stretto.compile.expr import (
+    Add,
+    Expression,
+    Factor,
+    Horner,
+    MatMul,
+    Node,
+    Scaled,
+    Sparse,
+    Term,
+    Transpose,
+    transpose,
+)
+
+# name -> (left side, right side). A: sparse, X Y Z: dense, W V: weights, c: a number; ' transposes.
+LAWS = {
+    "associativity": ("(A X) W", "A (X W)"),  # aggregate-first = update-first
+    "powers are chains": ("A^2 X", "A (A X)"),  # A^2 is never formed
+    "right product": ("Y' A", "(A' Y)'"),  # a sparse matrix is applied from the left only
+    "transpose of a product": ("(X W)'", "W' X'"),
+    "distributivity": ("A X + A Z", "A (X + Z)"),  # the step of Horner's scheme
+    "horner": ("X + A Y + A (A Z)", "X + A (Y + A Z)"),
+    "scaling commutes": ("(c X) W", "c (X W)"),
+}
+
+MOST_COMBINATIONS = 64  # beyond this, the terms of a sum all take the same orientation: mixed ones share less
+
+
+@functools.cache
+def orders(factors: tuple[Factor, ...]) -> tuple[Node, ...]:
+    """Every way to bracket a product of factors, without a product of two sparse ones."""
+    if len(factors) == 1:
+        only = factors[0]
+        return () if isinstance(only, Sparse) else (only,)
+    found: dict[Node, None] = {}
+    for cut in range(1, len(factors)):
+        for left in _sides(factors[:cut]):
+            for right in _sides(factors[cut:]):
+                product = multiply(left, right)
+                if product is not None:
+                    found[product] = None
+    return tuple(found)
+
+
+def _sides(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
+    return factors if len(factors) == 1 else orders(factors)
+
+
+def multiply(left: Factor, right: Factor) -> Node | None:
+    """The product in the form that runs: sparse matrices from the left, powers as chains; None if both are sparse."""
+    if isinstance(left, Sparse) and isinstance(right, Sparse):
+        return None
+    if isinstance(right, Sparse):  # right product
+        return Transpose(multiply(transpose(right), transpose(left)))  # type: ignore[arg-type]
+    if isinstance(left, Sparse):  # powers are chains
+        single = Sparse(left.name, left.rows, left.cols, 1, left.transposed)
+        product: Node = right
+        for _ in range(left.power):
+            product = MatMul(single, product)
+        return product
+    if isinstance(left, Transpose) and isinstance(right, Transpose):  # transpose of a product: one node for both
+        return Transpose(MatMul(right.of, left.of))
+    return MatMul(left, right)
+
+
+@functools.cache
+def forms(expression: Expression) -> tuple[Node, ...]:
+    """Every order of evaluation of a sum of products that is not dominated whatever the input."""
+    choices = [_of_term(term) for term in expression]
+    count = 1
+    for choice in choices:
+        count *= len(choice)
+    if count <= MOST_COMBINATIONS:
+        combined = list(itertools.product(*choices))
+    else:  # all first, all last
+        combined = [tuple(c[0] for c in choices), tuple(c[-1] for c in choices)]
+    found: dict[Node, None] = {}
+    for terms in combined:
+        by_horner = _horner(terms)
+        if by_horner is not None:
+            found[by_horner] = None  # the plain sum of the same terms takes more aggregations: dominated
+        else:
+            found[terms[0] if len(terms) == 1 else Add(terms)] = None
+    return tuple(found)
+
+
+def _of_term(term: Term) -> tuple[Node, ...]:
+    inner = orders(term.factors)
+    return tuple(Scaled(term.scale, n) for n in inner) if term.scale else inner
+
+
+def _horner(terms: tuple[Node, ...]) -> Node | None:
+    """A sum of A^k Z_k as Horner's scheme, if it saves an aggregation or an addition pass."""
+    by_hops: dict[int, list[Node]] = {}
+    sparse: Sparse | None = None
+    for term in terms:
+        hops, inner, used = _strip(term)
+        if used is not None:
+            if sparse is not None and used != sparse:
+                return None
+            sparse = used
+        by_hops.setdefault(hops, []).append(inner)
+    if sparse is None or len(terms) < 2:
+        return None
+    if _shares_chain(terms):  # A X and A A X: the chain is computed once anyway, and the plain sum needs no more
+        return None
+    most = max(by_hops)
+    steps = [by_hops.get(k, []) for k in range(most + 1)]
+    return Horner(sparse, tuple(None if not s else s[0] if len(s) == 1 else Add(tuple(s)) for s in steps))
+
+
+def _strip(term: Node) -> tuple[int, Node, Sparse | None]:
+    """How many hops stand before the rest of a term: A (A Z) -> 2, Z."""
+    scale = term.by if isinstance(term, Scaled) else None
+    inner = term.of if isinstance(term, Scaled) else term
+    hops, sparse = 0, None
+    while isinstance(inner, MatMul) and isinstance(inner.left, Sparse):
+        sparse, inner, hops = inner.left, inner.right, hops + 1
+    return hops, Scaled(scale, inner) if scale else inner, sparse
+
+
+def _shares_chain(terms: tuple[Node, ...]) -> bool:
+    """Whether the terms are hops of one and the same node, so that each hop is shared already."""
+    inners = {_strip(t)[1] for t in terms if _strip(t)[0] > 0}
+    longest = max(_strip(t)[0] for t in terms)
+    return len(inners) == 1 and longest > 1
+
+
+def dominated_note(expression: Expression) -> str:
+    """What was pruned before any input was seen, for explain()."""
+    total = 1
+    for term in expression:
+        total *= max(len(orders(term.factors)), 1)
+    kept = len(forms(expression))
+    return f"{total} orders of evaluation, {kept} kept"
+
