@@ -44,11 +44,10 @@ int run_extremum_grad(const ExtremumGradArgs& a) {
                 for (int64_t k = b * block; k < (b + 1) * block; k += L) {
                     const int n = static_cast<int>((b + 1) * block - k < L ? (b + 1) * block - k : L);
                     const Vec<A> value = load_lanes(xj + k, n);
-                    // The message as the forward pass stored it: rounded to the storage type.
-                    T stored[L];
-                    store_lanes(stored, weight ? w * value : value, L);
-                    const Vec<A> part =
-                        load(stored) == load_lanes(out + i * K + k, n) ? load_lanes(share + i * K + k, n) : Vec<A>{};
+                    const Vec<A> most = load_lanes(out + i * K + k, n);
+                    const Vec<A> message = weight ? as_stored<T>(w * value) : value;
+                    Vec<A> part = message == most ? load_lanes(share + i * K + k, n) : Vec<A>{};
+                    part = most == most ? part : most;  // a NaN reaches the gradient of all entries, as in torch
                     if (into) store_lanes(into + k, load_lanes(into + k, n) + w * part, n);
                     dot += value * part;
                 }

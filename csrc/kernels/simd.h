@@ -145,6 +145,15 @@ STRETTO_INLINE void store(T* p, Vec<Acc<T>> value) {
     }
 }
 
+// value as it would come back from storage: rounded to T.
+template <class T>
+STRETTO_INLINE Vec<Acc<T>> as_stored(Vec<Acc<T>> value) {
+    if constexpr (std::is_same_v<T, Acc<T>>) return value;
+    T stored[lanes<Acc<T>>];
+    store(stored, value);
+    return load(stored);
+}
+
 // ---- the first n lanes, the others zero (load) or untouched (store) ----
 
 #if defined(__AVX2__) && !defined(__AVX512F__)

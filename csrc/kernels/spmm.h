@@ -86,8 +86,12 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, const I
         }
 #pragma GCC unroll 16
         for (int k = 0; k < NV; ++k) {
-            const Vec<A> value = k == NV - 1 ? load_lanes(row + k * L, tail) : load(row + k * L);
-            combine<R, Ties, A>(into[k], count[k], Scaled ? w * value : value, broadcast<A>(1));
+            Vec<A> value = k == NV - 1 ? load_lanes(row + k * L, tail) : load(row + k * L);
+            if constexpr (Scaled) value = w * value;
+            // Entries compete as stored: rounding may make two of them equal, and both then share the gradient.
+            if constexpr (R == Reduce::max && !std::is_same_v<T, A>)
+                if (v.weight) value = as_stored<T>(value);
+            combine<R, Ties, A>(into[k], count[k], value, broadcast<A>(1));
         }
     };
     int64_t e = begin;

@@ -31,6 +31,8 @@ def spmm(
         messages = messages * _spread(csr.to_csr_order(weight).to(acc), messages)
     if col_scale is not None:
         messages = messages * _spread(col_scale.to(acc)[csr.columns()], messages)
+    if reduce in ("max", "min") and weight is not None:
+        messages = messages.to(x.dtype).to(acc)  # entries compete as stored, ties by rounding included
     rows = csr.rows()
     shape = (csr.num_rows, *x.shape[1:])
     out = torch.full(shape, 1.0 if reduce == "mul" else 0.0, dtype=acc, device=x.device)
@@ -59,7 +61,9 @@ def spmm_extremum_grad(
     values = x.to(acc)[source]
     w = None if weight is None else _spread(csr_t.to_csr_order(weight).to(acc), values)
     messages = (values if w is None else values * w).to(x.dtype)
-    part = torch.where(messages == out[target], share[target], torch.zeros((), dtype=acc, device=x.device))
+    most = out[target]
+    part = torch.where(messages == most, share[target], torch.zeros((), dtype=acc, device=x.device))
+    part = torch.where(most == most, part, most.to(acc))  # a NaN reaches the gradient of all entries, as in torch
     dx = dweight = None
     if need_x:
         dx = torch.zeros(x.shape, dtype=acc, device=x.device).index_add_(0, source, part if w is None else part * w)

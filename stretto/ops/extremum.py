@@ -42,7 +42,8 @@ def run_grad(
     need_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """dx and dweight; no autograd."""
-    share = grad.to(ties.dtype) / ties.clamp(min=1)
+    # scatter_reduce counts the zero its result starts from among the entries that attain 0: the share is PyG's own.
+    share = grad.to(ties.dtype) / (ties + (out == 0))
     csr_t = graph.T.csr if weight is None else graph.T.edge_csr
     backend = kernels.backend(x.device)
     dx, dweight = backend.spmm_extremum_grad(csr_t, x, weight, out, share, need_x=need_x, need_weight=need_weight)
