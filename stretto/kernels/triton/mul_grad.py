@@ -1,0 +1,95 @@
+"""mul_grad in Triton: each row's zeros are counted and its other entries multiplied; each edge then divides itself out.
+
+Pieces of a hub leave count and product in slots; a second launch combines them in order and writes those pieces.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stretto.kernels.csr import Csr
+from stretto.kernels.schema import accumulate_type
+from stretto.kernels.triton.operands import acc_of, at_entry, locate, power
+from stretto.kernels.triton.pieces import pieces
+
+
+@triton.jit
+def write(x, grad, dx, edge_id, row, start, end, k, width, zeros, rest, ACC: tl.constexpr):
+    """grad times the product of the other entries, for the edges [start, end) of a row."""
+    live = k < width
+    own = tl.load(grad + row * width + k, mask=live, other=0.0)
+    for base in range(start, end):
+        e = base + tl.arange(0, 1)
+        at = at_entry(edge_id, e, e < end) * width + k
+        v = tl.load(x + at, mask=live, other=1.0)
+        others = zeros - (v == 0).to(ACC)
+        r = tl.where(others == 0, own * (rest / tl.where(v == 0, 1.0, v)), 0.0)
+        tl.store(dx + at, r, mask=live)
+
+
+@triton.jit(do_not_specialize=["width"])
+def _pieces(
+    edge, row_of, slot_of, edge_id, x, grad, dx, part, width, ACC: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    row, slot, start, end = locate(tl.program_id(0), edge, row_of, slot_of)
+    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    live = k < width
+    zeros = tl.full((BLOCK_K,), 0.0, ACC)
+    rest = tl.full((BLOCK_K,), 1.0, ACC)
+    for base in range(start, end):
+        e = base + tl.arange(0, 1)
+        v = tl.load(x + at_entry(edge_id, e, e < end) * width + k, mask=live, other=1.0)
+        zeros += (v == 0).to(ACC)
+        rest = rest * tl.where(v == 0, 1.0, v)
+    if slot >= 0:
+        to = slot.to(tl.int64) * width * 2 + k
+        tl.store(part + to, zeros, mask=live)
+        tl.store(part + to + width, rest, mask=live)
+    elif end > start:
+        write(x, grad, dx, edge_id, row, start, end, k, width, zeros, rest, ACC)
+
+
+@triton.jit(do_not_specialize=["width"])
+def _hubs(
+    edge, row_of, slot_piece, slot_first, slot_last, edge_id, x, grad, dx, part, width,
+    ACC: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    slot = tl.program_id(0)
+    piece = tl.load(slot_piece + slot)
+    if piece < 0:
+        return
+    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    live = k < width
+    zeros = tl.full((BLOCK_K,), 0.0, ACC)
+    rest = tl.full((BLOCK_K,), 1.0, ACC)
+    for base in range(tl.load(slot_first + slot), tl.load(slot_last + slot)):
+        at = (base + tl.arange(0, 1)).to(tl.int64) * width * 2 + k
+        zeros += tl.load(part + at, mask=live, other=0.0)
+        rest = rest * tl.load(part + at + width, mask=live, other=1.0)
+    row = tl.load(row_of + piece).to(tl.int64)
+    write(x, grad, dx, edge_id, row, tl.load(edge + piece), tl.load(edge + piece + 1), k, width, zeros, rest, ACC)
+
+
+def mul_grad(csr: Csr, x: Tensor, grad: Tensor) -> Tensor:
+    """reference.mul_grad; in the accumulation type."""
+    acc, width = accumulate_type(x.dtype), x.size(1)
+    dx = torch.empty(x.shape, dtype=acc, device=x.device)
+    if dx.numel():
+        values, upstream = x.to(acc).contiguous(), grad.to(acc).contiguous()
+        cut = pieces(csr)
+        block = power(width, 128)
+        tiles = triton.cdiv(width, block)
+        part = values.new_empty(cut.num_slots, 2, width) if cut.num_slots else None
+        flags = {"ACC": acc_of(acc), "BLOCK_K": block, "num_warps": 1}
+        _pieces[(cut.count, tiles)](
+            cut.edge, cut.row, cut.slot, csr.edge_id, values, upstream, dx, part, width, **flags
+        )  # fmt: skip
+        if cut.num_slots:
+            _hubs[(cut.num_slots, tiles)](
+                cut.edge, cut.row, cut.slot_piece, cut.slot_first, cut.slot_last, csr.edge_id, values, upstream, dx,
+                part, width, **flags,
+            )  # fmt: skip
+    return dx.to(x.dtype)

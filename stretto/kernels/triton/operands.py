@@ -1,0 +1,67 @@
+"""What every launch needs: tensors in the form kernels take them, and block sizes from widths."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stretto.kernels.schema import accumulate_type
+
+ACC = {torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+def acc_of(dtype: torch.dtype) -> tl.dtype:
+    """The type in which a kernel sums values of dtype."""
+    return ACC[accumulate_type(dtype)]
+
+
+def rows(x: Tensor) -> Tensor:
+    """x with rows contiguous in themselves; only the row stride is free."""
+    if x.dim() == 3:
+        return x if x.stride(2) == 1 and x.stride(1) == x.size(2) else x.contiguous()
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def plain(values: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Weights or scales: contiguous, in the accumulation type."""
+    return None if values is None else values.to(accumulate_type(dtype)).contiguous()
+
+
+def vector(*tensors: Tensor | None, width: int) -> int:
+    """How many neighbouring values may be loaded at once: 16 bytes of the narrowest type, if all strides allow it."""
+    given = [t for t in tensors if t is not None]
+    most = 16 // min(t.element_size() for t in given)
+    while most > 1 and (width % most or any(t.stride(0) % most for t in given)):
+        most //= 2
+    return most
+
+
+def power(n: int, most: int) -> int:
+    """The least power of two >= n, at most `most`."""
+    p = 1
+    while p < n and p < most:
+        p *= 2
+    return p
+
+
+
+@triton.jit
+def locate(piece, edge, row_of, slot_of):
+    """Row, slot (-1: a whole row) and edges of a piece. A surplus piece has no edges."""
+    row = piece.to(tl.int64)
+    slot = -1
+    if row_of is not None:
+        row = tl.load(row_of + piece).to(tl.int64)
+        slot = tl.load(slot_of + piece)
+    return row, slot, tl.load(edge + piece), tl.load(edge + piece + 1)
+
+
+@triton.jit
+def at_entry(index, e, there):
+    """index[e] as int64; e itself where there is no index."""
+    if index is not None:
+        return tl.load(index + e, mask=there, other=0).to(tl.int64)
+    else:
+        return e.to(tl.int64)

@@ -1,0 +1,221 @@
+"""spmm in Triton: a piece of a row per program, a tile of edges x columns in flight.
+
+Column tiles are the slow axis of the grid: while one runs, the slice of x it gathers from stays in the L2 cache.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stretto.kernels.csr import Csr
+from stretto.kernels.schema import REDUCES, accumulate_type
+from stretto.kernels.triton.operands import acc_of, at_entry, locate, plain, power, rows, vector
+from stretto.kernels.triton.pieces import pieces
+
+SIZES = ["ldx", "ldy", "heads", "head_width", "width", "num_rows"]
+SUM, MAX, MIN, MUL = (tl.constexpr(REDUCES[name]) for name in ("sum", "max", "min", "mul"))
+
+
+@triton.jit
+def identity(REDUCE: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """What changes nothing when combined. -> [ROWS, COLS]"""
+    if REDUCE == SUM:
+        return tl.full((ROWS, COLS), 0.0, ACC)
+    elif REDUCE == MAX:
+        return tl.full((ROWS, COLS), float("-inf"), ACC)
+    elif REDUCE == MIN:
+        return tl.full((ROWS, COLS), float("inf"), ACC)
+    else:
+        return tl.full((ROWS, COLS), 1.0, ACC)
+
+
+@triton.jit
+def better(v, best, REDUCE: tl.constexpr):
+    """Whether v replaces best. A NaN replaces anything and is replaced by nothing, as in torch."""
+    if REDUCE == MAX:
+        return (v > best) | (v != v)
+    else:
+        return (v < best) | (v != v)
+
+
+@triton.jit
+def fold(best, count, REDUCE: tl.constexpr):
+    """A tile's rows into one. -> [COLS], and for max and min how often it is attained."""
+    if REDUCE == SUM:
+        return tl.sum(best, 0), tl.sum(best, 0)
+    elif REDUCE == MUL:  # its tiles have one row
+        return tl.sum(best, 0), tl.sum(best, 0)
+    else:
+        lost = best != best
+        if REDUCE == MAX:
+            m = tl.max(tl.where(lost, float("-inf"), best), 0)
+        else:
+            m = tl.min(tl.where(lost, float("inf"), best), 0)
+        ties = tl.sum(tl.where(best == m[None, :], count, 0.0), 0)
+        return tl.where(tl.max(lost.to(tl.int32), 0) > 0, float("nan"), m), ties
+
+
+@triton.jit
+def finish(acc, row, k, live, empty, row_scale, y, ldy, beta, out, width, REDUCE: tl.constexpr):
+    """Empty rows, scaling, y, and the store of one row's tile."""
+    if REDUCE == MAX or REDUCE == MIN:
+        acc = tl.where(empty, 0.0, acc)
+    if row_scale is not None:
+        acc = acc * tl.load(row_scale + row)
+    if y is not None:
+        acc += beta * tl.load(y + row * ldy + k, mask=live, other=0.0).to(acc.dtype)
+    tl.store(out + row * width + k, acc.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _pieces(
+    edge, row_of, slot_of, col, edge_id, x, ldx, weight, heads, head_width, row_scale, col_scale, y, ldy, beta,
+    out, ties, part, part_ties, width, num_rows,
+    REDUCE: tl.constexpr, PER_HEAD: tl.constexpr, TIES: tl.constexpr, ACC: tl.constexpr,
+    VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    piece = tl.program_id(0)
+    row, slot, start, end = locate(piece, edge, row_of, slot_of)
+    if row >= num_rows:
+        return
+    wide = width // VEC * VEC  # the same number, known to be divisible: loads of VEC values at once
+    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    live = k < wide
+    offs = tl.arange(0, BLOCK_E)
+    acc = identity(REDUCE, ACC, BLOCK_E, BLOCK_K)
+    count = tl.full((BLOCK_E, BLOCK_K), 0.0, ACC)
+    for base in range(start, end, BLOCK_E):
+        e = base + offs
+        there = e < end
+        j = at_entry(col, e, there)
+        at = j * (ldx // VEC) * VEC
+        inside = there[:, None] & live[None, :]
+        v = tl.load(x + at[:, None] + k[None, :], mask=inside, other=0.0).to(ACC)
+        if weight is not None:
+            w_at = at_entry(edge_id, e, there)
+            if PER_HEAD:
+                head = k // head_width
+                v = v * tl.load(weight + w_at[:, None] * heads + head[None, :], mask=inside, other=0.0)
+            else:
+                v = v * tl.load(weight + w_at, mask=there, other=0.0)[:, None]
+        if col_scale is not None:
+            v = v * tl.load(col_scale + j, mask=there, other=0.0)[:, None]
+        if REDUCE == SUM:
+            acc += v
+        elif REDUCE == MUL:
+            acc = acc * tl.where(inside, v, 1.0)
+        else:
+            first = inside & better(v, acc, REDUCE)
+            if TIES:
+                count = tl.where(first, 1.0, count + (inside & (v == acc)).to(ACC))
+            acc = tl.where(first, v, acc)
+    total, often = fold(acc, count, REDUCE)
+    if slot >= 0:
+        at_slot = slot.to(tl.int64) * width + k
+        tl.store(part + at_slot, total, mask=live)
+        if TIES:
+            tl.store(part_ties + at_slot, often, mask=live)
+    else:
+        finish(total, row, k, live, end == start, row_scale, y, ldy, beta, out, width, REDUCE)
+        if TIES:
+            tl.store(ties + row * width + k, often, mask=live)
+
+
+@triton.jit(do_not_specialize=["ldy", "width", "num_rows"])
+def _hubs(
+    hub_row, hub_slot, part, part_ties, row_scale, y, ldy, beta, out, ties, width, num_rows,
+    REDUCE: tl.constexpr, TIES: tl.constexpr, ACC: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    hub = tl.program_id(0)
+    row = tl.load(hub_row + hub).to(tl.int64)
+    if row >= num_rows:
+        return
+    start = tl.load(hub_slot + hub)
+    end = tl.load(hub_slot + hub + 1)
+    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    live = k < width
+    offs = tl.arange(0, BLOCK_S)
+    acc = identity(REDUCE, ACC, BLOCK_S, BLOCK_K)
+    count = tl.full((BLOCK_S, BLOCK_K), 0.0, ACC)
+    for base in range(start, end, BLOCK_S):
+        s = base + offs
+        inside = (s < end)[:, None] & live[None, :]
+        at = s.to(tl.int64)[:, None] * width + k[None, :]
+        v = tl.load(part + at, mask=inside, other=0.0)
+        if REDUCE == SUM:
+            acc += v
+        elif REDUCE == MUL:
+            acc = acc * tl.where(inside, v, 1.0)
+        else:
+            first = inside & better(v, acc, REDUCE)
+            if TIES:
+                n = tl.load(part_ties + at, mask=inside, other=0.0)
+                count = tl.where(first, n, count + tl.where(inside & (v == acc), n, 0.0))
+            acc = tl.where(first, v, acc)
+    total, often = fold(acc, count, REDUCE)
+    finish(total, row, k, live, end == start, row_scale, y, ldy, beta, out, width, REDUCE)
+    if TIES:
+        tl.store(ties + row * width + k, often, mask=live)
+
+
+def blocks(width: int, vec: int, reduce: str, block_k: int = 0) -> tuple[int, int, int]:
+    """Edges and columns of a tile, and warps: enough loads in flight per lane, no more lanes than columns."""
+    cols = power(width, block_k or 128)
+    edges = 1 if reduce == "mul" else max(4, min(64, 1024 // cols))
+    return edges, cols, max(1, min(4, cols // (32 * max(vec, 1))))
+
+
+def spmm(
+    csr: Csr,
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    reduce: str = "sum",
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    y: Tensor | None = None,
+    beta: float = 1.0,
+    count_ties: bool = False,
+    block_k: int = 0,
+    block_e: int = 0,
+    warps: int = 0,
+) -> tuple[Tensor, Tensor | None]:
+    """reference.spmm; block_k columns by block_e edges a tile and `warps` warps a program, where given."""
+    x = rows(x)
+    acc = accumulate_type(x.dtype)
+    heads, head_width = (x.size(1), x.size(2)) if x.dim() == 3 else (1, x.size(1))
+    width = heads * head_width
+    out = x.new_empty(csr.num_rows, *x.shape[1:])
+    ties = torch.empty_like(out, dtype=acc) if count_ties else None
+    if out.numel() == 0:
+        return out, ties
+    if y is not None:
+        y = rows(y.to(x.dtype))
+        if x.dtype == torch.float64 and beta != 1.0:  # a kernel's scalar is fp32
+            y, beta = y * beta, 1.0
+    cut = pieces(csr)
+    vec = vector(x, y, out, width=width)
+    edges, cols, num_warps = blocks(width, vec, reduce, block_k)
+    edges, num_warps = block_e or edges, warps or num_warps
+    if reduce == "mul":
+        edges = 1
+    flags = {"REDUCE": REDUCES[reduce], "TIES": count_ties, "ACC": acc_of(x.dtype), "BLOCK_K": cols}
+    partial = x.new_empty(cut.num_slots, width, dtype=acc) if cut.num_slots else None
+    partial_ties = torch.empty_like(partial) if partial is not None and count_ties else None
+    row_scale, ldy = plain(row_scale, x.dtype), 0 if y is None else y.stride(0)
+    tiles = triton.cdiv(width, cols)
+    _pieces[(cut.count, tiles)](
+        cut.edge, cut.row, cut.slot, csr.col, csr.edge_id if weight is not None else None, x, x.stride(0),
+        plain(weight, x.dtype), heads, head_width, row_scale, plain(col_scale, x.dtype), y, ldy, beta,
+        out, ties, partial, partial_ties, width, csr.num_rows,
+        PER_HEAD=weight is not None and weight.dim() == 2, VEC=vec, BLOCK_E=edges, num_warps=num_warps, **flags,
+    )  # fmt: skip
+    if cut.num_hubs:
+        _hubs[(cut.num_hubs, tiles)](
+            cut.hub_row, cut.hub_slot, partial, partial_ties, row_scale, y, ldy, beta, out, ties, width, csr.num_rows,
+            BLOCK_S=1 if reduce == "mul" else 8, num_warps=num_warps, **flags,
+        )  # fmt: skip
+    return out, ties

@@ -1,0 +1,106 @@
+"""Triton's kernels on whatever is here: a GPU, or CPU tensors under the interpreter."""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+
+from stretto import kernels
+from stretto.kernels import build
+from stretto.kernels.csr import Csr
+
+if importlib.util.find_spec("triton") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """Where the kernels run."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(scope="session")
+def triton_kernels(device: str) -> ModuleType:
+    """The kernels under test, made for the interpreter where there is no GPU."""
+    if device == "cuda":
+        return importlib.import_module("stretto.kernels.triton")
+    # Triton looks at the variable when a function is decorated: its own library's, unless another test has imported it
+    # already, and ours. Other tests of this process must not see it.
+    before = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        interpret(importlib.import_module("triton.language"))
+        return importlib.import_module("stretto.kernels.triton")
+    finally:
+        if before is None:
+            del os.environ["TRITON_INTERPRET"]
+        else:
+            os.environ["TRITON_INTERPRET"] = before
+
+
+def interpret(language: ModuleType) -> None:
+    """Decorate anew what Triton's library was imported with before the interpreter was asked for."""
+    jit = importlib.import_module("triton").jit
+    for name, function in list(vars(language).items()):
+        if isinstance(function, importlib.import_module("triton.runtime.jit").JITFunction):
+            setattr(language, name, jit(function.fn))
+
+
+@pytest.fixture
+def short_pieces(triton_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Rows of more than 8 edges are hubs, so that small graphs have some."""
+    pieces = importlib.import_module("stretto.kernels.triton.pieces")
+    monkeypatch.setattr(pieces, "LEAST_CHUNK", 8)
+    return pieces
+
+
+@pytest.fixture
+def forced(triton_kernels: ModuleType) -> Iterator[None]:
+    """Every op of stretto runs on these kernels."""
+    with kernels.forced(triton_kernels):
+        yield
+
+
+def matrix(row: list[int], col: list[int], n: int, m: int, device: str, dtype: torch.dtype = torch.int32) -> Csr:
+    """A matrix from pairs, in the user's order."""
+    rows, cols = (torch.tensor(v, dtype=torch.int64) for v in (row, col))
+    rowptr, columns, ids = build.compress(rows, cols, n, dtype)
+    assert columns is not None
+    return Csr(rowptr.to(device), columns.to(device), None if ids is None else ids.to(device), n, m, len(row))
+
+
+def pairs(name: str) -> tuple[list[int], list[int], int, int]:
+    """Rows, columns and sizes of a small adversarial graph."""
+    generator = torch.Generator().manual_seed(7)
+
+    def draw(n: int, most: int) -> list[int]:
+        return torch.randint(0, most, (n,), generator=generator).tolist()
+
+    graphs = {
+        "empty": ([], [], 5, 4),
+        "one node": ([0], [0], 1, 1),
+        "isolated": ([6, 1, 1, 6, 6], [0, 6, 6, 2, 6], 8, 8),  # duplicates and self-loops too
+        "hub": ([3] * 30 + draw(12, 6), draw(42, 9), 6, 9),
+        "bipartite": (draw(25, 3), draw(25, 11), 3, 11),
+        "sorted": (sorted(draw(20, 7)), draw(20, 7), 7, 7),
+    }
+    return graphs[name]
+
+
+GRAPHS = ("empty", "one node", "isolated", "hub", "bipartite", "sorted")
+
+
+@pytest.fixture(params=GRAPHS)
+def csr(request: pytest.FixtureRequest, device: str, short_pieces: ModuleType) -> Csr:
+    """One matrix after the other."""
+    return matrix(*pairs(request.param), device=device)
+
+
+@pytest.fixture
+def make(device: str, short_pieces: ModuleType):
+    """make(name, dtype): one matrix by name, with columns of a type."""
+    return lambda name, dtype=torch.int32: matrix(*pairs(name), device=device, dtype=dtype)
