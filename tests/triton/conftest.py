@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import os
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -29,17 +28,18 @@ def triton_kernels(device: str) -> ModuleType:
     if device == "cuda":
         return importlib.import_module("stretto.kernels.triton")
     # Triton looks at the variable when a function is decorated: its own library's, unless another test has imported it
-    # already, and ours. Other tests of this process must not see it.
-    before = os.environ.get("TRITON_INTERPRET")
-    os.environ["TRITON_INTERPRET"] = "1"
-    try:
+    # already, and ours.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
         interpret(importlib.import_module("triton.language"))
         return importlib.import_module("stretto.kernels.triton")
-    finally:
-        if before is None:
-            del os.environ["TRITON_INTERPRET"]
-        else:
-            os.environ["TRITON_INTERPRET"] = before
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is on for the tests of this folder, and for no others of this process."""
+    if device == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def interpret(language: ModuleType) -> None:
