@@ -79,7 +79,7 @@ def summary(result: Result) -> str:
             for kind, share in shares.items()
         ]
         lines.append("share of the measured ceilings: " + ", ".join(parts))
-    return "\n".join(lines)
+    return "\n".join(lines or ["nothing to compare with"])
 
 
 def milliseconds(timing: Timing) -> str:

@@ -1,7 +1,7 @@
 """Check, then time: one Spec in, one Row per candidate out."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -120,30 +120,24 @@ def run(
     *,
     repeats: int = 9,
     with_ceilings: bool = True,
-    drop: float = 0.0,
+    without: Collection[str] = (),
     after: Callable[[str], None] | None = None,
 ) -> Result:
-    """Check every candidate of `spec` against the reference in fp64, then time those that pass, in turns.
-
-    drop > 0: what the check found to be this many times slower than the fastest keeps that one timing.
-    """
+    """Check every candidate of `spec`, but those in `without`, against fp64; then time those that pass, in turns."""
     with threads(spec.threads):
         case = build(spec)
         result = Result(spec, repeats, case.num_nodes, case.num_edges, case.flops, case.bytes)
         result.rows = [Row(name, reason=reason) for name, reason in case.skipped.items()]
+        case.candidates = [c for c in case.candidates if c.name not in without]
         calls = _check(spec, case, result, after)
-        rough = {row.candidate: row.timing.median for row in result.rows if row.timing is not None}
-        fastest = min(rough.values(), default=0.0)
-        calls = {name: call for name, call in calls.items() if not drop or rough[name] <= drop * fastest}
-        _settle(calls)
-        limits = ceilings(case) if with_ceilings and spec.direction == "fwd" else {}
         if not calls:
             return result
+        _settle(calls)
+        limits = ceilings(case) if with_ceilings and spec.direction == "fwd" else {}
         table = {**calls, **{f"ceiling: {name}": limit.call for name, limit in limits.items()}}
-        sample_seconds = SHORT if fastest < SHORT else 0.0
-        timings = measure(table, repeats=repeats, warmup=2, sample_seconds=sample_seconds, after=after)
+        timings = measure(table, repeats=repeats, warmup=2, sample_seconds=SHORT, after=after)
     for row in result.rows:
-        row.timing = timings.get(row.candidate, row.timing)
+        row.timing = timings.get(row.candidate)
     _record_ceilings(result, limits, timings)
     return result
 
@@ -171,16 +165,13 @@ def _check(
             continue
         call = _call(candidate, case, grad)
         try:
-            start = time.perf_counter()
             got = call()
-            seconds = time.perf_counter() - start
         except (RuntimeError, NotImplementedError) as error:
             row.reason = f"raises: {str(error).splitlines()[0]}"
             continue
         row.error = max(relative_error(g, w) for g, w in zip(got, wanted, strict=True))
         if row.error <= LIMITS[spec.dtype]:
             calls[candidate.name] = call
-            row.timing = Timing((seconds,))
         else:
             row.reason = f"wrong: relative error {row.error:.1e}, allowed {LIMITS[spec.dtype]:.0e}"
         if after is not None:
