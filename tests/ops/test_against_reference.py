@@ -93,7 +93,7 @@ def test_non_contiguous_input(kind, reduce):
         same = tuple(a.contiguous() if isinstance(a, torch.Tensor) else a for a in given)
         assert torch.equal(spmm(*given, reduce=reduce), spmm(*same, reduce=reduce))
     leaf = x.detach().requires_grad_()
-    cotangent = torch.randn(reversed(x.shape)).permute(*reversed(range(x.dim())))  # a gradient that is not contiguous
+    cotangent = torch.randn(*reversed(x.shape)).permute(*reversed(range(x.dim())))  # a gradient that is not contiguous
     out = spmm(graph, leaf, reduce=reduce)
     expected = torch.autograd.grad(reference_spmm(graph, leaf, reduce=reduce), leaf, cotangent)[0]
     torch.testing.assert_close(torch.autograd.grad(out, leaf, cotangent)[0], expected)
