@@ -2,6 +2,7 @@
 
 from stretto.loader.neighbor_loader import LinkNeighborLoader, NeighborLoader
 from stretto.loader.sampler import NeighborSampler
+from stretto.loader.store import Store
 from stretto.loader.trim import Layer, layers
 
-__all__ = ["Layer", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler", "layers"]
+__all__ = ["Layer", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler", "Store", "layers"]

@@ -18,6 +18,7 @@ from stretto.graph import Graph
 from stretto.kernels import Csr, build
 from stretto.loader.native_sampler import Slice, Slot
 from stretto.loader.sampler import NeighborSampler
+from stretto.loader.store import Store
 
 
 @dataclass
@@ -34,12 +35,15 @@ class _Entry:
 class Blueprint:
     """What a batch of `data` holds, for a Data or HeteroData."""
 
-    def __init__(self, data: Data | HeteroData, sampler: NeighborSampler) -> None:
+    def __init__(self, data: Data | HeteroData, sampler: NeighborSampler, store: Store | None = None) -> None:
         self.data, self.sampler = data, sampler
         self.slices: list[Slice] = []
         self.entries: list[_Entry] = []
         self.edge_keys: list[tuple[Any, int, str]] = []  # edge_index or adj_t of each edge type
         self.counted: list[tuple[Any, int]] = []  # node types that store num_nodes
+        if store is not None:
+            self._read_store(store)
+            return
         graph = sampler.graph
         node_stores = [(t, i, data[t] if graph.is_hetero else data._store) for i, t in enumerate(graph.node_types)]
         edge_stores = [(t, r, data[t] if graph.is_hetero else data._store) for r, t in enumerate(graph.edge_types)]
@@ -55,6 +59,17 @@ class Blueprint:
                     self.edge_keys.append((key, number, name))
                 elif store.is_edge_attr(name):
                     self._add(key, number, store, name, value, of_edges=True)
+        self.signature = self.current()
+
+    def _read_store(self, store: Store) -> None:
+        """The attributes of a Store: all are sliced, int8 ones with their scale; the edges are the sampler's."""
+        self.counted.append((None, 0))
+        self.edge_keys.append((None, 0, "edge_index"))
+        for name, value in self.data._store.items():
+            of_edges = name in store.edge_attributes
+            if name != "num_nodes" and (self.sampler.e_id or not of_edges):
+                self.entries.append(_Entry(None, 0, name, of_edges, len(self.slices)))
+                self.slices.append(Slice(value, 0, of_edges, store.scales.get(name)))
         self.signature = self.current()
 
     def _add(self, key: Any, number: int, store: Any, name: str, value: Any, *, of_edges: bool) -> None:

@@ -11,6 +11,7 @@ from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeS
 from stretto.errors import expect
 from stretto.loader.clock import mixed
 from stretto.loader.sampler import NeighborSampler
+from stretto.loader.store import Store
 from stretto.loader.stream import Task
 from stretto.loader.threaded import Threaded
 
@@ -19,7 +20,7 @@ _OF_SAMPLER = ("method", "semantics", "layer_dependency", "e_id")
 
 
 class NeighborLoader(Threaded, pyg.NeighborLoader):  # type: ignore[misc]
-    """PyG's NeighborLoader, several times faster and in one process.
+    """PyG's NeighborLoader, several times faster and in one process. `data` may also be a stretto.loader.Store.
 
     All of PyG's arguments mean what they mean there; num_workers is the number of threads. Beyond them:
 
@@ -70,6 +71,8 @@ class NeighborLoader(Threaded, pyg.NeighborLoader):  # type: ignore[misc]
             )
         self._take_options(kwargs)
         self.sampler_ = neighbor_sampler
+        if isinstance(data, Store):
+            self.store, data = data, data.data
         super().__init__(
             data,
             num_neighbors,
@@ -140,6 +143,8 @@ class LinkNeighborLoader(Threaded, pyg.LinkNeighborLoader):  # type: ignore[misc
             )
         self._take_options(kwargs)
         self.sampler_ = neighbor_sampler
+        if isinstance(data, Store):
+            self.store, data = data, data.data
         super().__init__(
             data,
             num_neighbors,

@@ -23,13 +23,14 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 from stretto.errors import expect, fail
 from stretto.loader import arrays
 from stretto.loader.native_sampler import NativeSampler, NodeType, Relation, Sampling, Slice, Slot
+from stretto.loader.store import Store
 
 METHODS = ("uniform", "labor")
 SEMANTICS = ("frontier", "layered")
 
 
 class NeighborSampler(BaseSampler):
-    """Samples neighbours in a Data, HeteroData or (FeatureStore, GraphStore).
+    """Samples neighbours in a Data, HeteroData, (FeatureStore, GraphStore) or Store.
 
     Beyond PyG's arguments: method="labor" lets all targets of a hop share one random number per source, so that a batch
     needs fewer nodes; layer_dependency=True shares it between hops too; semantics="layered" samples at every hop all
@@ -55,8 +56,15 @@ class NeighborSampler(BaseSampler):
         layer_dependency: bool = False,
         e_id: bool = True,
     ) -> None:
-        self.data_type = DataType.from_data(data)
-        self.graph = arrays.read(data, time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted)
+        if isinstance(data, Store):
+            expect(
+                time_attr is None,
+                "NeighborSampler: 'time_attr' is set, but the edges of a Store are not sorted by time",
+            )
+            self.data_type, self.graph = DataType.homogeneous, data.weighted(weight_attr)
+        else:
+            self.data_type = DataType.from_data(data)
+            self.graph = arrays.read(data, time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted)
         self.subgraph_type = SubgraphType(subgraph_type) if directed else SubgraphType.induced
         expect(
             temporal_strategy in ("uniform", "last"),

@@ -14,11 +14,12 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler.base import SubgraphType
 
-from stretto.errors import expect
+from stretto.errors import expect, fail
 from stretto.loader.batch import Blueprint
 from stretto.loader.clock import Clock, mixed
 from stretto.loader.native_sampler import Sampling, Slot
 from stretto.loader.sampler import NeighborSampler
+from stretto.loader.store import Store
 from stretto.loader.stream import Stream, Task
 from stretto.loader.transfer import Transfer, pinning
 from stretto.loader.trim import trimmed
@@ -40,6 +41,7 @@ class Threaded:
     """What both loaders share: options, the stream, the iterator. Mixed into one of PyG's loader classes."""
 
     data: Any
+    store: Store | None = None
     sampler_: NeighborSampler
     generator: torch.Generator | None
 
@@ -92,9 +94,11 @@ class Threaded:
         # Where edges are changed after sampling, or features come from a store, PyG's own filter_fn makes the batch.
         direct = isinstance(self.data, (Data, HeteroData)) and sampler.subgraph_type != SubgraphType.bidirectional
         if direct and self.transform_sampler_output is None:  # type: ignore[attr-defined]
-            self._blueprint = Blueprint(self.data, sampler)
+            self._blueprint = Blueprint(self.data, sampler, self.store)
             slices = self._blueprint.slices
             extra |= Sampling.CSR
+        elif self.store is not None:
+            fail("NeighborLoader: a Store takes neither 'bidirectional' subgraphs nor 'transform_sampler_output'")
         on_device = self._blueprint is not None and self.device is not None
         return Stream(
             sampler.native(extra, slices),
@@ -106,6 +110,15 @@ class Threaded:
             transfer=Transfer(self.device) if on_device and self.device is not None else None,
             pin=pinning(self.device) if on_device else (None, None),
         )
+
+    def __call__(self, index: Any) -> Any:
+        """The batch of these positions in the list of seeds, made on this thread."""
+        if self.store is None:
+            return super().__call__(index)  # type: ignore[misc]
+        seed, epoch = int(torch.empty((), dtype=torch.int64).random_()), 0
+        stream = self._stream if self._stream is not None and self._unchanged() else self._new_stream()
+        task = self._task(self.input_data[index], seed, epoch, 0, 0)  # type: ignore[attr-defined]
+        return self._batch(stream.engine.sampler.sample(seed, epoch, 0, task.seeds, task.times), task)
 
     def _tasks(self, seed: int, epoch: int) -> Iterator[Task]:
         for number, index in enumerate(self._indices(seed, epoch)):
