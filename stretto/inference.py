@@ -92,7 +92,7 @@ def _sampled(
     out: str | Path | None,
     report: Progress,
 ) -> Tensor:
-    options = {} if num_threads is None else {"num_threads": num_threads}
+    options: dict[str, Any] = {} if num_threads is None else {"num_threads": num_threads}
     loader = NeighborLoader(data, num_neighbors, input_nodes=nodes, batch_size=batch_size, **options)
     trim = forward is None and not _why_not_layerwise(model) and getattr(model, "jk_mode", None) is None
     result: Tensor | None = None
@@ -125,9 +125,9 @@ def _sampled(
 def _layerwise(model: Any, data: Data | Store, batch_size: int, num_threads: int | None, report: Progress) -> Tensor:
     """Every layer over all nodes in pieces of batch_size; activations live in files that are gone at the end."""
     store = data if isinstance(data, Store) else None
-    whole = store.data if store is not None else data
+    whole: Any = store.data if store is not None else data
     n, depth = int(whole.num_nodes or 0), int(model.num_layers)
-    options = {} if num_threads is None else {"num_threads": num_threads}
+    options: dict[str, Any] = {} if num_threads is None else {"num_threads": num_threads}
     with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
         x = whole.x
         for layer in range(depth):
@@ -178,7 +178,7 @@ def _nodes(input_nodes: Tensor | None, num_nodes: int) -> Tensor:
 def _widest(model: torch.nn.Module, data: Data) -> int:
     """The widest activation, as far as the shapes of the features and parameters tell."""
     sizes = [s for p in model.parameters() if not isinstance(p, torch.nn.UninitializedParameter) for s in p.shape]
-    return max([1, *sizes, *data.x.shape[1:]])
+    return max([1, *sizes, *(data.x.shape[1:] if data.x is not None else ())])
 
 
 def _free_memory() -> int:

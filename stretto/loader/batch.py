@@ -47,18 +47,18 @@ class Blueprint:
         graph = sampler.graph
         node_stores = [(t, i, data[t] if graph.is_hetero else data._store) for i, t in enumerate(graph.node_types)]
         edge_stores = [(t, r, data[t] if graph.is_hetero else data._store) for r, t in enumerate(graph.edge_types)]
-        for key, number, store in node_stores:
-            for name, value in store.items():
+        for key, number, held in node_stores:
+            for name, value in held.items():
                 if name == "num_nodes":
                     self.counted.append((key, number))
-                elif store.is_node_attr(name):
-                    self._add(key, number, store, name, value, of_edges=False)
-        for key, number, store in edge_stores:
-            for name, value in store.items():
+                elif held.is_node_attr(name):
+                    self._add(key, number, held, name, value, of_edges=False)
+        for key, number, held in edge_stores:
+            for name, value in held.items():
                 if name in ("edge_index", "adj_t"):
                     self.edge_keys.append((key, number, name))
-                elif store.is_edge_attr(name):
-                    self._add(key, number, store, name, value, of_edges=True)
+                elif held.is_edge_attr(name):
+                    self._add(key, number, held, name, value, of_edges=True)
         self.signature = self.current()
 
     def _read_store(self, store: Store) -> None:

@@ -161,9 +161,7 @@ class Store:
         done = 0
         entries = []
         for name, tensor in arrays.items():
-            entries.append(
-                _write(partial, name, tensor, lambda count, so_far=done: progress and progress(so_far + count, total))
-            )
+            entries.append(_write(partial, name, tensor, done, total, progress))
             done += entries[-1]["bytes"]
         meta = {
             "format": FORMAT,
@@ -193,15 +191,17 @@ def _stored(x: Tensor, features: str) -> dict[str, Tensor]:
     return {"x": (x / scale).round().clamp(-127, 127).to(torch.int8), "x.scale": scale}
 
 
-def _write(folder: Path, name: str, tensor: Tensor, report: Callable[[int], Any]) -> dict[str, Any]:
+def _write(folder: Path, name: str, tensor: Tensor, done: int, total: int, progress: Progress | None) -> dict[str, Any]:
+    """One array to its file, chunk by chunk, and its line of meta.json."""
     tensor = tensor.detach().cpu().contiguous()
     file = f"{name.replace('/', '_')}.bin"
     flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
     with (folder / file).open("wb") as out:
         for start in range(0, flat.numel(), CHUNK):
             piece = flat[start : start + CHUNK]
-            out.write(memoryview(piece.numpy()))
-            report(start + piece.numel())
+            out.write(piece.numpy().data)
+            if progress is not None:
+                progress(done + start + piece.numel(), total)
         out.flush()
         os.fsync(out.fileno())
     return {
