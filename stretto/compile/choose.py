@@ -6,6 +6,8 @@ of sampled batches are rounded to quarter octaves, so that a stream of batches s
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import math
 import threading
@@ -82,7 +84,7 @@ class Chooser:
             best = min(decision.candidates, key=lambda p: measured[p])
             decision.chosen = best if measured[best] < HYSTERESIS * measured[first] else first
             decision.how = "measured"
-        store.add("plans", self._facts, {repr(key): {"plan": decision.chosen.name, "ms": measured[decision.chosen] * 1e3}})
+        store.add("plans", self._facts, {_text(key): {"plan": decision.chosen.name, "ms": measured[decision.chosen] * 1e3}})
 
     def decision(self, key: Hashable) -> Decision | None:
         """What is known of a signature."""
@@ -104,7 +106,7 @@ class Chooser:
         if len(candidates) == 1 or not free or sizes["E"] * max(sizes.values()) == 0 or _small(sizes):
             decision.chosen = candidates[0]
         else:
-            kept = self._load().get(repr(key))
+            kept = self._load().get(_text(key))
             for plan in candidates:
                 if isinstance(kept, dict) and kept.get("plan") == plan.name:
                     decision.chosen, decision.how = plan, "measured earlier"
@@ -117,6 +119,13 @@ class Chooser:
             self._facts = machine.describe()
             self._kept = store.read("plans", self._facts)
         return self._kept
+
+
+def _text(key: Any) -> str:
+    """A signature as the file on disk knows it."""
+    expression, wanted, hoisted, sizes, dtype, device, backend = key
+    terms = " + ".join(str(t) for t in expression)
+    return f"{terms} | d{wanted} | {'hoisted' if hoisted else ''} | {sizes} | {dtype} {device} {backend}"
 
 
 CHOOSER = Chooser()
@@ -135,12 +144,11 @@ def linear(
 
     bias [o] is added to every row. note(key, plan) tells the caller what was chosen (for report and explain).
     """
-    names = tuple(leaves(expression))
-    grad = torch.is_grad_enabled()
-    wanted = tuple(n for n in names if grad and tensors[n].requires_grad)
+    names = _names(expression)
+    wanted = tuple(n for n in names if tensors[n].requires_grad) if torch.is_grad_enabled() else ()
     sizes = _sizes(expression, tensors, sparse)
     first = tensors[names[0]]
-    hoisted, keep = _hoistable(expression, tensors, sparse, sizes)
+    hoisted = _hoistable(expression, tensors, sparse, sizes)
     key = (expression, wanted, hoisted, _rounded(sizes), first.dtype, first.device.type, settings.get("STRETTO_BACKEND"))
     plan, decision = CHOOSER.pick(key, Request(expression, wanted, hoisted), sizes, first)
     if note is not None:
@@ -149,46 +157,61 @@ def linear(
     if bias is not None:
         names, arguments = (*names, "bias"), (*arguments, bias)
     timed = None if decision.chosen is not None else (lambda seconds: CHOOSER.record(key, plan, seconds))
+    keep = _keeper(tensors, sparse) if hoisted else None
     call = Call(plan, names, sparse, scalars or {}, keep, timed, timed_backward=bool(wanted))
     return run(call, arguments)
 
 
+@functools.cache
+def _names(expression: Expression) -> tuple[str, ...]:
+    return tuple(leaves(expression))
+
+
+@functools.cache
+def _products(expression: Expression) -> tuple[tuple[Node, Sparse, Leaf], ...]:
+    """Products of the adjacency, and its powers, with a leaf: what may be kept when the leaf is constant."""
+    found: dict[Node, tuple[Node, Sparse, Leaf]] = {}
+    for term in expression:
+        for left, right in itertools.pairwise(term.factors):
+            if isinstance(left, Sparse) and isinstance(right, Leaf):
+                node: Node = right
+                for _ in range(left.power):
+                    node = MatMul(Sparse(left.name, left.rows, left.cols, 1, left.transposed), node)
+                    found[node] = (node, left, right)
+    return tuple(found.values())
+
+
 def _hoistable(
     expression: Expression, tensors: dict[str, Tensor], sparse: dict[str, Adjacency], sizes: Sizes
-) -> tuple[tuple[Node, ...], Any]:
-    """Products of the adjacency with a constant leaf that are, or may be, kept across steps."""
-    found: dict[Node, None] = {}
+) -> tuple[Node, ...]:
+    """Products with constant leaves that are, or may be, kept across steps."""
+    found = []
     constant: dict[str, bool] = {}
     need = 0
-    for term in expression:
-        for place in range(len(term.factors) - 1):
-            left, right = term.factors[place], term.factors[place + 1]
-            if not isinstance(left, Sparse) or not isinstance(right, Leaf) or sparse[left.name].weight is not None:
-                continue
-            if right.name not in constant:
-                constant[right.name] = HOIST.constant(tensors[right.name])
-            if not constant[right.name]:
-                continue
-            node: Node = right
-            for _ in range(left.power):
-                node = MatMul(Sparse(left.name, left.rows, left.cols, 1, left.transposed), node)
-                if node not in found:
-                    found[node] = None
-                    if not HOIST.knows(tensors[right.name], _product_key(node, sparse)):
-                        need += sizes[left.rows] * sizes[right.cols] * tensors[right.name].element_size()
-    if not found or not HOIST.affords(need):
-        return (), None
+    for node, left, leaf in _products(expression):
+        x = tensors[leaf.name]
+        if sparse[left.name].weight is not None or x.requires_grad:
+            continue
+        if leaf.name not in constant:
+            constant[leaf.name] = HOIST.constant(x)
+        if constant[leaf.name]:
+            found.append(node)
+            if not HOIST.knows(x, _product_key(node, sparse)):
+                need += sizes[left.rows] * sizes[leaf.cols] * x.element_size()
+    return tuple(found) if found and (need == 0 or HOIST.affords(need)) else ()
 
+
+def _keeper(tensors: dict[str, Tensor], sparse: dict[str, Adjacency]) -> Callable[[Node, Callable[[], Tensor]], Tensor]:
     def keep(node: Node, make: Callable[[], Tensor]) -> Tensor:
         return HOIST.keep(tensors[_innermost(node).name], _product_key(node, sparse), make)
 
-    return tuple(found), keep
+    return keep
 
 
 def _product_key(node: Node, sparse: dict[str, Adjacency]) -> Hashable:
     assert isinstance(node, MatMul) and isinstance(node.left, Sparse)
     adjacency = sparse[node.left.name]
-    return str(node), adjacency.graph.number, id(adjacency.row_scale), id(adjacency.col_scale)
+    return node, adjacency.graph.number, id(adjacency.row_scale), id(adjacency.col_scale)
 
 
 def _innermost(node: Node) -> Leaf:

@@ -10,9 +10,19 @@ forward and backward, is equality.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 Sizes = dict[str, int]
+
+
+def _kept_hash(self: Any) -> int:
+    """The hash of a node, worked out once: nodes are looked up on every call of a layer."""
+    found = self.__dict__.get("_hash")
+    if found is None:
+        found = hash((type(self).__name__, *(getattr(self, f.name) for f in fields(self))))
+        object.__setattr__(self, "_hash", found)
+    return found
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,8 @@ class Leaf:
     name: str
     rows: str
     cols: str
+
+    __hash__ = _kept_hash
 
     def __str__(self) -> str:
         return self.name
@@ -37,6 +49,8 @@ class Sparse:
     power: int = 1
     transposed: bool = False
 
+    __hash__ = _kept_hash
+
     def __str__(self) -> str:
         mark = "'" if self.transposed else ""
         return f"{self.name}{mark}" + (f"^{self.power}" if self.power > 1 else "")
@@ -47,6 +61,8 @@ class Transpose:
     """The transpose of a dense node: a view, free of charge."""
 
     of: Node
+
+    __hash__ = _kept_hash
 
     def __str__(self) -> str:
         return f"{self.of}'" if isinstance(self.of, Leaf) else f"({self.of})'"
@@ -59,6 +75,8 @@ class MatMul:
     left: Factor
     right: Node
 
+    __hash__ = _kept_hash
+
     def __str__(self) -> str:
         return f"{_bracket(self.left)} {_bracket(self.right)}"
 
@@ -70,6 +88,8 @@ class Scaled:
     by: str
     of: Node
 
+    __hash__ = _kept_hash
+
     def __str__(self) -> str:
         return f"{self.by} {_bracket(self.of)}"
 
@@ -79,6 +99,8 @@ class Add:
     """A sum of nodes."""
 
     terms: tuple[Node, ...]
+
+    __hash__ = _kept_hash
 
     def __str__(self) -> str:
         return " + ".join(str(t) for t in self.terms)
@@ -90,6 +112,8 @@ class Horner:
 
     sparse: Sparse
     terms: tuple[Node | None, ...]
+
+    __hash__ = _kept_hash
 
     def __str__(self) -> str:
         text = ""
@@ -109,6 +133,8 @@ class Term:
 
     factors: tuple[Leaf | Transpose | Sparse, ...]
     scale: str | None = None
+
+    __hash__ = _kept_hash
 
     def __str__(self) -> str:
         product = " ".join(str(f) for f in self.factors)

@@ -80,7 +80,7 @@ def run(
     """The sum, without autograd, by the variant the tuner picked. x [m, k] or [m, h, f]."""
     csr = graph.csr if weight is None else graph.edge_csr
     backend = kernels.backend(x.device)
-    width = x.stride(0) if x.size(0) else 0
+    width = x.size(1) if x.dim() == 2 else x.size(1) * x.size(2)
     options = {"row_scale": row_scale, "col_scale": col_scale, "y": y, "beta": beta}
     if x.device.type != "cpu" or backend is reference or csr.num_edges * width < SMALL:
         return backend.spmm(csr, x, weight, **options)[0]

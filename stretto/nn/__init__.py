@@ -1,0 +1,25 @@
+"""The PyG layers stretto accelerates. CONVS is the whole table: importing a file registers nothing by surprise.
+
+Each entry is a function fast(layer, *args) that computes what the layer's own forward would, or raises Decline.
+"""
+
+from __future__ import annotations
+
+import torch_geometric.nn as pyg
+
+from stretto.nn import gcn, gin, hops, sage
+from stretto.nn.base import Decline, Fast, Record, record_of
+
+CONVS: dict[type, Fast] = {
+    pyg.GCNConv: gcn.fast,
+    pyg.SAGEConv: sage.fast_sage,
+    pyg.GraphConv: sage.fast_graph,
+    pyg.GINConv: gin.fast,
+    pyg.SGConv: hops.fast_sg,
+    pyg.SSGConv: hops.fast_ssg,
+    pyg.TAGConv: hops.fast_tag,
+    pyg.LGConv: hops.fast_lg,
+    pyg.APPNP: hops.fast_appnp,
+}
+
+__all__ = ["CONVS", "Decline", "Record", "record_of"]

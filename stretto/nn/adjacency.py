@@ -1,0 +1,114 @@
+"""From what a user hands to a conv (edge_index in any format, edge weights, sizes) to the Adjacency a plan multiplies by.
+
+Everything that depends on the graph alone is kept on the Graph: it is computed in the first step and looked up after.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from stretto.compile import Adjacency
+from stretto.graph import Graph
+from stretto.nn.base import Decline
+
+
+def graph_of(conv: Any, edge_index: Any, num_src: int, num_dst: int) -> Graph:
+    """The graph of a conv's input, rows the nodes that receive messages under the conv's flow."""
+    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dtype not in _INDEX:
+        raise Decline(f"edge_index is {edge_index.dtype}")
+    if conv.flow == "target_to_source":
+        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+            raise Decline("flow target_to_source with a sparse matrix")
+        return Graph.of(edge_index, (num_dst, num_src), flow="target_to_source")
+    return Graph.of(edge_index, (num_src, num_dst))
+
+
+_INDEX = (torch.int64, torch.int32)
+
+
+def values_of(edge_index: Any) -> Tensor | None:
+    """The values of a sparse adjacency, in the order its Graph counts edges; None for a plain edge_index."""
+    if isinstance(edge_index, Tensor):
+        if edge_index.layout == torch.strided:
+            return None
+        return edge_index._values() if edge_index.layout == torch.sparse_coo else edge_index.values()
+    return edge_index.coo()[2] if hasattr(edge_index, "coo") else None
+
+
+def plain(conv: Any, edge_index: Any, num_src: int, num_dst: int, *, mean: bool = False, dtype: torch.dtype) -> Adjacency:
+    """The adjacency as it is, unweighted; mean: rows divided by their number of edges."""
+    graph = graph_of(conv, edge_index, num_src, num_dst)
+    return Adjacency(graph, row_scale=graph.mean_scale(_scale_type(dtype)) if mean else None)
+
+
+def weighted(graph: Graph, edge_weight: Tensor | None, x: Tensor) -> Tensor | None:
+    """An edge weight fit for spmm: one per edge, of x's type."""
+    if edge_weight is None:
+        return None
+    if edge_weight.numel() != graph.num_edges:
+        raise Decline(f"edge_weight has {edge_weight.numel()} entries for {graph.num_edges} edges")
+    return edge_weight.reshape(-1).to(x.dtype)
+
+
+def gcn(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None, **options: Any) -> Adjacency:
+    """GCN's normalised adjacency. options: improved, add_self_loops, as gcn_norm takes them.
+
+    Without weights it is the graph with self-loops and two scalings, fused into the kernel: no array of edge weights.
+    With weights, PyG's own gcn_norm makes them, once per weight tensor.
+    """
+    n = x.size(0)
+    graph = graph_of(conv, edge_index, n, n)
+    loops = options.get("add_self_loops", True)
+    if values_of(edge_index) is None and edge_weight is None and isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+        target = graph.with_self_loops if loops else graph
+        scale = target.degree_power(-0.5, _scale_type(x.dtype))
+        return Adjacency(target, scale, scale)
+    normalised, weight = _normalised(conv, graph, x, edge_index, edge_weight, options)
+    return Adjacency(normalised, weight=weight)
+
+
+def _normalised(
+    conv: Any, graph: Graph, x: Tensor, edge_index: Any, edge_weight: Tensor | None, options: dict[str, Any]
+) -> tuple[Graph, Tensor]:
+    n = x.size(0)
+
+    def make() -> tuple[Graph, Tensor]:
+        found, weight = gcn_norm(_plain(edge_index), edge_weight, n, flow=conv.flow, dtype=x.dtype, **options)
+        if isinstance(found, Tensor) and found.layout != torch.strided:
+            weight = values_of(found)
+        assert weight is not None
+        return graph_of(conv, found, n, n), weight.to(x.dtype)
+
+    if edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled():
+        return make()
+    key = ("gcn_norm", x.dtype, tuple(sorted(options.items())))
+    if edge_weight is None:
+        return kept_for(graph, key, edge_index, make)
+    return kept_for(graph, key, edge_weight, make)
+
+
+def kept_for(graph: Graph, key: Hashable, source: Any, make: Callable[[], Any]) -> Any:
+    """make()'s result, kept on the graph as long as `source` is the same unchanged object."""
+    mark = source._version if isinstance(source, Tensor) and not source.is_inference() else None
+    found = graph._derived.get(key)
+    if found is not None and mark is not None and found[0]() is source and found[1] == mark:
+        return found[2]
+    with torch.no_grad():
+        made = make()
+    graph._derived[key] = (weakref.ref(source), mark, made)
+    return made
+
+
+def _plain(edge_index: Any) -> Any:
+    """EdgeIndex as the plain tensor it wraps; the rest as it is."""
+    return edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
+
+
+def _scale_type(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,192 @@
+"""What every accelerated layer shares: the guards, the fall-back to stock, and the record of what happened.
+
+A layer is accelerated by a function fast(conv, *args, **kwargs) that computes what conv.forward would, or raises Decline
+before it has changed anything; stock then runs, and report() says why.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto import settings
+from stretto.compile import Plan
+from stretto.kernels import DTYPES
+
+logger = logging.getLogger("stretto")
+
+
+class Decline(Exception):
+    """Raised by a fast function: this call runs as stock, for this reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass
+class Record:
+    """What a layer did last: path "fast" or "stock", the plan and its signature, or the reason."""
+
+    path: str = ""
+    reason: str = ""
+    plan: str = ""
+    key: Hashable = None
+    calls: int = 0
+
+
+_records: weakref.WeakKeyDictionary[torch.nn.Module, Record] = weakref.WeakKeyDictionary()
+_said: set[str] = set()
+
+
+def record_of(module: torch.nn.Module) -> Record:
+    """The record of a layer; kept beside it, never inside it."""
+    found = _records.get(module)
+    if found is None:
+        found = _records[module] = Record()
+    return found
+
+
+def note_plan(module: torch.nn.Module) -> Callable[[Hashable, Plan], None]:
+    """What compile.linear calls with its choice."""
+    record = record_of(module)
+
+    def note(key: Hashable, plan: Plan) -> None:
+        record.key, record.plan = key, plan.name
+
+    return note
+
+
+Fast = Callable[..., Any]
+
+
+def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
+    """A forward that runs fast(self, ...) where it may, and stock's own forward elsewhere."""
+    stock_forward = stock.forward  # type: ignore[attr-defined]
+
+    @functools.wraps(stock_forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return stock_forward(self, *args, **kwargs)
+        record = record_of(self)
+        record.calls += 1
+        reason = why_stock(self)
+        if reason is None:
+            try:
+                out = fast(self, *args, **kwargs)
+            except Decline as decline:
+                reason = decline.reason
+            else:
+                record.path, record.reason = "fast", ""
+                if settings.get("STRETTO_SHADOW") != "0":
+                    return _shadow(self, record, stock_forward, out, args, kwargs)
+                return out
+        _tell(self, record, reason)
+        return stock_forward(self, *args, **kwargs)
+
+    return forward
+
+
+# PyG's per-instance hooks: any of them means that someone looks at the messages, so they must exist.
+_HOOKS = (
+    "_propagate_forward_pre_hooks",
+    "_propagate_forward_hooks",
+    "_message_forward_pre_hooks",
+    "_message_forward_hooks",
+    "_aggregate_forward_pre_hooks",
+    "_aggregate_forward_hooks",
+    "_message_and_aggregate_forward_pre_hooks",
+    "_message_and_aggregate_forward_hooks",
+    "_edge_update_forward_pre_hooks",
+    "_edge_update_forward_hooks",
+)
+_METHODS = ("message", "aggregate", "update", "propagate", "edge_update", "message_and_aggregate")
+
+
+def why_stock(conv: Any) -> str | None:
+    """Why a layer must run as stock whatever its input, or None."""
+    state = conv.__dict__
+    if state.get("_explain"):
+        return "an explainer is on"
+    for name in _HOOKS:
+        if state.get(name):
+            return f"a hook is registered ({name.strip('_')})"
+    if state.get("_decomposed_layers", 1) > 1:
+        return "decomposed_layers > 1"
+    for name in _METHODS:
+        if name in state:
+            return f"{name}() was replaced on the instance"
+    if state.get("_stretto_mismatch"):
+        return "results differed from stock in shadow mode"
+    if torch.jit.is_tracing():
+        return "TorchScript tracing"
+    if state.get("node_dim", -2) not in (-2, 0):
+        return f"node_dim is {state['node_dim']}"
+    return None
+
+
+def check_input(x: Any, *others: Any) -> Tensor:
+    """x as a plain matrix of nodes by channels, or Decline."""
+    for tensor in (x, *others):
+        if not isinstance(tensor, Tensor):
+            raise Decline(f"the input is a {type(tensor).__name__}")
+        if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
+            raise Decline(f"the input is a {type(tensor).__name__}, not a plain tensor")
+        if tensor.dim() != 2:
+            raise Decline(f"the input has {tensor.dim()} dimensions")
+        if tensor.dtype not in DTYPES:
+            raise Decline(f"the input is {tensor.dtype}")
+    if torch.is_autocast_enabled(x.device.type):
+        raise Decline("autocast is on")
+    return x
+
+
+def weight_of(linear: Any, x: Tensor) -> Tensor:
+    """The weight [out, in] of a Linear that does nothing but multiply, or Decline."""
+    weight = getattr(linear, "weight", None)
+    if type(linear).__name__ not in ("Linear", "HeteroLinear") or not isinstance(weight, Tensor):
+        raise Decline(f"the weight is a {type(linear).__name__}")
+    if isinstance(weight, torch.nn.parameter.UninitializedParameter):
+        raise Decline("not initialised yet (lazy channels)")
+    if linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks:
+        raise Decline("a hook is registered on the Linear inside")
+    if weight.dtype != x.dtype:
+        raise Decline(f"the weight is {weight.dtype}, the input {x.dtype}")
+    if weight.size(1) != x.size(1):
+        raise Decline(f"the weight takes {weight.size(1)} channels, the input has {x.size(1)}")
+    return weight
+
+
+def _tell(conv: Any, record: Record, reason: str) -> None:
+    record.path, record.reason, record.plan, record.key = "stock", reason, "", None
+    text = f"{type(conv).__name__} runs as stock: {reason}"
+    if text not in _said:
+        _said.add(text)
+        logger.info("stretto: %s", text)
+
+
+def _shadow(conv: Any, record: Record, stock_forward: Any, out: Any, args: Any, kwargs: Any) -> Any:
+    """Every N calls run stock beside us; a difference is told loudly and ends the fast path for this layer."""
+    every = settings.integer("STRETTO_SHADOW")
+    if not isinstance(out, Tensor) or record.calls % every:
+        return out
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        wanted = stock_forward(conv, *args, **kwargs)
+    torch.set_rng_state(state)
+    scale = wanted.abs().max().clamp(min=1e-30) if wanted.numel() else torch.ones(())
+    error = ((out.detach() - wanted).abs().max() / scale).item() if wanted.numel() else 0.0
+    limit = {torch.float64: 1e-9, torch.float32: 1e-4}.get(out.dtype, 3e-2)
+    if not error <= limit:
+        conv.__dict__["_stretto_mismatch"] = True
+        logger.error("stretto: %s differs from stock by %.3g (relative); it runs as stock from now on", conv, error)
+        record.path, record.reason = "stock", "results differed from stock in shadow mode"
+        return stock_forward(conv, *args, **kwargs)
+    return out

@@ -1,0 +1,21 @@
+"""The classes that accelerated layers get: a subclass of each stock class with another forward, and nothing else.
+
+They live in this module under the stock class's own name, so that a model prints as before and pickles by reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stretto.nn import CONVS
+from stretto.nn.base import accelerated_forward
+
+
+def _subclass(stock: type, fast: Any) -> type:
+    body = {"forward": accelerated_forward(stock, fast), "__module__": __name__, "__doc__": stock.__doc__}
+    return type(stock.__name__, (stock,), body)
+
+
+FAST: dict[type, type] = {stock: _subclass(stock, fast) for stock, fast in CONVS.items()}
+STOCK: dict[type, type] = {fast: stock for stock, fast in FAST.items()}
+globals().update({fast.__name__: fast for fast in STOCK})

@@ -1,0 +1,58 @@
+"""GCNConv: S (A + I) S X W + b, with S = diag(degree^-1/2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
+from stretto.nn import adjacency
+from stretto.nn.base import Decline, check_input, note_plan, weight_of
+from stretto.ops import spmm
+
+A, X, W = Sparse("A", "n", "m"), Leaf("X", "m", "i"), Leaf("W", "o", "i")
+EXPRESSION = (Term((A, X, Transpose(W))),)
+
+
+def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+    """What GCNConv.forward computes."""
+    check_input(x)
+    if conv.aggr not in ("add", "sum"):
+        raise Decline(f"aggr is {conv.aggr}")
+    weight = weight_of(conv.lin, x)
+    adj = _adjacency(conv, x, edge_index, edge_weight)
+    return aggregate_linear(conv, adj, x, weight, conv.bias)
+
+
+def aggregate_linear(conv: Any, adj: Adjacency, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """adj x weight' + bias by the best plan; edge weights that learn take the differentiable op."""
+    if adj.weight is not None and adj.weight.requires_grad:
+        if x.size(1) < weight.size(0):
+            out = spmm(adj.graph, x, adj.weight, row_scale=adj.row_scale, col_scale=adj.col_scale) @ weight.t()
+        else:
+            out = spmm(adj.graph, x @ weight.t(), adj.weight, row_scale=adj.row_scale, col_scale=adj.col_scale)
+        return out if bias is None else out + bias
+    return linear(EXPRESSION, {"X": x, "W": weight}, {"A": adj}, bias=bias, note=note_plan(conv))
+
+
+def _adjacency(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Adjacency:
+    if not conv.normalize:
+        graph = adjacency.graph_of(conv, edge_index, x.size(0), x.size(0))
+        values = adjacency.values_of(edge_index)
+        return Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
+    if conv.cached:  # the first graph is the graph for ever, exactly as stock keeps it
+        if conv._cached_adj_t is not None or not isinstance(edge_index, Tensor):
+            raise Decline("cached=True with a SparseTensor")
+        if conv._cached_edge_index is None:
+            options = {"improved": conv.improved, "add_self_loops": conv.add_self_loops}
+            plain = adjacency._plain(edge_index)
+            conv._cached_edge_index = adjacency.gcn_norm(
+                plain, edge_weight, x.size(0), flow=conv.flow, dtype=x.dtype, **options
+            )
+        kept, weight = conv._cached_edge_index
+        graph = adjacency.graph_of(conv, kept, x.size(0), x.size(0))
+        return Adjacency(graph, weight=weight if weight is not None else adjacency.values_of(kept))
+    return adjacency.gcn(
+        conv, x, edge_index, edge_weight, improved=conv.improved, add_self_loops=conv.add_self_loops
+    )

@@ -1,0 +1,144 @@
+"""SGConv, SSGConv, TAGConv, LGConv and APPNP: polynomials of the normalised adjacency.
+
+Powers are chains of aggregations, taken on whichever side of the weight is narrower; sums of powers are Horner's scheme.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, linear
+from stretto.nn import adjacency
+from stretto.nn.base import Decline, check_input, note_plan, record_of, weight_of
+from stretto.ops import spmm
+
+X, W = Leaf("X", "n", "i"), Leaf("W", "o", "i")
+
+
+@functools.cache
+def power(hops: int) -> Expression:
+    """A^hops X W'."""
+    if hops == 0:
+        return (Term((X, Transpose(W))),)
+    return (Term((Sparse("A", "n", "n", hops), X, Transpose(W))),)
+
+
+@functools.cache
+def polynomial(hops: int) -> Expression:
+    """Sum over k <= hops of A^k X W_k'."""
+    weights = [Transpose(Leaf(f"W{k}", "o", "i")) for k in range(hops + 1)]
+    first = Term((X, weights[0]))
+    return (first, *(Term((Sparse("A", "n", "n", k), X, weights[k])) for k in range(1, hops + 1)))
+
+
+def fast_sg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+    """What SGConv.forward computes."""
+    check_input(x)
+    _check_sum(conv)
+    if conv.cached:
+        raise Decline("cached=True keeps A^K X of the first call for ever")
+    adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
+    _no_weight_grad(adj)
+    tensors = {"X": x, "W": weight_of(conv.lin, x)}
+    if conv.K < 1:
+        raise Decline("K is 0")
+    return linear(power(conv.K), tensors, {"A": adj}, bias=conv.lin.bias, note=note_plan(conv))
+
+
+def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+    """What TAGConv.forward computes."""
+    check_input(x)
+    _check_sum(conv)
+    if conv.K < 1:
+        raise Decline("K is 0")
+    if conv.normalize:
+        adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=False)
+    else:
+        graph = adjacency.graph_of(conv, edge_index, x.size(0), x.size(0))
+        values = adjacency.values_of(edge_index)
+        adj = Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
+    _no_weight_grad(adj)
+    tensors = {"X": x, **{f"W{k}": weight_of(lin, x) for k, lin in enumerate(conv.lins)}}
+    return linear(polynomial(conv.K), tensors, {"A": adj}, bias=conv.bias, note=note_plan(conv))
+
+
+def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+    """What SSGConv.forward computes: (alpha X + (1 - alpha) / K sum_k A^k X) W, summed as Horner's scheme."""
+    check_input(x)
+    _check_sum(conv)
+    if conv.cached:
+        raise Decline("cached=True keeps the sum of the first call for ever")
+    if conv.K < 1:
+        raise Decline("K is 0")
+    adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
+    weight = weight_of(conv.lin, x)
+    after = weight.size(0) < x.size(1)  # aggregate at the narrower side of the weight
+    record_of(conv).plan = "Horner(A, X W')" if after else "Horner(A, X) W'"
+    base = x @ weight.t() if after else x
+    share = (1 - conv.alpha) / conv.K
+    total = base
+    for _ in range(conv.K - 1):  # base + A (base + A (...))
+        total = _hop(adj, total, base, 1.0)
+    out = _hop(_scaled(adj, share), total, base, conv.alpha)
+    if not after:
+        return torch.nn.functional.linear(out, weight, conv.lin.bias)
+    return out if conv.lin.bias is None else out + conv.lin.bias
+
+
+def fast_appnp(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+    """What APPNP.forward computes: K times h <- (1 - alpha) A h + alpha x, each one aggregation with its beta."""
+    check_input(x)
+    _check_sum(conv)
+    if conv.dropout > 0 and conv.training:
+        raise Decline("dropout on edge weights is on")
+    if conv.cached and (conv._cached_edge_index is not None or conv._cached_adj_t is not None):
+        raise Decline("cached=True keeps the graph of the first call for ever")
+    adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
+    record_of(conv).plan = f"{conv.K} times A h + alpha X, one kernel each"
+    step = _scaled(adj, 1 - conv.alpha)
+    h = x
+    for _ in range(conv.K):
+        h = _hop(step, h, x, conv.alpha)
+    return h
+
+
+def fast_lg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+    """What LGConv.forward computes: A x, normalised or not."""
+    check_input(x)
+    _check_sum(conv)
+    if conv.normalize:
+        adj = adjacency.gcn(conv, x, edge_index, edge_weight, add_self_loops=False)
+    else:
+        graph = adjacency.graph_of(conv, edge_index, x.size(0), x.size(0))
+        values = adjacency.values_of(edge_index)
+        adj = Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
+    record_of(conv).plan = "A X"
+    return _hop(adj, x, None, 1.0)
+
+
+def _hop(adj: Adjacency, x: Tensor, y: Tensor | None, beta: float) -> Tensor:
+    return spmm(adj.graph, x, adj.weight, row_scale=adj.row_scale, col_scale=adj.col_scale, y=y, beta=beta)
+
+
+def _scaled(adj: Adjacency, factor: float) -> Adjacency:
+    """The adjacency times a number, folded into whichever scaling it has."""
+    if adj.row_scale is not None:
+        return Adjacency(adj.graph, adj.row_scale * factor, adj.col_scale, adj.weight)
+    if adj.weight is not None:
+        return Adjacency(adj.graph, None, adj.col_scale, adj.weight * factor)
+    scale = torch.full((adj.graph.num_rows,), factor, device=adj.graph.device)
+    return Adjacency(adj.graph, scale, adj.col_scale, None)
+
+
+def _no_weight_grad(adj: Adjacency) -> None:
+    if adj.weight is not None and adj.weight.requires_grad:
+        raise Decline("edge_weight needs a gradient")
+
+
+def _check_sum(conv: Any) -> None:
+    if conv.aggr not in ("add", "sum"):
+        raise Decline(f"aggr is {conv.aggr}")

@@ -1,0 +1,132 @@
+"""All that touches a user's model or process: accelerate, restore, accelerated, patch, unpatch.
+
+accelerate() changes one thing, the class of each layer it knows; restore() changes it back. patch() changes one thing,
+the forward of each stock class; unpatch() puts the very same function back.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch_geometric.nn import MessagePassing
+
+from stretto import settings
+from stretto.errors import StrettoError, expect
+from stretto.nn import CONVS
+from stretto.nn.base import accelerated_forward
+from stretto.nn.classes import FAST, STOCK
+
+logger = logging.getLogger("stretto")
+M = TypeVar("M", bound=torch.nn.Module)
+
+_lock = threading.RLock()
+_patched: dict[type, Callable[..., Any]] = {}  # stock class -> its own forward
+_depth = 0
+
+
+def accelerate(model: M, *, strict: bool = False) -> M:
+    """Make every layer of the model that stretto knows run fast. In place; the model is returned for convenience.
+
+    Parameters, state_dict, optimizers, hooks, isinstance and repr stay as they are. strict: raise if a message-passing
+    layer would stay stock, instead of saying so in report(model). STRETTO_DISABLE=1 makes this do nothing.
+    """
+    expect(
+        isinstance(model, torch.nn.Module),
+        f"accelerate: 'model' is a {type(model).__name__}, wanted a torch.nn.Module",
+    )
+    if settings.flag("STRETTO_DISABLE"):
+        return model
+    known = [m for m in model.modules() if type(m) in FAST]
+    already = [m for m in model.modules() if type(m) in STOCK]
+    left = [m for m in model.modules() if isinstance(m, MessagePassing) and type(m) not in FAST and type(m) not in STOCK]
+    if strict and left:
+        names = ", ".join(sorted({type(m).__name__ for m in left}))
+        raise StrettoError(f"accelerate: strict=True, but these layers have no fast path: {names}")
+    for module in known:
+        module.__class__ = FAST[type(module)]
+    _say(len(known) + len(already), left)
+    return model
+
+
+def restore(model: M) -> M:
+    """Give every accelerated layer of the model its own class back. In place."""
+    for module in model.modules():
+        if type(module) in STOCK:
+            module.__class__ = STOCK[type(module)]
+            module.__dict__.pop("_stretto_mismatch", None)
+    return model
+
+
+@contextmanager
+def accelerated(model: M, *, strict: bool = False) -> Iterator[M]:
+    """`with accelerated(model):` — fast inside, and outside again exactly what it was."""
+    before = [(m, type(m)) for m in model.modules()]
+    try:
+        yield accelerate(model, strict=strict)
+    finally:
+        for module, kind in before:
+            if type(module) is not kind and STOCK.get(type(module)) is kind:
+                module.__class__ = kind
+
+
+def patch() -> None:
+    """Make every layer of the process that stretto knows run fast, built before or after. Nestable; see unpatch()."""
+    global _depth
+    if settings.flag("STRETTO_DISABLE"):
+        return
+    with _lock:
+        _depth += 1
+        if _depth > 1:
+            return
+        for stock, fast in CONVS.items():
+            _patched[stock] = stock.forward  # type: ignore[attr-defined]
+            stock.forward = _guarded(stock, fast)  # type: ignore[attr-defined]
+    logger.info("stretto: patched %d layer classes", len(CONVS))
+
+
+def unpatch() -> None:
+    """Undo one patch(); the last one puts every stock forward back."""
+    global _depth
+    with _lock:
+        if _depth == 0:
+            return
+        _depth -= 1
+        if _depth == 0:
+            for stock, forward in _patched.items():
+                stock.forward = forward  # type: ignore[attr-defined]
+            _patched.clear()
+
+
+def is_patched() -> bool:
+    """Whether patch() is in force."""
+    return _depth > 0
+
+
+def _guarded(stock: type, fast: Callable[..., Any]) -> Callable[..., Any]:
+    """A class-level forward: fast for exactly this class, the stock forward for classes derived from it."""
+    stock_forward = stock.forward  # type: ignore[attr-defined]
+    accelerated_one = accelerated_forward(stock, fast)
+
+    @functools.wraps(stock_forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(self) is stock:
+            return accelerated_one(self, *args, **kwargs)
+        return stock_forward(self, *args, **kwargs)
+
+    return forward
+
+
+def _say(count: int, left: list[torch.nn.Module]) -> None:
+    total = count + len(left)
+    text = f"accelerated {count} of {total} layers"
+    if left:
+        names = Counter(type(m).__name__ for m in left)
+        text += f"; {len(left)} stock: " + ", ".join(f"{n} (no fast path)" for n in sorted(names))
+    logger.info("stretto: %s", text)
