@@ -22,6 +22,7 @@ COMMANDS = {
 # stretto bench NAME -> "module:function"
 BENCHES = {
     "ops": "stretto.bench.ops:command",
+    "loader": "stretto.bench.loader:command",
 }
 
 

@@ -1,0 +1,362 @@
+"""`stretto bench loader`: sampling, slicing and whole batches, ours beside PyG with pyg-lib or torch-sparse.
+
+Each measure is checked first (every sampled edge exists, every row is the right one), then its candidates are timed in
+turns. A candidate that cannot run says why.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch_geometric.loader as pyg
+import torch_geometric.typing
+import typer
+from rich.table import Table
+from torch import Tensor
+from torch_geometric.data import Data
+
+from stretto.bench import report
+from stretto.bench.stock import optional
+from stretto.datasets import load_graph
+from stretto.errors import expect, fail
+from stretto.loader import NeighborLoader, NeighborSampler
+from stretto.loader.native_sampler import NativeSampler, NodeType, Sampling, Slice
+from stretto.tune.timing import Timing, measure
+
+OURS = "stretto"
+
+
+@dataclass
+class Setting:
+    """What is measured: the graph, the fan-out, and how many batches of how many seeds make one sample."""
+
+    data: Any  # a torch_geometric.data.Data
+    fanout: list[int]
+    batch: int
+    batches: int
+    threads: int
+    repeats: int
+
+    @property
+    def seeds(self) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        n = int(self.data.num_nodes or 0)
+        return [torch.randint(0, n, (self.batch,), generator=generator) for _ in range(self.batches)]
+
+
+@dataclass
+class Row:
+    """One line: seconds per batch, and the work of a batch in `unit`."""
+
+    measure: str
+    candidate: str
+    timing: Timing | None
+    work: float = 0.0
+    unit: str = ""
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        times = self.timing.to_dict() if self.timing is not None else {}
+        rate = self.work / self.timing.median if self.timing is not None and self.work else None
+        return {
+            "measure": self.measure,
+            "candidate": self.candidate,
+            **times,
+            "rate": rate,
+            "unit": self.unit,
+            "reason": self.reason,
+        }
+
+
+def _sample_all(native: NativeSampler, seeds: list[Tensor], times: Tensor | None = None) -> int:
+    edges = 0
+    for number, batch in enumerate(seeds):
+        edges += native.sample(0, 0, number, [batch], [None if times is None else times[batch]]).num_edges()
+    return edges
+
+
+def sampling(
+    setting: Setting, name: str, *, weighted: bool = False, temporal: bool = False, **options: Any
+) -> list[Row]:
+    """Sampling alone on one thread, in sampled edges per second."""
+    data = setting.data
+    options = {
+        **options,
+        **({"weight_attr": "weight"} if weighted else {}),
+        **({"time_attr": "time"} if temporal else {}),
+    }
+    sampler = NeighborSampler(data, setting.fanout, **options)
+    native, seeds = sampler.native(Sampling(0)), setting.seeds
+    times = data.time if temporal else None
+    checked = sampler.native(Sampling.EDGE_ID).sample(0, 0, 0, [seeds[0]], [None if times is None else times[seeds[0]]])
+    ends, e_id = checked.n_id()[checked.edge_index()], checked.edge_id()
+    expect(
+        e_id is not None and torch.equal(ends, data.edge_index[:, e_id]), f"{name}: a sampled edge is not in the graph"
+    )
+    candidates: dict[str, Callable[[], object]] = {OURS: lambda: _sample_all(native, seeds, times)}
+    edges = {OURS: _sample_all(native, seeds, times)}
+    missing = []
+    for library, loaded in (("pyg-lib", optional("pyg_lib")), ("torch-sparse", optional("torch_sparse"))):
+        if isinstance(loaded, str):
+            missing.append(Row(name, f"PyG + {library}", None, reason=loaded))
+            continue
+        if library == "torch-sparse" and (weighted or temporal or options):
+            missing.append(Row(name, f"PyG + {library}", None, reason="has no such sampling"))
+            continue
+        stock = _stock_sampling(library, sampler, seeds, setting.fanout, weighted, temporal, data)
+        edges[f"PyG + {library}"] = stock()
+        candidates[f"PyG + {library}"] = stock
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        timings = measure(candidates, repeats=setting.repeats)
+    finally:
+        torch.set_num_threads(before)
+    rows = [
+        Row(name, who, _per(t, setting.batches), edges[who] / setting.batches, "edges") for who, t in timings.items()
+    ]
+    return rows + missing
+
+
+def _stock_sampling(
+    library: str,
+    sampler: NeighborSampler,
+    seeds: list[Tensor],
+    fanout: list[int],
+    weighted: bool,
+    temporal: bool,
+    data: Data,
+) -> Callable[[], int]:
+    arrays = sampler.graph.edges[None]
+    colptr, row = arrays.colptr, arrays.row.long()
+    order = slice(None) if arrays.edge_id is None else arrays.edge_id.long()
+    weight = data.weight[order] if weighted else None
+    node_time = data.time if temporal else None
+
+    def pyg_lib() -> int:
+        total = 0
+        for batch in seeds:
+            seed_time = None if node_time is None else node_time[batch]
+            out = torch.ops.pyg.neighbor_sample(
+                colptr,
+                row,
+                batch,
+                fanout,
+                node_time,
+                None,
+                seed_time,
+                weight,
+                True,
+                False,
+                True,
+                temporal,
+                "uniform",
+                True,
+            )
+            total += out[0].numel()
+        return total
+
+    def torch_sparse() -> int:
+        return sum(
+            torch.ops.torch_sparse.neighbor_sample(colptr, row, b, fanout, False, True)[1].numel() for b in seeds
+        )
+
+    return pyg_lib if library == "pyg-lib" else torch_sparse
+
+
+def gather(setting: Setting) -> list[Row]:
+    """Slicing of features alone on one thread: as many random rows as a batch has nodes."""
+    name, x = "gather", setting.data.x
+    assert isinstance(x, Tensor)
+    n = x.size(0)
+    index = torch.randint(0, n, (min(47_000, n),), generator=torch.Generator().manual_seed(1))
+    native = NativeSampler([NodeType(n)], [], 0, Sampling(0), [Slice(x)])
+    slot = native.sample(0, 0, 0, [index], [None])
+    expect(torch.equal(slot.slice(0), x[index]), "gather: a row is not the right one")
+    del slot
+    out = torch.empty(index.numel(), x.size(1), dtype=x.dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        timings = measure(
+            {
+                OURS: lambda: native.sample(0, 0, 0, [index], [None]),
+                "indexing": lambda: x[index],
+                "index_select(out=)": lambda: torch.index_select(x, 0, index, out=out),
+            },
+            repeats=max(setting.repeats, 9),
+            warmup=2,
+        )
+    finally:
+        torch.set_num_threads(before)
+    size = float(out.numel() * out.element_size())
+    return [Row(name, who, t, size, "bytes") for who, t in timings.items()]
+
+
+def whole(setting: Setting) -> list[Row]:
+    """Whole batches (sampled, sliced, assembled), ours beside the best of PyG's numbers of workers."""
+    name, data = f"whole loader, {setting.threads} threads", setting.data
+    nodes = torch.cat(setting.seeds)
+    common: dict[str, Any] = {"input_nodes": nodes, "batch_size": setting.batch, "shuffle": True}
+    loaders: dict[str, Any] = {OURS: NeighborLoader(data, setting.fanout, num_threads=setting.threads, **common)}
+    have = torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE
+    for workers in (0, 1, 2):
+        kwargs = {**common, "num_workers": workers, "persistent_workers": workers > 0}
+        if have:
+            loaders[f"PyG, {workers} workers"] = pyg.NeighborLoader(data, setting.fanout, **kwargs)
+        sampler: Any = NeighborSampler(data, setting.fanout)
+        loaders[f"PyG over our sampler, {workers} workers"] = pyg.NeighborLoader(
+            data, setting.fanout, neighbor_sampler=sampler, **kwargs
+        )
+    batch = next(iter(loaders[OURS]))
+    expect(torch.equal(batch.x, data.x[batch.n_id]), "whole loader: a row is not the right one")
+    timings = measure({who: partial(_drain, it) for who, it in loaders.items()}, repeats=setting.repeats)
+    rows = [Row(name, who, _per(t, setting.batches), float(batch.num_edges), "edges") for who, t in timings.items()]
+    if not have:
+        rows.append(Row(name, "PyG", None, reason="needs pyg-lib or torch-sparse to start"))
+    return rows
+
+
+def labor(setting: Setting) -> list[Row]:
+    """Nodes per batch of LABOR at the same fan-out."""
+    rows = []
+    variants: tuple[tuple[str, dict[str, Any]], ...]
+    variants = (("uniform", {}), ("labor", {}), ("labor, layer_dependency", {"layer_dependency": True}))
+    for method, options in variants:
+        native = NeighborSampler(setting.data, setting.fanout, method=method.split(",")[0], **options).native(
+            Sampling(0)
+        )
+        nodes = sum(native.sample(0, 0, i, [s], [None]).num_nodes() for i, s in enumerate(setting.seeds))
+        timing = measure({OURS: partial(_sample_all, native, setting.seeds)}, repeats=3)[OURS]
+        rows.append(Row("nodes per batch", method, _per(timing, setting.batches), nodes / setting.batches, "nodes"))
+    return rows
+
+
+def _drain(loader: Any) -> None:
+    for _ in loader:
+        pass
+
+
+def _per(timing: Timing, count: int) -> Timing:
+    return Timing(tuple(s / count for s in timing.samples))
+
+
+def first_batch(graph: str, fanout: str, features: int) -> list[Row]:
+    """A process of its own: seconds from constructing the loader to its first batch, and the peak memory of a pass."""
+    code = (
+        "import itertools, resource, time\n"
+        "from stretto.bench.loader import make_data\n"
+        "from stretto.loader import NeighborLoader\n"
+        f"data = make_data({graph!r}, {features})\n"
+        "base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "start = time.perf_counter()\n"
+        f"loader = NeighborLoader(data, {[int(k) for k in fanout.split(',')]}, batch_size=1024, num_threads=2)\n"
+        "it = iter(loader); next(it); took = time.perf_counter() - start\n"
+        "for _ in itertools.islice(it, 20): pass\n"
+        "print(took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
+    if done.returncode:
+        fail(f"bench loader: the process of its own failed: {done.stderr.strip().splitlines()[-1]}")
+    took, kilobytes = (float(word) for word in done.stdout.split())
+    return [
+        Row("first batch", OURS, Timing((took,))),
+        Row("memory of a pass", OURS, Timing((took,)), kilobytes * 1024, "bytes held"),
+    ]
+
+
+def make_data(graph: str, features: int) -> Data:
+    """The graph with random features, labels, weights and times."""
+    found = load_graph(graph)
+    generator = torch.Generator().manual_seed(0)
+    n, m = found.num_nodes, found.num_edges
+    return Data(
+        x=torch.randn(n, features, generator=generator),
+        y=torch.randint(0, 16, (n,), generator=generator),
+        edge_index=found.edge_index,
+        num_nodes=n,
+        weight=torch.rand(m, generator=generator),
+        time=torch.randint(0, 1000, (n,), generator=generator),
+    )
+
+
+# name -> rows of that measure
+MEASURES: dict[str, Callable[[Setting], list[Row]]] = {
+    "sampling": lambda s: sampling(s, f"sampling {s.fanout}, batch {s.batch}"),
+    "small": lambda s: sampling(
+        Setting(s.data, s.fanout, 64, 100, s.threads, s.repeats), f"sampling {s.fanout}, batch 64"
+    ),
+    "wide": lambda s: sampling(
+        Setting(s.data, [20, 20, 20], s.batch, s.batches, s.threads, s.repeats), "sampling [20, 20, 20]"
+    ),
+    "layered": lambda s: sampling(s, "sampling, layered", semantics="layered"),
+    "weighted": lambda s: sampling(s, "sampling, weighted", weighted=True),
+    "temporal": lambda s: sampling(s, "sampling, temporal", temporal=True),
+    "gather": gather,
+    "whole": whole,
+    "labor": labor,
+}
+
+
+def command(
+    graph: Annotated[str, typer.Option(help="Graph by name, as for `bench ops`.")] = "rmat:19:7000000",
+    fanout: Annotated[str, typer.Option(help="Neighbours per hop.")] = "15,10,5",
+    batch: Annotated[int, typer.Option(help="Seeds of a batch.")] = 1024,
+    batches: Annotated[int, typer.Option(help="Batches of one sample.")] = 12,
+    features: Annotated[int, typer.Option(help="Columns of x.")] = 100,
+    threads: Annotated[int, typer.Option(help="Threads of the whole loader.")] = 2,
+    repeats: Annotated[int, typer.Option(help="Samples of each candidate.")] = 5,
+    only: Annotated[str, typer.Option(help=f"Of these, separated by commas: {', '.join(MEASURES)}, first.")] = "",
+    json: Annotated[Path | None, typer.Option(help="Write one record per line to this file.")] = None,
+) -> None:
+    """Time sampling, slicing and whole batches against what PyG has here."""
+    chosen = only.split(",") if only else [*MEASURES, "first"]
+    for name in chosen:
+        expect(
+            name in MEASURES or name == "first",
+            f"bench loader: '--only' names {name!r}, wanted {', '.join(MEASURES)}, first",
+        )
+    out = report.console()
+    out.print(report.headline())
+    setting = Setting(make_data(graph, features), [int(k) for k in fanout.split(",")], batch, batches, threads, repeats)
+    rows: list[Row] = []
+    for name in chosen:
+        fresh = first_batch(graph, fanout, features) if name == "first" else MEASURES[name](setting)
+        rows += fresh
+    out.print(_table(graph, rows))
+    if json is not None:
+        report.write_json(json, (row.to_dict() for row in rows))
+
+
+def _table(graph: str, rows: list[Row]) -> Table:
+    table = Table(title=f"loader on {graph}")
+    for column in ("measure", "candidate", "ms/batch", "spread", "rate", "ours is"):
+        table.add_column(column, justify="right" if column in ("ms/batch", "rate", "ours is") else "left")
+    for _, group in itertools.groupby(rows, key=lambda row: row.measure):
+        lines = list(group)
+        ours = next((r for r in lines if r.candidate == OURS and r.timing is not None), None)
+        for row in lines:
+            table.add_row(row.measure, row.candidate, *_cells(row, ours))
+    return table
+
+
+def _cells(row: Row, ours: Row | None) -> Iterator[str]:
+    if row.timing is None:
+        yield from ("-", row.reason, "-", "-")
+        return
+    yield report.milliseconds(row.timing)
+    yield report.spread(row.timing)
+    if row.unit in ("nodes", "bytes held"):
+        yield f"{row.work / 1e6:.3g} M {row.unit}"
+    else:
+        yield f"{row.work / row.timing.median / 1e6:.4g} M {row.unit}/s" if row.work else ""
+    yield (
+        f"{row.timing.median / ours.timing.median:.2f}x" if ours is not None and ours.timing and row is not ours else ""
+    )
