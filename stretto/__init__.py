@@ -3,11 +3,21 @@
 from stretto import ops
 from stretto.errors import StrettoError
 from stretto.graph import Graph
+from stretto.plugin import accelerate, accelerated, is_patched, patch, restore, unpatch
+from stretto.report import explain, report
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Graph",
     "StrettoError",
+    "accelerate",
+    "accelerated",
+    "explain",
+    "is_patched",
     "ops",
+    "patch",
+    "report",
+    "restore",
+    "unpatch",
 ]

@@ -1,0 +1,184 @@
+"""What was accelerated, with which plan, and what was not and why: report() and explain()."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from stretto import kernels
+from stretto.compile import CHOOSER
+from stretto.nn import CONVS
+from stretto.nn.base import record_of, why_stock
+from stretto.nn.classes import STOCK
+from stretto.plugin import is_patched
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layer: its name in the model, its class, whether it ran fast, how, or why not."""
+
+    layer: str
+    conv: str
+    path: str  # "fast", "stock" or "not run yet"
+    plan: str
+    kernel: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Rows of layers; prints as a table."""
+
+    rows: list[Row]
+
+    def to_dict(self) -> list[dict[str, str]]:
+        return [asdict(row) for row in self.rows]
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+    def __str__(self) -> str:
+        fast = sum(row.path == "fast" for row in self.rows)
+        head = f"{fast} of {len(self.rows)} layers ran fast"
+        return head + "\n" + table(("layer", "conv", "path", "plan", "kernel", "reason"), [
+            (r.layer, r.conv, r.path, _short(r.plan), r.kernel, r.reason) for r in self.rows
+        ])
+
+    __repr__ = __str__
+
+
+def report(model: torch.nn.Module) -> Report:
+    """What each message-passing layer of the model did when it last ran."""
+    rows = []
+    for name, module in model.named_modules():
+        known = type(module) in STOCK or (is_patched() and type(module) in CONVS)
+        if not isinstance(module, MessagePassing) and not known:
+            continue
+        record = record_of(module)
+        if not known:
+            reason = "not accelerated: call accelerate(model)" if type(module) in CONVS else "no fast path for this class"
+            rows.append(Row(name or "(model)", type(module).__name__, "stock", "", "", reason))
+            continue
+        path = record.path or "not run yet"
+        reason = record.reason or (why_stock(module) or "")
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        kernel = kernels.name_of(device) if path == "fast" else ""
+        rows.append(Row(name or "(model)", type(module).__name__, path, record.plan, kernel, reason))
+    return Report(rows)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One plan of a layer, with what it is predicted to take and what it took."""
+
+    plan: str
+    predicted_ms: float
+    measured_ms: float | None
+    chosen: bool
+    spmm_widths: list[int]
+    kept_bytes: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A layer's plans, cheapest predicted first, and the memory it avoids against gathering every message."""
+
+    layer: str
+    conv: str
+    how: str
+    candidates: list[Candidate]
+    avoided_bytes: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Explanations:
+    """One explanation per layer; prints as tables."""
+
+    layers: list[Explanation] = field(default_factory=list)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        return [asdict(layer) for layer in self.layers]
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+    def __str__(self) -> str:
+        parts = []
+        for layer in self.layers:
+            title = f"{layer.layer} ({layer.conv})"
+            if not layer.candidates:
+                parts.append(f"{title}: {layer.reason}")
+                continue
+            rows = [
+                (
+                    "->" if c.chosen else "",
+                    c.plan,
+                    f"{c.predicted_ms:.2f}",
+                    "" if c.measured_ms is None else f"{c.measured_ms:.2f}",
+                    " ".join(map(str, c.spmm_widths)),
+                    f"{c.kept_bytes / 2**20:.1f}",
+                )
+                for c in layer.candidates
+            ]
+            heads = ("", "plan", "predicted ms", "measured ms", "aggregation widths", "kept MiB")
+            avoided = f"{layer.avoided_bytes / 2**20:.0f} MiB of messages never built"
+            parts.append(f"{title}: chosen by {layer.how}; {avoided}\n" + table(heads, rows))
+        return "\n\n".join(parts)
+
+    __repr__ = __str__
+
+
+def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
+    """Run the model once on the given input and tell, per layer, every plan there is, its cost, and the one chosen."""
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        model(*args, **kwargs)
+    layers = []
+    for name, module in model.named_modules():
+        if not isinstance(module, MessagePassing) and type(module) not in STOCK:
+            continue
+        record = record_of(module)
+        decision = CHOOSER.decision(record.key) if record.key is not None else None
+        title = name or "(model)"
+        if decision is None:
+            reason = record.reason or record.plan or "stock"
+            layers.append(Explanation(title, type(module).__name__, record.path or "stock", [], 0, reason))
+            continue
+        size = _element_size(args)
+        candidates = [
+            Candidate(
+                plan.name,
+                seconds * 1e3,
+                decision.ranking.measured[plan] * 1e3 if plan in decision.ranking.measured else None,
+                plan.name == record.plan,
+                [w.width for w in plan.works(decision.sizes, size) if w.kind == "spmm"],
+                plan.kept_bytes(decision.sizes, size),
+            )
+            for seconds, plan in decision.ranking.predicted
+        ]
+        widest = decision.sizes.get("o", 0)
+        avoided = decision.sizes["E"] * widest * size
+        layers.append(Explanation(title, type(module).__name__, decision.how, candidates, avoided))
+    return Explanations(layers)
+
+
+def _element_size(args: tuple[Any, ...]) -> int:
+    floats = [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
+    return floats[0].element_size() if floats else 4
+
+
+def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Plain columns, as wide as their widest cell; empty columns are left out."""
+    used = [i for i in range(len(heads)) if any(row[i] for row in rows)]
+    lines = [tuple(heads[i] for i in used), *(tuple(row[i] for i in used) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(used))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def _short(plan: str) -> str:
+    return plan.split(";")[0]
