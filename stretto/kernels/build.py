@@ -7,6 +7,7 @@ torch's own sort and scans, which stay on the device.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ def minmax(index: Tensor) -> tuple[int, int]:
     if index.numel() == 0:
         return 0, -1
     if not _native(index):
-        least, most = torch.aminmax(index)
+        least, most = torch.stack(torch.aminmax(index)).tolist()  # one look at the device, not two
         return int(least), int(most)
     index = index.contiguous()
     least_c, most_c = ctypes.c_int64(), ctypes.c_int64()
@@ -36,7 +37,9 @@ def minmax(index: Tensor) -> tuple[int, int]:
     return least_c.value, most_c.value
 
 
-def compress(row: Tensor, col: Tensor | None, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def compress(
+    row: Tensor, col: Tensor | None, num_rows: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Stable sort of the pairs (row, col) by row -> rowptr [num_rows + 1], col, edge_id (None: already in order).
 
     Indices must lie in range. col None: only the order is wanted.
@@ -44,12 +47,10 @@ def compress(row: Tensor, col: Tensor | None, num_rows: int, dtype: torch.dtype)
     n = row.numel()
     if not _native(row):
         in_order = bool((row[1:] >= row[:-1]).all()) if n > 1 else True
-        counts = torch.bincount(row, minlength=num_rows) if n else row.new_zeros(num_rows)
-        rowptr = torch.zeros(num_rows + 1, dtype=torch.int64, device=row.device)
-        torch.cumsum(counts, 0, out=rowptr[1:])
-        if in_order:
+        keys, order = (row, None) if in_order else torch.sort(_narrow(row, num_rows), stable=True)
+        rowptr = _pointers(keys, num_rows)
+        if order is None:
             return rowptr, None if col is None else col.to(dtype), None
-        order = torch.sort(row, stable=True).indices
         return rowptr, None if col is None else col[order].to(dtype), order.to(dtype)
     row = row.contiguous()
     col = None if col is None else col.contiguous()
@@ -92,12 +93,10 @@ def transpose(csr: Csr) -> tuple[Tensor, Tensor, Tensor]:
     """rowptr [num_cols + 1], col [E], edge_id [E] of the transposed matrix, its rows sorted by column."""
     dtype = csr.col.dtype if csr.col is not None else (csr.edge_id.dtype if csr.edge_id is not None else torch.int32)
     if not _native(csr.rowptr):
-        column = csr.columns()
-        order = torch.sort(column, stable=True).indices
-        rowptr = torch.zeros(csr.num_cols + 1, dtype=torch.int64, device=csr.device)
-        torch.cumsum(torch.bincount(column, minlength=csr.num_cols), 0, out=rowptr[1:])
-        ids = order if csr.edge_id is None else csr.edge_id.long()[order]
-        return rowptr, csr.rows()[order].to(dtype), ids.to(dtype)
+        keys, order = torch.sort(_narrow(csr.columns(), csr.num_cols), stable=True)
+        rowptr = _pointers(keys, csr.num_cols)
+        ids = order if csr.edge_id is None else csr.edge_id[order]
+        return rowptr, csr.rows().to(dtype)[order], ids.to(dtype)
     rowptr = torch.empty(csr.num_cols + 1, dtype=torch.int64)
     col, ids = torch.empty(csr.num_edges, dtype=dtype), torch.empty(csr.num_edges, dtype=dtype)
     native.call(
@@ -119,9 +118,8 @@ LEAST_GRAIN, MOST_TASKS = 2048, 512
 def schedule(rowptr: Tensor, num_rows: int, num_edges: int) -> tuple[Tensor, Tensor, int]:
     """tasks [T, 5], hubs [H, 3] (csrc/abi.h) and the number of partial results, from the graph alone."""
     grain = max(LEAST_GRAIN, (num_rows + num_edges) // MOST_TASKS)
-    if native.library() is None:
+    if not _native(rowptr):  # other devices cut their work themselves, without a copy to the host
         return torch.empty(0, 5, dtype=torch.int64), torch.empty(0, 3, dtype=torch.int64), 0
-    rowptr = rowptr.cpu()
     counts = torch.zeros(3, dtype=torch.int64)
     native.call("stretto_schedule", rowptr.data_ptr(), num_rows, grain, counts.data_ptr(), None, None)
     num_tasks, num_hubs, num_slots = counts.tolist()
@@ -133,15 +131,28 @@ def schedule(rowptr: Tensor, num_rows: int, num_edges: int) -> tuple[Tensor, Ten
 
 
 def content_hash(tensor: Tensor) -> tuple[int, int] | None:
-    """128 bits of a tensor's content, or None where it cannot be had at memory speed."""
-    if not _native(tensor):
+    """128 bits of a tensor's content, or None off the CPU, where they cannot be had at memory speed."""
+    if tensor.device.type != "cpu":
         return None
     tensor = tensor.contiguous()
+    if native.library() is None:
+        digest = hashlib.blake2b(memoryview(tensor.view(-1).view(torch.uint8).numpy()), digest_size=16).digest()
+        return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
     out = torch.empty(2, dtype=torch.int64)
     nbytes = tensor.numel() * tensor.element_size()
     native.call("stretto_hash", tensor.data_ptr(), nbytes, torch.get_num_threads(), out.data_ptr())
     low, high = out.tolist()
     return low, high
+
+
+def _narrow(index: Tensor, size: int) -> Tensor:
+    """index in the narrowest type: a radix sort takes time by the byte."""
+    return index.to(torch.int32) if size < 2**31 else index
+
+
+def _pointers(keys: Tensor, size: int) -> Tensor:
+    """Where each of `size` rows begins among sorted keys. [size + 1] int64; found by bisection, without a host sync."""
+    return torch.searchsorted(keys.contiguous(), torch.arange(size + 1, dtype=keys.dtype, device=keys.device))
 
 
 def _native(tensor: Tensor) -> bool:

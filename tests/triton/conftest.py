@@ -104,3 +104,18 @@ def csr(request: pytest.FixtureRequest, device: str, short_pieces: ModuleType) -
 def make(device: str, short_pieces: ModuleType):
     """make(name, dtype): one matrix by name, with columns of a type."""
     return lambda name, dtype=torch.int32: matrix(*pairs(name), device=device, dtype=dtype)
+
+
+@pytest.fixture
+def transposed():
+    """transposed(csr): the transpose, with the positions of its entries in the user's order."""
+
+    def transpose(csr: Csr) -> Csr:
+        rowptr, col, edge_id = (None if t is None else t.cpu() for t in (csr.rowptr, csr.col, csr.edge_id))
+        assert rowptr is not None
+        host = Csr(rowptr, col, edge_id, csr.num_rows, csr.num_cols, csr.num_edges)
+        host.tasks, host.hubs, host.num_slots = build.schedule(rowptr, csr.num_rows, csr.num_edges)
+        arrays = (t.to(csr.device) for t in build.transpose(host))
+        return Csr(*arrays, csr.num_cols, csr.num_rows, csr.num_edges)
+
+    return transpose

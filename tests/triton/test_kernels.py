@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from stretto.kernels import reference
-from stretto.kernels.build import transpose
 from stretto.kernels.csr import Csr
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -20,14 +19,6 @@ def close(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
     assert got.shape == wanted.shape
     tol = TOLERANCE[dtype]
     torch.testing.assert_close(got.double(), wanted.double(), rtol=tol, atol=tol, equal_nan=True)
-
-
-def transposed(csr: Csr) -> Csr:
-    rowptr, col, ids = transpose(Csr(*(t if t is None else t.cpu() for t in (csr.rowptr, csr.col, csr.edge_id)),
-                                     csr.num_rows, csr.num_cols, csr.num_edges,
-                                     torch.empty(0, 5, dtype=torch.int64), torch.empty(0, 3, dtype=torch.int64)))  # fmt: skip
-    to = csr.device
-    return Csr(rowptr.to(to), col.to(to), ids.to(to), csr.num_cols, csr.num_rows, csr.num_edges)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max", "min", "mul"])
@@ -102,7 +93,7 @@ def test_spmm_variants_agree(options, make, device, triton_kernels):
 
 @pytest.mark.parametrize("reduce", ["max", "min"])
 @pytest.mark.parametrize("weights", [None, "edge", "head"])
-def test_extremum_grad(csr, reduce, weights, device, triton_kernels):
+def test_extremum_grad(csr, reduce, weights, device, triton_kernels, transposed):
     x = values(device, F32, csr.num_cols, 2, 3).mul(4).round()  # small integers: ties
     weight = {
         None: None,
@@ -120,7 +111,7 @@ def test_extremum_grad(csr, reduce, weights, device, triton_kernels):
         close(got[1], wanted[1], F32)
 
 
-def test_extremum_grad_in_low_precision(make, device, triton_kernels):
+def test_extremum_grad_in_low_precision(make, device, triton_kernels, transposed):
     csr = make("hub")
     for dtype in (BF16, F16, F64):
         x = values(device, dtype, csr.num_cols, 5)

@@ -1,5 +1,6 @@
-"""The kernels in Triton: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1. Same functions as cpu.py, one file each."""
+"""The kernels in Triton, one file each, the functions of cpu.py: for CUDA, or for the CPU under TRITON_INTERPRET=1."""
 
+from stretto.kernels.triton.attention import attention, attention_grad
 from stretto.kernels.triton.extremum_grad import spmm_extremum_grad
 from stretto.kernels.triton.gather import gather_rows
 from stretto.kernels.triton.mul_grad import mul_grad
@@ -8,6 +9,8 @@ from stretto.kernels.triton.softmax import edge_softmax, edge_softmax_grad
 from stretto.kernels.triton.spmm import spmm
 
 __all__ = [
+    "attention",
+    "attention_grad",
     "edge_softmax",
     "edge_softmax_grad",
     "gather_rows",

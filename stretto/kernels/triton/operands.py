@@ -46,7 +46,6 @@ def power(n: int, most: int) -> int:
     return p
 
 
-
 @triton.jit
 def locate(piece, edge, row_of, slot_of):
     """Row, slot (-1: a whole row) and edges of a piece. A surplus piece has no edges."""

@@ -1,7 +1,7 @@
 """edge_softmax and its gradient in Triton, in at most two launches.
 
-A program reads its piece of a row, then writes it, from cache. Pieces of a hub leave what they know of the row in slots;
-a second launch reads all slots of the hub, in order, and writes those pieces.
+A program reads its piece of a row, then writes it, from cache. Pieces of a hub leave what they know of the row in
+slots; a second launch reads all slots of the hub, in order, and writes those pieces.
 """
 
 from __future__ import annotations
