@@ -86,6 +86,9 @@ inline void weighted_draws(Stream& stream, const double* running, int64_t n, int
 // With replacement, k draws. Without, successive sampling: draws that hit a taken candidate are rejected, which is the
 // same as drawing from what is left; when most of the weight is taken, what remains is ranked by exponential keys
 // (Efraimidis and Spirakis), which continues exactly that process. A candidate of weight zero is never taken.
+// Where there are few candidates for the picks wanted, rejections are frequent and ranking is quicker from the start.
+constexpr int64_t kMany = 8;
+
 inline int64_t pick_weighted(Stream& stream, const double* running, int64_t first, int64_t n, int64_t k, bool replace,
                              PickScratch& scratch, int64_t* out) {
     if (n == 0 || !(running[n - 1] > 0)) return 0;
@@ -106,7 +109,7 @@ inline int64_t pick_weighted(Stream& stream, const double* running, int64_t firs
             if (out[s] == candidate) return true;
         return false;
     };
-    if (k <= 2 * kScan) {
+    if (k <= 2 * kScan && n > kMany * k) {
         int64_t drawn[2 * kScan];
         for (int round = 0; round < 4 && count < k; ++round) {
             const int64_t wanted = k - count;
