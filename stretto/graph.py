@@ -8,20 +8,36 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from stretto import settings
+from stretto import graph_formats
 from stretto.errors import expect, fail
 from stretto.graph_memo import Memo, MemoInfo
 from stretto.graph_traced import TracedGraph
 from stretto.kernels import Csr, build
 
+V = TypeVar("V")
 _numbers = itertools.count(1)
 _by_number: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
+
+
+class kept(Generic[V]):
+    """A property computed once, of two threads' results the first. Made outside inference mode: what an evaluation
+    computes first, training saves for backward. (functools.cached_property would let all graphs wait for one lock.)"""
+
+    def __init__(self, make: Callable[[Any], V]) -> None:
+        self.make = make
+        self.name = make.__name__
+        self.__doc__ = make.__doc__
+
+    def __get__(self, graph: Any, owner: Any = None) -> V:
+        with torch.inference_mode(False):
+            return graph.__dict__.setdefault(self.name, self.make(graph))
 
 
 class Graph:
@@ -57,7 +73,8 @@ class Graph:
         """The graph of an edge_index, EdgeIndex, torch sparse COO/CSR/CSC tensor or SparseTensor; remembered.
 
         edge_index [2, E] holds sources in row 0 and destinations in row 1. A sparse matrix has destinations as rows
-        (PyG's adj_t). num_nodes: an int, or (num_src, num_dst) for a bipartite graph; None: as many as the indices need.
+        (PyG's adj_t). num_nodes: an int, or (num_src, num_dst) for a bipartite graph; None, for all or for one side: as
+        many as the indices need.
         """
         if isinstance(edges, (Graph, TracedGraph)):
             return edges  # type: ignore[return-value]
@@ -65,19 +82,18 @@ class Graph:
             flow in ("source_to_target", "target_to_source"),
             f"Graph.of: 'flow' is {flow!r}, wanted 'source_to_target' or 'target_to_source'",
         )
-        if num_nodes is not None and not isinstance(num_nodes, tuple):
-            num_nodes = (num_nodes, num_nodes)
         if torch.compiler.is_compiling():
             return TracedGraph.of(edges, num_nodes, flow)  # type: ignore[return-value]
-        key = (num_nodes, flow)
-        return _memo.get(_key_tensor(edges), key, lambda: _build(edges, num_nodes, flow))
+        sizes = graph_formats.sizes_of(edges, num_nodes)
+        return _memo.get(graph_formats.key_tensor(edges), (sizes, flow), lambda: _build(edges, sizes, flow))
 
     @staticmethod
     def of_segments(index: Tensor, num_segments: int | None = None) -> Graph:
         """The graph that sends message e to segment index[e]: [num_segments, E], one entry per column; remembered."""
         expect(
             index.dim() == 1 and index.dtype in (torch.int32, torch.int64),
-            f"Graph.of_segments: 'index' is {index.dtype} of shape {list(index.shape)}, wanted int32 or int64 of shape [E]",
+            f"Graph.of_segments: 'index' is {index.dtype} of shape {list(index.shape)}, "
+            "wanted int32 or int64 of shape [E]",
         )
         if torch.compiler.is_compiling():
             return TracedGraph.of_segments(index, num_segments)  # type: ignore[return-value]
@@ -90,7 +106,9 @@ class Graph:
         return Graph(Csr(rowptr, col, edge_id, rowptr.numel() - 1, num_cols, num_edges))
 
     @staticmethod
-    def remember(edges: Tensor, graph: Graph, num_nodes: int | tuple[int, int], *, flow: str = "source_to_target") -> None:
+    def remember(
+        edges: Tensor, graph: Graph, num_nodes: int | tuple[int, int], *, flow: str = "source_to_target"
+    ) -> None:
         """Tell Graph.of that `edges` is `graph`, so that it need not sort (a loader knows its batches' CSR)."""
         sizes = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
         _memo.put(edges, (sizes, flow), graph)
@@ -123,13 +141,13 @@ class Graph:
         parent = self._parent() if self._parent is not None else None
         if parent is not None:
             return parent
-        if self._source is not None:  # the graph this was the transpose of is gone, its arrays are not
-            self._T = Graph(self._source)
-        else:
-            self._T = self._transpose()
-        self._T._parent = weakref.ref(self)
+        # _source: the graph this was the transpose of is gone, its arrays are not.
+        made = Graph(self._source) if self._source is not None else self._transpose()
+        made._parent = weakref.ref(self)
+        self._T = self._derived.setdefault("transpose", made)  # of two threads' transposes, the first
         return self._T
 
+    @torch.inference_mode(False)
     def _transpose(self) -> Graph:
         csr = self.csr
         if csr.col is csr.edge_id:  # segments: every message goes to exactly one row
@@ -152,12 +170,13 @@ class Graph:
         """The CSR with the positions of its entries in the user's order; a transpose learns them on first use."""
         if not self._ids_known:
             assert self._source is not None
-            self.csr.edge_id = build.transpose(self._source)[2]
-            self.csr.cache.clear()
+            # A new Csr: another thread may be inside a kernel with the old one.
+            with torch.inference_mode(False):
+                self.csr = replace(self.csr, edge_id=build.transpose(self._source)[2], cache={})
             self._ids_known = True
         return self.csr
 
-    @cached_property
+    @kept
     def degree(self) -> Tensor:
         """Number of entries of each row. [n] int64."""
         return self.csr.rowptr.diff()
@@ -170,13 +189,13 @@ class Graph:
         """1 / max(degree, 1). [n]; kept."""
         return self.derived(("mean", dtype), lambda: self.degree.clamp(min=1).to(dtype).reciprocal())
 
-    @cached_property
+    @kept
     def edge_index(self) -> Tensor:
         """The edges as PyG writes them, in the user's order: sources, destinations. [2, E] int64."""
         csr = self.edge_csr
         return torch.stack([csr.to_user_order(csr.columns()), csr.to_user_order(csr.rows())])
 
-    @cached_property
+    @kept
     def segments(self) -> Graph:
         """The graph that sends edge e's message to its destination: [n, E], columns are edges in the user's order."""
         csr = self.edge_csr
@@ -186,18 +205,18 @@ class Graph:
         ids.tasks, ids.hubs, ids.num_slots = csr.tasks, csr.hubs, csr.num_slots
         return Graph(ids)
 
-    @cached_property
+    @kept
     def segment_index(self) -> Tensor:
         """Destination of every edge in the user's order. [E] int32 or int64."""
         csr = self.edge_csr
         index = csr.edge_id if csr.edge_id is not None else csr.col
         return csr.to_user_order(csr.rows().to(index.dtype if index is not None else torch.int64))
 
-    @cached_property
+    @kept
     def has_self_loops(self) -> bool:
         return bool((self.csr.rows() == self.csr.columns()).any())
 
-    @cached_property
+    @kept
     def with_self_loops(self) -> Graph:
         """Every node with exactly one self-loop: PyG's add_remaining_self_loops.
 
@@ -214,7 +233,7 @@ class Graph:
         pairs = torch.stack([torch.cat([source, loops]), torch.cat([target, loops])])
         return _from_pairs(pairs[1], pairs[0], self.num_rows, self.num_cols)
 
-    @cached_property
+    @kept
     def kept_edges(self) -> Tensor:
         """Positions of the edges that are no self-loops, in the user's order. [E'] int64."""
         source, target = self.edge_index
@@ -223,10 +242,11 @@ class Graph:
     def derived(self, key: Any, make: Any) -> Any:
         """What `make()` gave the first time for this key; kept as long as the graph."""
         if key not in self._derived:
-            self._derived[key] = make()
+            with torch.inference_mode(False):
+                return self._derived.setdefault(key, make())
         return self._derived[key]
 
-    @cached_property
+    @kept
     def size_class(self) -> tuple[int, int, int, bool]:
         """Coarse sizes for the tuner: powers of two of rows, columns, edges, and whether some row had to be cut."""
         csr = self.csr
@@ -287,106 +307,26 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a, b)
 
 
-# ---- from the user's formats to pairs of indices ----
+@torch.inference_mode(False)
+def _build(edges: Any, sizes: graph_formats.Sizes | None, flow: str) -> Graph:
+    return _from_pairs(*graph_formats.pairs(edges, sizes, flow))
 
 
-def _key_tensor(edges: Any) -> Any:
-    """The object whose identity stands for the edges: EdgeIndex wraps a plain tensor, SparseTensor a storage."""
-    if isinstance(edges, Tensor) and hasattr(edges, "as_tensor") and type(edges) is not Tensor:
-        return edges.as_tensor()
-    return edges
-
-
-def _build(edges: Any, num_nodes: tuple[int | None, int | None] | None, flow: str) -> Graph:
-    if isinstance(edges, Tensor) and edges.layout == torch.strided:
-        edge_index = _key_tensor(edges)
-        if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int64, torch.int32):
-            fail(
-                f"Graph.of: 'edges' is {edge_index.dtype} of shape {list(edge_index.shape)}, "
-                "wanted an edge_index of int64 or int32 and shape [2, E]"
-            )
-        source, target = edge_index[0], edge_index[1]
-        num_src, num_dst = num_nodes if num_nodes is not None else (None, None)
-        if num_nodes is None:
-            sparse_size = edges.sparse_size() if hasattr(edges, "sparse_size") else (None, None)
-            num_src, num_dst = sparse_size[0], sparse_size[1]
-            if num_src is None or num_dst is None:
-                most = max(build.minmax(source)[1], build.minmax(target)[1]) + 1
-                num_src, num_dst = num_src or most, num_dst or most
-    else:
-        target, source, (num_dst, num_src) = _sparse_pairs(edges)
-        if num_nodes is not None:
-            wanted = (num_nodes[0] or num_src, num_nodes[1] or num_dst)
-            expect(
-                wanted == (num_src, num_dst),
-                f"Graph.of: the sparse matrix is {num_dst}x{num_src} (destinations x sources), "
-                f"but 'num_nodes' says {wanted[1]}x{wanted[0]}",
-            )
-    if flow == "target_to_source":
-        source, target = target, source
-        num_src, num_dst = num_dst, num_src
-    _check_range("source", source, num_src)
-    _check_range("destination", target, num_dst)
-    return _from_pairs(target, source, int(num_dst or 0), int(num_src or 0))
-
-
+@torch.inference_mode(False)
 def _build_segments(index: Tensor, num_segments: int | None) -> Graph:
     if num_segments is None:
         num_segments = build.minmax(index)[1] + 1
-    _check_range("segment", index, num_segments)
-    dtype = _index_dtype(num_segments, index.numel())
+    graph_formats.check_range("segment", index, num_segments)
+    dtype = graph_formats.index_dtype(num_segments, index.numel())
     rowptr, _, order = build.compress(index, None, num_segments, dtype)
     # Column e is message e: the order of the entries is at once their column.
     return Graph(Csr(rowptr, order, order, num_segments, index.numel(), index.numel()))
 
 
 def _from_pairs(target: Tensor, source: Tensor, num_rows: int, num_cols: int) -> Graph:
-    dtype = _index_dtype(max(num_rows, num_cols), source.numel())
+    dtype = graph_formats.index_dtype(max(num_rows, num_cols), source.numel())
     rowptr, col, edge_id = build.compress(target, source, num_rows, dtype)
     return Graph(Csr(rowptr, col, edge_id, num_rows, num_cols, source.numel()))
 
 
-def _sparse_pairs(matrix: Any) -> tuple[Tensor, Tensor, tuple[int, int]]:
-    """Rows, columns and shape of a sparse matrix, in the order of its stored values."""
-    if isinstance(matrix, Tensor):
-        expect(matrix.dim() == 2, f"Graph.of: the sparse tensor has shape {list(matrix.shape)}, wanted two dimensions")
-        shape = (matrix.size(0), matrix.size(1))
-        if matrix.layout == torch.sparse_coo:
-            indices = matrix._indices()
-            return indices[0], indices[1], shape
-        if matrix.layout == torch.sparse_csr:
-            col = matrix.col_indices()
-            return _expand(matrix.crow_indices(), col), col, shape
-        if matrix.layout == torch.sparse_csc:
-            row = matrix.row_indices()
-            return row, _expand(matrix.ccol_indices(), row), shape
-    if hasattr(matrix, "coo") and hasattr(matrix, "sparse_sizes"):  # torch_sparse.SparseTensor
-        row, col, _ = matrix.coo()
-        return row, col, tuple(matrix.sparse_sizes())
-    fail(
-        f"Graph.of: 'edges' is {type(matrix).__name__}, wanted an edge_index, EdgeIndex, "
-        "torch sparse COO, CSR or CSC tensor, or SparseTensor"
-    )
-
-
-def _expand(pointers: Tensor, like: Tensor) -> Tensor:
-    return torch.repeat_interleave(pointers.diff(), output_size=like.numel()).to(like.dtype)
-
-
-def _check_range(what: str, index: Tensor, size: int | None) -> None:
-    least, most = build.minmax(index)
-    if least < 0 or most >= (size or 0) and index.numel():
-        bad = least if least < 0 else most
-        fail(f"Graph.of: {what} index {bad} is out of range, wanted 0 <= index < {size}")
-
-
-def _index_dtype(size: int, num_edges: int) -> torch.dtype:
-    wanted = settings.choice("STRETTO_INDEX", ("auto", "int32", "int64"))
-    fits = max(size, num_edges) < 2**31
-    if wanted == "int32" and not fits:
-        fail(f"STRETTO_INDEX=int32: {max(size, num_edges)} nodes or edges need int64")
-    return torch.int32 if fits and wanted != "int64" else torch.int64
-
-
 _memo: Memo[Graph] = Memo()
-

@@ -1,8 +1,8 @@
 """The memo behind Graph.of: which tensor is which graph.
 
-Two ways to know a graph again. The same tensor object, unchanged: looked up by identity, held weakly, checked by storage,
-shape, strides and version. A new tensor with the same content: looked up by a 128-bit hash of the bytes, among the most
-recently used graphs. Never by address alone: memory is reused.
+Two ways to know a graph again. The same tensor object, unchanged: looked up by identity, held weakly, checked by
+storage, shape, strides and version. A new tensor with the same content: looked up by a 128-bit hash of the bytes, among
+the most recently used graphs. Never by address alone: memory is reused.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Memo(Generic[G]):
             if owner is not None:
                 entry = owner._by_tensor.get(number)
                 if entry is not None and entry.ref is ref:
-                    del owner._by_tensor[number]
+                    owner._by_tensor.pop(number, None)
 
         return forget
 

@@ -28,6 +28,22 @@ class TracedGraph:
         return TracedGraph(handle, self.num_cols, self.num_rows, self.num_edges, self.device)
 
     @property
+    def segments(self) -> TracedGraph:
+        """The graph that sends edge e's message to its destination. [n, E]."""
+        handle = torch.ops.stretto.segments_of(self.handle)
+        return TracedGraph(handle, self.num_rows, self.num_edges, self.num_edges, self.device)
+
+    @property
+    def segment_index(self) -> Tensor:
+        """Destination of every edge in the user's order. [E] int64."""
+        return torch.ops.stretto.segment_index(self.handle, self.num_edges, self.device)
+
+    @staticmethod
+    def standing_for(graph: Any) -> TracedGraph:
+        """A Graph made outside the traced function: what derives from it is looked up when the compiled code runs."""
+        return TracedGraph(graph.handle, graph.num_rows, graph.num_cols, graph.num_edges, graph.device)
+
+    @property
     def with_self_loops(self) -> TracedGraph:
         raise NotImplementedError("with_self_loops has a data-dependent size and cannot be traced")
 
@@ -37,6 +53,8 @@ class TracedGraph:
             isinstance(edges, Tensor) and edges.layout == torch.strided,
             "Graph.of: under torch.compile 'edges' must be an edge_index; make the Graph outside the compiled function",
         )
+        if num_nodes is not None and not isinstance(num_nodes, (tuple, list)):
+            num_nodes = (num_nodes, num_nodes)
         expect(
             num_nodes is not None and num_nodes[0] is not None and num_nodes[1] is not None,
             "Graph.of: under torch.compile 'num_nodes' must be given",

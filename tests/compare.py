@@ -21,8 +21,11 @@ def error(value: Tensor, truth: Tensor) -> float:
 
 
 def judge(ours: Tensor, baseline: Tensor, truth: Tensor, what: str = "", *, terms: int = 1, scale: float = 0.0) -> None:
-    """error(ours, fp64) <= 2 * error(torch, fp64) + eps, where eps is one rounding of the result plus the expected drift
-    of `terms` additions, relative to the larger of the true values and `scale`."""
+    """error(ours, fp64) <= 2 * error(torch, fp64) + eps.
+
+    eps is one rounding of the result and the expected drift of `terms` additions, relative to the larger of the true
+    values and `scale`.
+    """
     assert ours.shape == truth.shape, f"{what}: shape {list(ours.shape)}, wanted {list(truth.shape)}"
     assert ours.dtype == baseline.dtype, f"{what}: {ours.dtype}, wanted {baseline.dtype}"
     drift = torch.finfo(accumulate_type(ours.dtype)).eps * terms**0.5

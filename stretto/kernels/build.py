@@ -136,7 +136,7 @@ def content_hash(tensor: Tensor) -> tuple[int, int] | None:
         return None
     tensor = tensor.contiguous()
     if native.library() is None:
-        digest = hashlib.blake2b(memoryview(tensor.view(-1).view(torch.uint8).numpy()), digest_size=16).digest()
+        digest = hashlib.blake2b(tensor.view(-1).view(torch.uint8).numpy().tobytes(), digest_size=16).digest()
         return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
     out = torch.empty(2, dtype=torch.int64)
     nbytes = tensor.numel() * tensor.element_size()

@@ -32,7 +32,8 @@ def struct(csr: Csr) -> int:
     kept = csr.cache.get("struct")
     if kept is None:
         index = csr.col if csr.col is not None else csr.edge_id
-        assert csr.tasks is not None and csr.hubs is not None
+        assert csr.tasks is not None
+        assert csr.hubs is not None
         fields = _CsrStruct(
             csr.rowptr.data_ptr(),
             _pointer(csr.col),
@@ -245,7 +246,7 @@ def _rows(x: Tensor) -> Tensor:
     """x with rows contiguous in themselves; only the row stride is free."""
     if x.dim() == 3:
         return x if x.stride(2) == 1 and x.stride(1) == x.size(2) else x.contiguous()
-    return x if x.stride(1) == 1 or x.size(1) == 1 and x.is_contiguous() else x.contiguous()
+    return x if x.stride(1) == 1 or (x.size(1) == 1 and x.is_contiguous()) else x.contiguous()
 
 
 def _plain(values: Tensor | None, dtype: torch.dtype) -> Tensor | None:

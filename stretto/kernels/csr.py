@@ -1,4 +1,4 @@
-"""Csr: the arrays of a sparse matrix as kernels see it. Tensors only; what they mean to a user lives in stretto.graph."""
+"""Csr: the arrays of a sparse matrix as kernels see it. Tensors only; what they mean to a user is Graph's business."""
 
 from __future__ import annotations
 
@@ -63,4 +63,5 @@ class Csr:
         return sum(t.numel() * t.element_size() for t in held if t is not None)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "cache": {}}
+        """The matrix itself: how its work is cut is computed anew, by the library of whoever loads it."""
+        return {**self.__dict__, "cache": {}, "tasks": None, "hubs": None, "num_slots": 0}

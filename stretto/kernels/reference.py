@@ -23,7 +23,7 @@ def spmm(
 ) -> tuple[Tensor, Tensor | None]:
     """row_scale * reduce over neighbours of (weight * col_scale * x) + beta * y. Rows without edges: 0 (mul: 1).
 
-    csr [n, m], x [m, k] or [m, h, f], weight [E] or [E, h] -> [n, ...] and, for max and min, how many entries attain it.
+    csr [n, m], x [m, k] or [m, h, f], weight [E] or [E, h] -> [n, ...] and, for max and min, how many attain it.
     """
     acc = accumulate_type(x.dtype)
     messages = x.to(acc)[csr.columns()]
@@ -55,7 +55,7 @@ def spmm(
 def spmm_extremum_grad(
     csr_t: Csr, x: Tensor, weight: Tensor | None, out: Tensor, share: Tensor, *, need_x: bool, need_weight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of max and min over the transposed csr [m, n]: share = grad / ties flows to the entries that attain out."""
+    """Gradients of max and min over the transposed csr [m, n]: `share` flows to each of the entries that attain out."""
     acc = accumulate_type(x.dtype)
     source, target = csr_t.rows(), csr_t.columns()
     values = x.to(acc)[source]
@@ -75,7 +75,7 @@ def spmm_extremum_grad(
 
 
 def sddmm(csr: Csr, a: Tensor, b: Tensor) -> Tensor:
-    """Dot product of the rows at both ends of each edge. a [n, h, f], b [m, h, f] -> [E, h] in the accumulation type."""
+    """Dot product of the rows at both ends of each edge. a [n, h, f], b [m, h, f] -> [E, h], in the type of sums."""
     acc = accumulate_type(a.dtype)
     return csr.to_user_order((a.to(acc)[csr.rows()] * b.to(acc)[csr.columns()]).sum(-1))
 

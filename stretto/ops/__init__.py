@@ -16,8 +16,7 @@ from stretto.ops.softmax import edge_softmax
 from stretto.ops.spmm import spmm
 
 OPS: dict[str, Op] = {
-    op.name: op
-    for op in (_spmm.OP, _sddmm.OP, _softmax.OP, _segment.OP, _rows.GATHER, _rows.SCATTER, _matmul.OP)
+    op.name: op for op in (_spmm.OP, _sddmm.OP, _softmax.OP, _segment.OP, _rows.GATHER, _rows.SCATTER, _matmul.OP)
 }
 
 __all__ = [

@@ -66,7 +66,5 @@ class _Extremum(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight, out, ties = ctx.saved_tensors
         _, need_x, need_weight, _ = ctx.needs_input_grad
-        dx, dweight = run_grad(
-            ctx.graph, x, weight, out, ties, grads[0], need_x=need_x, need_weight=need_weight
-        )
+        dx, dweight = run_grad(ctx.graph, x, weight, out, ties, grads[0], need_x=need_x, need_weight=need_weight)
         return None, dx, dweight, None

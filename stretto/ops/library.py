@@ -19,6 +19,8 @@ SCHEMAS = (
     "graph(Tensor edge_index, SymInt num_src, SymInt num_dst, str flow) -> Tensor",
     "segments(Tensor index, SymInt num_segments) -> Tensor",
     "transposed(Tensor handle) -> Tensor",
+    "segments_of(Tensor handle) -> Tensor",
+    "segment_index(Tensor handle, SymInt num_edges, Device device) -> Tensor",
     "mean_scale(Tensor handle, SymInt num_rows, ScalarType dtype, Device device) -> Tensor",
     "spmm(Tensor handle, Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor? y, float beta, "
     "SymInt num_rows, SymInt num_cols, bool transposed) -> Tensor",
@@ -44,6 +46,6 @@ def traced(x: Tensor) -> bool:
 
 def mean_scale(graph: Graph | TracedGraph, dtype: torch.dtype) -> Tensor:
     """1 / max(degree, 1) of a graph, also while tracing. [n]."""
-    if isinstance(graph, TracedGraph):
+    if isinstance(graph, TracedGraph) or torch.compiler.is_compiling():
         return torch.ops.stretto.mean_scale(graph.handle, graph.num_rows, dtype, graph.device)
     return graph.mean_scale(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ def segment_matmul(x: Tensor, ptr: Tensor | Sequence[int], weight: Tensor) -> Te
     bounds = [int(p) for p in (ptr.tolist() if isinstance(ptr, Tensor) else ptr)]
     if x.dim() != 2 or weight.dim() != 3 or x.size(1) != weight.size(1):
         fail(
-            f"segment_matmul: 'x' has shape {list(x.shape)} and 'weight' {list(weight.shape)}, wanted [N, i] and [S, i, o]"
+            f"segment_matmul: 'x' has shape {list(x.shape)} and 'weight' {list(weight.shape)}, "
+            "wanted [N, i] and [S, i, o]"
         )
     if len(bounds) != weight.size(0) + 1 or bounds[0] != 0 or bounds[-1] != x.size(0) or bounds != sorted(bounds):
         fail(f"segment_matmul: 'ptr' is {bounds}, wanted {weight.size(0) + 1} ascending bounds from 0 to {x.size(0)}")
@@ -52,7 +54,7 @@ class _SegmentMatmul(torch.autograd.Function):
 
 def weight_grad(x: Tensor, bounds: Sequence[int], grad: Tensor) -> Tensor:
     """x[s].T @ grad[s] for every segment s. -> [S, i, o]."""
-    return torch.stack([x[a:b].t() @ grad[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)])
+    return torch.stack([x[a:b].t() @ grad[a:b] for a, b in pairwise(bounds)])
 
 
 def reference_matmul(x: Tensor, ptr: Tensor | Sequence[int], weight: Tensor) -> Tensor:

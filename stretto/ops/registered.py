@@ -44,6 +44,14 @@ def _transposed(handle: Tensor) -> Tensor:
     return _look_up(handle).T.handle.clone()
 
 
+def _segments_of(handle: Tensor) -> Tensor:
+    return _look_up(handle).segments.handle.clone()
+
+
+def _segment_index(handle: Tensor, num_edges: int, device: torch.device) -> Tensor:
+    return _look_up(handle).segment_index.to(torch.int64, copy=True)
+
+
 def _mean_scale(handle: Tensor, num_rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return _look_up(handle).mean_scale(dtype).clone()
 
@@ -110,22 +118,22 @@ def _fake_handle(*args: Any) -> Tensor:
     return torch.empty(1, dtype=torch.int64, device="cpu")
 
 
-def _fake_spmm(handle, x, weight, row_scale, col_scale, y, beta, num_rows, num_cols, transposed):  # type: ignore[no-untyped-def]
+def _fake_spmm(handle, x, weight, row_scale, col_scale, y, beta, num_rows, num_cols, transposed):
     return x.new_empty(num_rows, *x.shape[1:])
 
 
-def _fake_extremum(handle, x, weight, reduce, num_rows):  # type: ignore[no-untyped-def]
+def _fake_extremum(handle, x, weight, reduce, num_rows):
     out = x.new_empty(num_rows, *x.shape[1:])
     return out, out.new_empty(out.shape, dtype=accumulate_type(x.dtype))
 
 
-def _fake_extremum_grad(handle, x, weight, out, ties, grad):  # type: ignore[no-untyped-def]
+def _fake_extremum_grad(handle, x, weight, out, ties, grad):
     return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(
         0
     ) if weight is None else torch.empty_like(weight, memory_format=torch.contiguous_format)
 
 
-def _fake_sddmm(handle, a, b, op, num_edges, transposed):  # type: ignore[no-untyped-def]
+def _fake_sddmm(handle, a, b, op, num_edges, transposed):
     return a.new_empty(num_edges, a.shape[1])
 
 
@@ -239,10 +247,19 @@ def _matmul_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 # name -> (implementation, fake kernel, save for backward, backward)
-REGISTERED: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any] | None, Callable[..., Any] | None]] = {
+REGISTERED: dict[
+    str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any] | None, Callable[..., Any] | None]
+] = {
     "graph": (_graph, _fake_handle, None, None),
     "segments": (_segments, _fake_handle, None, None),
     "transposed": (_transposed, _fake_handle, None, None),
+    "segments_of": (_segments_of, _fake_handle, None, None),
+    "segment_index": (
+        _segment_index,
+        lambda h, e, device: torch.empty(e, dtype=torch.int64, device=device),
+        None,
+        None,
+    ),
     "mean_scale": (_mean_scale, lambda h, n, dtype, device: torch.empty(n, dtype=dtype, device=device), None, None),
     "spmm": (_spmm, _fake_spmm, _save_spmm, _spmm_grad),
     "extremum": (_extremum, _fake_extremum, _save_extremum, _extremum_backward),

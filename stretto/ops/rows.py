@@ -29,7 +29,9 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
 
 def scatter_rows(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
     """out[r] = sum of src[e] with index[e] == r. src [E, ...], index [E] -> [num_rows, ...]."""
-    if index.shape != src.shape[:1]:
+    if src.dtype not in kernels.DTYPES:
+        fail(f"scatter_rows: 'src' is {src.dtype}, wanted float32, float64, bfloat16 or float16")
+    if not src.dim() or index.shape != src.shape[:1]:
         fail(f"scatter_rows: 'index' has shape {list(index.shape)}, wanted {list(src.shape[:1])}, one per row of 'src'")
     if library.traced(src):
         return torch.ops.stretto.scatter_rows(src, index, num_rows)
@@ -51,36 +53,41 @@ def run_gather(x: Tensor, index: Tensor) -> Tensor:
     return kernels.backend(x.device).gather_rows(x, index)
 
 
-def run_sum(segments: Graph, src: Tensor) -> Tensor:
-    """No autograd. segments [n, E], src [E, ...] -> [n, ...]."""
+def run_sum(segments: Graph, src: Tensor, scale: Tensor | None = None) -> Tensor:
+    """No autograd. segments [n, E], src [E, ...], scale [n] of the sums -> [n, ...]."""
     flat = src.reshape(src.size(0), -1) if src.numel() else src.reshape(src.size(0), _row_size(src))
-    out = kernels.backend(src.device).spmm(segments.csr, flat)[0]
+    out = kernels.backend(src.device).spmm(segments.csr, flat, row_scale=scale)[0]
     return out.reshape(segments.num_rows, *src.shape[1:])
 
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
-        ctx.index, ctx.num_rows = index, x.size(0)
+        ctx.num_rows = x.size(0)
+        ctx.save_for_backward(index)  # torch then notices an index that was edited in between
         return run_gather(x, index)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return scatter_rows(grads[0], ctx.index, ctx.num_rows), None
+        return scatter_rows(grads[0], ctx.saved_tensors[0], ctx.num_rows), None
 
 
 class _SumEdges(torch.autograd.Function):
+    """out[r] = scale[r] * sum of src[e] with index[e] == r."""
+
     @staticmethod
-    def forward(ctx: Any, segments: Graph, index: Tensor, src: Tensor) -> Tensor:
-        ctx.index = index
-        return run_sum(segments, src)
+    def forward(ctx: Any, segments: Graph, index: Tensor, src: Tensor, scale: Any = None) -> Tensor:
+        ctx.save_for_backward(index, scale)
+        return run_sum(segments, src, scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        grad = grads[0]
+        grad, (index, scale) = grads[0], ctx.saved_tensors
+        if scale is not None:
+            grad = (grad * scale.reshape(-1, *([1] * (grad.dim() - 1)))).to(grad.dtype)
         if grad.requires_grad and torch.is_grad_enabled():
-            return None, None, _GatherRows.apply(grad, ctx.index)
-        return None, None, run_gather(grad, ctx.index)
+            return None, None, _GatherRows.apply(grad, index), None
+        return None, None, run_gather(grad, index), None
 
 
 def _row_size(src: Tensor) -> int:

@@ -26,7 +26,8 @@ def segment_reduce(
     """Combine src[e] over the segment index[e].
 
     src [E, ...], index [E], sorted or not (or a Graph: its destinations) -> [num_segments, ...]; softmax -> [E, ...].
-    sum, mean, max, min (0 for an empty segment), mul (1), var and std (of the population), median (the lower one), softmax.
+    sum, mean, max, min (0 for an empty segment), mul (1), var and std (of the population), median (the lower one),
+    softmax.
     """
     reduce = Reduce.of(reduce, "segment_reduce")
     if src.dtype not in kernels.DTYPES:
@@ -34,25 +35,28 @@ def segment_reduce(
     size = index.num_edges if isinstance(index, (Graph, TracedGraph)) else index.numel()
     if not src.dim() or src.size(0) != size:
         fail(f"segment_reduce: 'src' has shape {list(src.shape)}, wanted {size} rows, one per entry of 'index'")
-    graph = index.segments if isinstance(index, Graph) else Graph.of_segments(index, num_segments)  # type: ignore[arg-type]
-    where = graph.segment_index if isinstance(graph, Graph) else index
-    assert isinstance(where, Tensor)
+    if isinstance(index, Graph) and torch.compiler.is_compiling():
+        index = TracedGraph.standing_for(index)  # type: ignore[assignment]
+    is_graph = isinstance(index, (Graph, TracedGraph))
+    graph = index.segments if is_graph else Graph.of_segments(index, num_segments)  # type: ignore[union-attr, arg-type]
+    where = graph.segment_index if is_graph else index
     flat = src.reshape(size, rows._row_size(src))
-    out = _REDUCTIONS[reduce](graph, where, flat)
+    out = _REDUCTIONS[reduce](graph, where, flat)  # type: ignore[arg-type]
     return out.reshape(out.size(0), *src.shape[1:])
 
 
-def _sum(graph: Graph, index: Tensor, src: Tensor) -> Tensor:
+def _sum(graph: Graph, index: Tensor, src: Tensor, scale: Tensor | None = None) -> Tensor:
     if library.traced(src):
-        return torch.ops.stretto.scatter_rows(src, index, graph.num_rows)
+        return torch.ops.stretto.spmm(
+            graph.handle, src, None, scale, None, None, 1.0, graph.num_rows, graph.num_cols, False
+        )
     if torch.is_grad_enabled() and src.requires_grad:
-        return rows._SumEdges.apply(graph, index, src)
-    return rows.run_sum(graph, src)
+        return rows._SumEdges.apply(graph, index, src, scale)
+    return rows.run_sum(graph, src, scale)
 
 
 def _mean(graph: Graph, index: Tensor, src: Tensor) -> Tensor:
-    scale = library.mean_scale(graph, kernels.accumulate_type(src.dtype))
-    return (_sum(graph, index, src) * scale.unsqueeze(1)).to(src.dtype)
+    return _sum(graph, index, src, library.mean_scale(graph, kernels.accumulate_type(src.dtype)))
 
 
 def _max(graph: Graph, index: Tensor, src: Tensor) -> Tensor:
@@ -92,7 +96,7 @@ def _median(graph: Graph, index: Tensor, src: Tensor) -> Tensor:
     if src.size(0) == 0:
         return src.new_zeros(graph.num_rows, src.size(1))
     chosen = entries.index_select(0, middle)
-    return torch.where((counts > 0).unsqueeze(1), src.gather(0, chosen), torch.zeros((), dtype=src.dtype, device=src.device))
+    return torch.where((counts > 0).unsqueeze(1), src.gather(0, chosen), src.new_zeros(()))
 
 
 def _mul(graph: Graph, index: Tensor, src: Tensor) -> Tensor:
@@ -152,8 +156,9 @@ def reference_segment(
         how = {
             "mean": lambda v: v.mean(0),
             "var": lambda v: v.var(0, correction=0),
-            "std": lambda v: torch.where(v.var(0, correction=0) > 0, v.var(0, correction=0), 1).sqrt()
-            * (v.var(0, correction=0) > 0),
+            "std": lambda v: (
+                torch.where(v.var(0, correction=0) > 0, v.var(0, correction=0), 1).sqrt() * (v.var(0, correction=0) > 0)
+            ),
             "median": lambda v: v.median(0).values,
         }[reduce]
         pieces = flat[csr.columns()].split(csr.rowptr.diff().tolist())

@@ -111,7 +111,9 @@ class _SpMM(torch.autograd.Function):
     """out = R (A * w) C x + beta y, with R and C diagonal and constant."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graph, x: Tensor, weight: Any, row_scale: Any, col_scale: Any, y: Any, beta: float) -> Tensor:
+    def forward(
+        ctx: Any, graph: Graph, x: Tensor, weight: Any, row_scale: Any, col_scale: Any, y: Any, beta: float
+    ) -> Tensor:
         _, need_x, need_weight, _, _, _, _ = ctx.needs_input_grad
         ctx.graph, ctx.beta, ctx.x_dtype = graph, beta, x.dtype
         ctx.y_dtype = None if y is None else y.dtype
@@ -150,7 +152,7 @@ def weight_grad(
 def _scaled_outside(
     graph: Graph, x: Tensor, weight: Any, reduce: Any, row_scale: Any, col_scale: Any, y: Any, beta: float
 ) -> Tensor:
-    """Scales by plain multiplications: for reductions that do not commute with them, and scales that carry gradients."""
+    """Scales by plain multiplications: for reductions that do not commute with them, and scales with gradients."""
     if col_scale is not None:
         x = x * _rowwise(col_scale.to(x.dtype), x)
     if reduce in (Reduce.MAX, Reduce.MIN):
@@ -224,9 +226,7 @@ def reference_spmm(
         mean = graph.mean_scale(accumulate_type(x.dtype))
         row_scale = mean if row_scale is None else mean * row_scale
     how = "sum" if reduce in ("sum", "mean") else reduce
-    return reference.spmm(
-        csr, x, weight, reduce=how, row_scale=row_scale, col_scale=col_scale, y=y, beta=beta
-    )[0]
+    return reference.spmm(csr, x, weight, reduce=how, row_scale=row_scale, col_scale=col_scale, y=y, beta=beta)[0]
 
 
 def samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:

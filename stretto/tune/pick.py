@@ -1,12 +1,13 @@
 """pick: signature -> variant. From memory, then from disk, then by timing real calls.
 
-A signature not yet known is explored inside the user's own steps: every variant gives a valid result, so trying one costs
-only the difference between it and the best. A variant clearly behind after one call is dropped; the rest are called
-until each has TRIES timings, the fastest wins, and the default keeps its place unless it is beaten by a margin.
+A signature not yet known is explored inside the user's own steps: every variant gives a valid result, so trying one
+costs only the difference between it and the best. A variant clearly behind after one call is dropped; the rest are
+called until each has TRIES timings, the fastest wins, and the default keeps its place unless it is beaten by a margin.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Hashable
@@ -20,6 +21,7 @@ from stretto.tune import machine, store
 from stretto.tune.variants import Variant
 
 R = TypeVar("R")
+logger = logging.getLogger("stretto")
 
 TRIES = 3
 DROP = 1.5  # a first timing this many times the best one drops the variant
@@ -46,13 +48,19 @@ class Picker:
         self._exploring: dict[Hashable, _Exploration] = {}
         self._from_disk: dict[str, Any] | None = None
         self._facts: dict[str, object] = {}
+        self._threads = 0
 
     def run(self, key: Hashable, variants: tuple[Variant, ...], call: Callable[[Variant], R]) -> R:
         """call(variant) with the variant for this signature; explores while it is not yet known."""
+        if torch.are_deterministic_algorithms_enabled():  # the same kernel in every run, whatever was measured
+            return call(variants[0])
+        if torch.get_num_threads() != self._threads:  # choices hold for a number of threads
+            self.forget()
+            self._threads = torch.get_num_threads()
         decided = self._decided.get(key)
         if decided is not None:
             return call(decided)
-        if len(variants) == 1 or settings.get("STRETTO_TUNE") != "on" or torch.are_deterministic_algorithms_enabled():
+        if len(variants) == 1 or settings.get("STRETTO_TUNE") != "on":
             return call(variants[0])
         return self._explore(key, variants, call)
 
@@ -103,7 +111,15 @@ class Picker:
             return call(state.default)
         variant = min(state.variants, key=lambda v: len(state.times.get(v.name, ())))
         start = time.perf_counter()
-        result = call(variant)
+        try:
+            result = call(variant)
+        except RuntimeError as error:  # torch built without the library its kernel needs, say
+            if variant is state.default:
+                raise
+            logger.info("stretto: %s is left out for %s: %s", variant.name, key, error)
+            with self._lock:
+                state.variants = [v for v in state.variants if v is not variant]
+            return call(state.default)
         self._record(key, state, variant, time.perf_counter() - start)
         return result
 

@@ -1,0 +1,113 @@
+"""From the user's formats to pairs of indices: edge_index, EdgeIndex, torch sparse COO/CSR/CSC, SparseTensor.
+
+Everything is checked here, before any kernel runs: types, shapes, sizes and ranges.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto import settings
+from stretto.errors import expect, fail
+from stretto.kernels import build
+
+Sizes = tuple[int | None, int | None]
+
+
+def key_tensor(edges: Any) -> Any:
+    """The object whose identity stands for the edges: EdgeIndex wraps a plain tensor, SparseTensor a storage."""
+    if isinstance(edges, Tensor) and hasattr(edges, "as_tensor") and type(edges) is not Tensor:
+        return edges.as_tensor()
+    return edges
+
+
+def sizes_of(edges: Any, num_nodes: Any) -> Sizes | None:
+    """(num_src, num_dst) as far as the caller, or an EdgeIndex itself, says; None: nothing is said."""
+    if type(num_nodes) is int and num_nodes >= 0:
+        return num_nodes, num_nodes
+    if num_nodes is None:
+        own = edges.sparse_size() if type(edges) is not Tensor and hasattr(edges, "sparse_size") else (None, None)
+        return None if own == (None, None) else (own[0], own[1])
+    given = tuple(num_nodes) if isinstance(num_nodes, (tuple, list)) else (num_nodes, num_nodes)
+    if len(given) != 2 or any(s is not None and (not hasattr(s, "__index__") or int(s) < 0) for s in given):
+        fail(f"Graph.of: 'num_nodes' is {num_nodes!r}, wanted a number of nodes or (num_src, num_dst)")
+    return None if given[0] is None else int(given[0]), None if given[1] is None else int(given[1])
+
+
+def pairs(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Tensor, Tensor, int, int]:
+    """Destinations, sources, and the numbers of both, all checked."""
+    if isinstance(edges, Tensor) and edges.layout == torch.strided:
+        source, target = _edge_index(key_tensor(edges))
+        num_src, num_dst = sizes if sizes is not None else (None, None)
+        if sizes is None:
+            num_src = num_dst = max(build.minmax(source)[1], build.minmax(target)[1]) + 1
+        num_src = build.minmax(source)[1] + 1 if num_src is None else num_src
+        num_dst = build.minmax(target)[1] + 1 if num_dst is None else num_dst
+    else:
+        target, source, (num_dst, num_src) = _sparse(edges)
+        wanted_src, wanted_dst = sizes if sizes is not None else (None, None)
+        expect(
+            wanted_src in (None, num_src) and wanted_dst in (None, num_dst),
+            f"Graph.of: the sparse matrix is {num_dst}x{num_src} (destinations x sources), "
+            f"but 'num_nodes' says {wanted_dst}x{wanted_src}",
+        )
+    check_range("source", source, num_src)
+    check_range("destination", target, num_dst)
+    if flow == "target_to_source":
+        return source, target, num_src, num_dst
+    return target, source, num_dst, num_src
+
+
+def check_range(what: str, index: Tensor, size: int) -> None:
+    """Every index lies in [0, size)."""
+    least, most = build.minmax(index)
+    if least < 0 or most >= size:
+        fail(f"Graph.of: {what} index {least if least < 0 else most} is out of range, wanted 0 <= index < {size}")
+
+
+def index_dtype(size: int, num_edges: int) -> torch.dtype:
+    """int32 while nodes and edges fit, unless the user asks for int64."""
+    wanted = settings.choice("STRETTO_INDEX", ("auto", "int32", "int64"))
+    fits = max(size, num_edges) < 2**31
+    if wanted == "int32" and not fits:
+        fail(f"STRETTO_INDEX=int32: {max(size, num_edges)} nodes or edges need int64")
+    return torch.int32 if fits and wanted != "int64" else torch.int64
+
+
+def _edge_index(edges: Tensor) -> tuple[Tensor, Tensor]:
+    if edges.dim() != 2 or edges.size(0) != 2 or edges.dtype not in (torch.int64, torch.int32):
+        fail(
+            f"Graph.of: 'edges' is {edges.dtype} of shape {list(edges.shape)}, "
+            "wanted an edge_index of int64 or int32 and shape [2, E]"
+        )
+    return edges[0], edges[1]
+
+
+def _sparse(matrix: Any) -> tuple[Tensor, Tensor, tuple[int, int]]:
+    """Rows, columns and shape of a sparse matrix, in the order of its stored values."""
+    if isinstance(matrix, Tensor):
+        expect(matrix.dim() == 2, f"Graph.of: the sparse tensor has shape {list(matrix.shape)}, wanted two dimensions")
+        shape = (matrix.size(0), matrix.size(1))
+        if matrix.layout == torch.sparse_coo:
+            indices = matrix._indices()
+            return indices[0], indices[1], shape
+        if matrix.layout == torch.sparse_csr:
+            col = matrix.col_indices()
+            return _expand(matrix.crow_indices(), col), col, shape
+        if matrix.layout == torch.sparse_csc:
+            row = matrix.row_indices()
+            return row, _expand(matrix.ccol_indices(), row), shape
+    if hasattr(matrix, "coo") and hasattr(matrix, "sparse_sizes"):  # torch_sparse.SparseTensor
+        row, col, _ = matrix.coo()
+        return row, col, tuple(matrix.sparse_sizes())
+    fail(
+        f"Graph.of: 'edges' is {type(matrix).__name__}, wanted an edge_index, EdgeIndex, "
+        "torch sparse COO, CSR or CSC tensor, or SparseTensor"
+    )
+
+
+def _expand(pointers: Tensor, like: Tensor) -> Tensor:
+    return torch.repeat_interleave(pointers.diff(), output_size=like.numel()).to(like.dtype)
