@@ -116,7 +116,11 @@ def command(out: Console, *, threads: int, repeats: int, only: str = "") -> list
             with_ceilings = any(t.kind == "share" for t in mine)
             results[spec] = run(spec, repeats=repeats, with_ceilings=with_ceilings, without=without)
             step(f"{spec.op} {spec.reduce} {spec.width}")
-            out.print(f"{spec.command(repeats)}\n  {report.summary(results[spec]).splitlines()[0]}", soft_wrap=True)
+            if spec.graph == TINY:
+                report.show(out, results[spec])
+            else:
+                line = report.summary(results[spec]).splitlines()[0]
+                out.print(f"{spec.command(repeats)}\n  {line}", soft_wrap=True, highlight=False)
     records = [record for result in results.values() for record in result.to_dicts()]
     table = Table(title=f"foundation, {threads} threads, median of {repeats}", title_justify="left")
     table.add_column("measure")

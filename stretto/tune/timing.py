@@ -53,7 +53,6 @@ def measure(
     warmup: int = 1,
     device: torch.device | str = "cpu",
     budget: float | None = None,
-    drop: float | None = None,
     sample_seconds: float = 0.0,
     after: Callable[[str], None] | None = None,
 ) -> dict[str, Timing]:
@@ -61,7 +60,7 @@ def measure(
 
     repeats: samples of each, after `warmup` untimed rounds. budget: seconds after which no call starts; a candidate
     that had no time for a sample is then judged by its warm-up call, and one that never ran is missing from the
-    result. drop: leave out of later rounds whatever is this many times slower than the fastest so far.
+    result.
     sample_seconds: repeat calls inside one sample until it lasts about this long, for calls of microseconds.
     after(name) follows every sample (a progress bar).
     """
@@ -79,7 +78,7 @@ def measure(
     for turn in range(warmup + repeats):
         if turn == warmup and sample_seconds:
             calls = {name: max(1, round(sample_seconds / max(rough[name], 1e-7))) for name in rough}
-        names = _running(list(candidates), rough, samples, drop)
+        names = list(candidates)
         order.shuffle(names)
         for name in names:
             if deadline is not None and time.perf_counter() >= deadline:
@@ -98,17 +97,6 @@ def _timings(names: Iterable[str], rough: Mapping[str, float], samples: Mapping[
     """What was learnt of each candidate that ran: its samples, or else its warm-up call."""
     known = {name: samples.get(name) or [rough[name]] for name in names if name in rough or name in samples}
     return {name: Timing(tuple(seconds)) for name, seconds in known.items()}
-
-
-def _running(
-    names: list[str], rough: Mapping[str, float], samples: Mapping[str, list[float]], drop: float | None
-) -> list[str]:
-    """The candidates still in the race."""
-    if drop is None:
-        return names
-    best = {n: min([*samples.get(n, []), *([rough[n]] if n in rough else [])], default=0.0) for n in names}
-    limit = drop * min(best.values())
-    return [n for n in names if limit == 0.0 or best[n] <= limit]
 
 
 def _seconds(call: Callable[[], object], calls: int, sync: Callable[[], None] | None) -> float:
