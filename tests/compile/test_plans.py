@@ -1,0 +1,162 @@
+"""Every plan of every expression computes the same result and gradients, and the space holds what it must."""
+
+import pytest
+import torch
+
+from stretto import Graph
+from stretto.compile import Adjacency, Leaf, Request, Sparse, Term, Transpose, plans
+from stretto.compile.execute import Call, run
+from stretto.compile.expr import gradient, leaves
+from stretto.compile.plan import rank
+from stretto.compile.rules import forms
+from stretto.nn import gcn, gin, hops, sage
+from stretto.tune.profile import TYPICAL
+
+EXPRESSIONS = {
+    "gcn": gcn.EXPRESSION,
+    "sage": sage.WITH_OWN_ROOT,
+    "sage bipartite": sage.WITH_OTHER_ROOT,
+    "gin": gin.OWN_ROOT,
+    "sgc 3": hops.power(3),
+    "tag 1": hops.polynomial(1),
+    "tag 2": hops.polynomial(2),
+    "tag 3": hops.polynomial(3),
+}
+ARXIV = {"n": 131072, "m": 131072, "E": 2_200_000}
+
+
+def _setting(expression, num_rows=9, num_cols=9, edges=40):
+    sizes = {"n": num_rows, "m": num_cols, "i": 4, "o": 3, "r": 5}
+    torch.manual_seed(0)
+    tensors = {}
+    for term in expression:
+        for factor in term.factors:
+            leaf = factor.of if isinstance(factor, Transpose) else factor
+            if isinstance(leaf, Leaf):
+                shape = sizes[leaf.rows], sizes[leaf.cols]
+                tensors.setdefault(leaf.name, torch.randn(shape, dtype=torch.float64).requires_grad_())
+    index = torch.stack([torch.randint(num_cols, (edges,)), torch.randint(num_rows, (edges,))])
+    graph = Graph.of(index, (num_cols, num_rows))
+    adj = Adjacency(graph, torch.rand(num_rows, dtype=torch.float64), torch.rand(num_cols, dtype=torch.float64))
+    dense = torch.zeros(num_rows, num_cols, dtype=torch.float64)
+    dense.index_put_((index[1], index[0]), torch.ones(edges, dtype=torch.float64), accumulate=True)
+    return tensors, adj, adj.row_scale[:, None] * dense * adj.col_scale
+
+
+def _by_hand(expression, tensors, dense, scalars):
+    total = 0
+    for term in expression:
+        value = None
+        for factor in term.factors:
+            if isinstance(factor, Sparse):
+                matrix = torch.linalg.matrix_power(dense, factor.power) if factor.power > 1 else dense
+            else:
+                leaf = factor.of if isinstance(factor, Transpose) else factor
+                matrix = tensors[leaf.name].t() if isinstance(factor, Transpose) else tensors[leaf.name]
+            value = matrix if value is None else value @ matrix
+        total = total + value * (scalars[term.scale] if term.scale else 1)
+    return total
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_every_plan_agrees_with_dense_algebra(name):
+    expression = EXPRESSIONS[name]
+    bipartite = "bipartite" in name
+    tensors, adj, dense = _setting(expression, num_rows=7 if bipartite else 9)
+    names = tuple(leaves(expression))
+    scalars = {"c": 1.7}
+    wanted = _by_hand(expression, tensors, dense, scalars)
+    upstream = torch.randn_like(wanted)
+    wanted_grads = torch.autograd.grad((wanted * upstream).sum(), [tensors[n] for n in names])
+    found = plans(Request(expression, names))
+    assert len(found) >= 2
+    for plan in found:
+        out = run(Call(plan, names, {"A": adj}, scalars), tuple(tensors[n] for n in names))
+        torch.testing.assert_close(out, wanted, rtol=1e-10, atol=1e-10)
+        grads = torch.autograd.grad((out * upstream).sum(), [tensors[n] for n in names])
+        for got, want in zip(grads, wanted_grads, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "tag 2"])
+def test_plans_can_be_differentiated_twice(name):
+    expression = EXPRESSIONS[name]
+    tensors, adj, _ = _setting(expression, edges=12)
+    names = tuple(leaves(expression))
+    plan = plans(Request(expression, names))[0]
+
+    def layer(*values):
+        return run(Call(plan, names, {"A": adj}, {"c": 1.7}), values)
+
+    assert torch.autograd.gradgradcheck(layer, tuple(tensors[n] for n in names))
+
+
+@pytest.mark.parametrize("backend", ["stretto", "torch"])
+def test_plans_do_not_depend_on_our_kernels(backend, monkeypatch):
+    monkeypatch.setenv("STRETTO_BACKEND", backend)
+    tensors, adj, dense = _setting(gcn.EXPRESSION)
+    wanted = _by_hand(gcn.EXPRESSION, tensors, dense, {})
+    for plan in plans(Request(gcn.EXPRESSION, ("X", "W"))):
+        out = run(Call(plan, ("X", "W"), {"A": adj}), (tensors["X"], tensors["W"]))
+        torch.testing.assert_close(out, wanted, rtol=1e-10, atol=1e-10)
+        for got in torch.autograd.grad(out.sum(), (tensors["X"], tensors["W"])):
+            assert torch.isfinite(got).all()
+
+
+def test_the_space_holds_both_orders_and_both_gradients():
+    names = {plan.name for plan in plans(Request(gcn.EXPRESSION, ("W", "X")))}
+    assert any(n.startswith("A (X W')") for n in names)
+    assert any(n.startswith("(A X) W'") for n in names)
+    assert any("dW = G' (A X)" in n for n in names)
+    assert any("dW = (A' G)' X" in n for n in names)
+    assert any("dX = A' (G W)" in n for n in names)
+    assert any("dX = (A' G) W" in n for n in names)
+
+
+def test_horner_is_found_and_the_plain_sum_of_its_terms_is_dropped():
+    texts = [str(form) for form in forms(hops.polynomial(3))]
+    assert "X W0' + A (X W1' + A (X W2' + A (X W3')))" in texts
+    assert "X W0' + A (X W1') + A (A (X W2')) + A (A (A (X W3')))" not in texts
+
+
+def test_gradients_are_written_as_products():
+    assert [str(t) for t in gradient(gcn.EXPRESSION, "W")] == ["G' A X"]
+    assert [str(t) for t in gradient(gcn.EXPRESSION, "X")] == ["A' G W"]
+    assert [str(t) for t in gradient(hops.power(2), "X")] == ["A'^2 G W"]
+
+
+def _widths(expression, wanted, sizes, hoisted=()):
+    best = rank(Request(expression, wanted, hoisted), sizes, 4, TYPICAL).best
+    return sum(w.width for w in best.works(sizes) if w.kind == "spmm")
+
+
+# Sparse work per epoch of two-layer nets, in units of E: the "full space" of a constant first layer and its best orders.
+@pytest.mark.parametrize(
+    ("widths", "total"),
+    [((602, 32, 41), 64), ((100, 256, 47), 94), ((128, 256, 40), 80), ((1433, 16, 7), 14)],
+)
+def test_sparse_work_of_a_training_step_is_the_least_there_is(widths, total):
+    from stretto.compile.choose import _products
+
+    i, h, o = widths
+    hoisted = tuple(node for node, _, _ in _products(gcn.EXPRESSION))
+    first = _widths(gcn.EXPRESSION, ("W",), {**ARXIV, "i": i, "o": h}, hoisted)
+    second = _widths(gcn.EXPRESSION, ("X", "W"), {**ARXIV, "i": h, "o": o})
+    assert (first, second) == (0, total)
+
+
+def test_a_sampled_block_counts_its_sources():
+    # Fan-out 10, five times more sources than destinations: update-first would multiply all sources, so the aggregation
+    # comes first although it is the wider one.
+    sizes = {"n": 10_000, "m": 500_000, "E": 100_000, "i": 256, "o": 47}
+    best = rank(Request(gcn.EXPRESSION), sizes, 4, TYPICAL).best
+    assert str(best.forward) == "(A X) W'"
+    square = rank(Request(gcn.EXPRESSION), {**sizes, "n": 10_000, "m": 10_000, "E": 1_000_000}, 4, TYPICAL).best
+    assert str(square.forward) == "A (X W')"
+
+
+def test_intermediate_values_are_kept_only_where_a_gradient_reads_them():
+    for plan in plans(Request(gcn.EXPRESSION, ("W",))):
+        kept = [str(node) for node in plan.kept]
+        reads = "dW = G' (A X)" in plan.name and plan.name.startswith("(A X)")
+        assert kept == (["A X"] if reads else [])
