@@ -17,6 +17,8 @@ COMMANDS = {
     "demo": "stretto.demo:command",
     "doctor": "stretto.doctor:command",
     "tune": "stretto.bench.tuning:command",
+    "convert": "stretto.convert:command",
+    "train": "stretto.train:command",
 }
 
 # stretto bench NAME -> "module:function"
