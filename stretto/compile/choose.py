@@ -145,11 +145,18 @@ def linear(
     bias [o] is added to every row. note(key, plan) tells the caller what was chosen (for report and explain).
     """
     names = _names(expression)
+    device = tensors[names[0]].device.type
+    if torch.is_autocast_enabled(device):  # as torch's own matmul: in the lower type, sums in fp32
+        low = torch.get_autocast_dtype(device)
+        lowered = {name: t.to(low) for name, t in tensors.items()}
+        with torch.autocast(device, enabled=False):
+            low_bias = None if bias is None else bias.to(low)
+            return linear(expression, lowered, sparse, bias=low_bias, scalars=scalars, note=note)
     wanted = tuple(n for n in names if tensors[n].requires_grad) if torch.is_grad_enabled() else ()
     sizes = _sizes(expression, tensors, sparse)
     first = tensors[names[0]]
     hoisted = _hoistable(expression, tensors, sparse, sizes)
-    key = (expression, wanted, hoisted, _rounded(sizes), first.dtype, first.device.type, settings.get("STRETTO_BACKEND"))
+    key = (expression, wanted, hoisted, _rounded(sizes), first.dtype, device, settings.get("STRETTO_BACKEND"))
     plan, decision = CHOOSER.pick(key, Request(expression, wanted, hoisted), sizes, first)
     if note is not None:
         note(key, plan)

@@ -143,8 +143,6 @@ def check_input(x: Any, *others: Any) -> Tensor:
             raise Decline(f"the input has {tensor.dim()} dimensions")
         if tensor.dtype not in DTYPES:
             raise Decline(f"the input is {tensor.dtype}")
-    if torch.is_autocast_enabled(x.device.type):
-        raise Decline("autocast is on")
     return x
 
 

@@ -63,7 +63,8 @@ def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
         adj = Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
     _no_weight_grad(adj)
     tensors = {"X": x, **{f"W{k}": weight_of(lin, x) for k, lin in enumerate(conv.lins)}}
-    return linear(polynomial(conv.K), tensors, {"A": adj}, bias=conv.bias, note=note_plan(conv))
+    out = linear(polynomial(conv.K), tensors, {"A": adj}, bias=conv.bias, note=note_plan(conv))
+    return out if conv.bias is None else out.to(x.dtype)  # as stock's separate bias does under autocast
 
 
 def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
