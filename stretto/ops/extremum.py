@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from stretto import kernels
 from stretto.graph import Graph
+from stretto.kernels import reference
 from stretto.ops import library
 
 
@@ -40,12 +40,13 @@ def run_grad(
     *,
     need_x: bool,
     need_weight: bool,
+    twice: bool = False,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """dx and dweight; no autograd."""
+    """dx and dweight; no autograd, unless they are to be differentiated again: then in plain PyTorch."""
     # scatter_reduce counts the zero its result starts from among the entries that attain 0: the share is PyG's own.
     share = grad.to(ties.dtype) / (ties + (out == 0))
     csr_t = graph.T.csr if weight is None else graph.T.edge_csr
-    backend = kernels.backend(x.device)
+    backend = reference if twice else kernels.backend(x.device)
     dx, dweight = backend.spmm_extremum_grad(csr_t, x, weight, out, share, need_x=need_x, need_weight=need_weight)
     return (
         None if dx is None else dx.to(x.dtype),
@@ -62,9 +63,9 @@ class _Extremum(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # a second derivative raises: the choice of entries is piecewise constant
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight, out, ties = ctx.saved_tensors
         _, need_x, need_weight, _ = ctx.needs_input_grad
-        dx, dweight = run_grad(ctx.graph, x, weight, out, ties, grads[0], need_x=need_x, need_weight=need_weight)
+        needs = {"need_x": need_x, "need_weight": need_weight, "twice": torch.is_grad_enabled()}
+        dx, dweight = run_grad(ctx.graph, x, weight, out.detach(), ties, grads[0], **needs)
         return None, dx, dweight, None

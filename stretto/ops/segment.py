@@ -123,9 +123,22 @@ class _Product(torch.autograd.Function):
         return run_mul(graph, src)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, run_mul_grad(ctx.graph, ctx.saved_tensors[0], grads[0])
+        (src,) = ctx.saved_tensors
+        dsrc = run_mul_grad(ctx.graph, src.detach(), grads[0].detach())
+        return None, _Once.apply(dsrc, src, grads[0]) if torch.is_grad_enabled() else dsrc
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that depends on `inputs` in a way nobody has written down: differentiating it raises."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, *inputs: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        fail("segment_reduce: reduce='mul' has no second derivative here, wanted one of the other reductions")
 
 
 _REDUCTIONS = {

@@ -265,4 +265,4 @@ def bytes_moved(graph: Graph, x: Tensor, weight: Tensor | None = None, **options
     return 8 * (graph.num_rows + 1) + graph.num_edges * (index + row) + weights + graph.num_rows * row + extra
 
 
-OP = Op("spmm", spmm, reference_spmm, samples, flops, bytes_moved, twice=False)
+OP = Op("spmm", spmm, reference_spmm, samples, flops, bytes_moved)

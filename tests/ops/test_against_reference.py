@@ -27,7 +27,10 @@ def test_op(op, name, dtype):
 def test_widths(width, reduce):
     graph = Graph.of(random_edges(30, 20, 120), (30, 20))
     for dtype in DTYPES if width in (1, 47, 100, 602) else (torch.float32,):
-        x, weight = torch.randn(30, width, dtype=torch.float64).to(dtype), torch.rand(120, dtype=torch.float64).to(dtype)
+        x, weight = (
+            torch.randn(30, width, dtype=torch.float64).to(dtype),
+            torch.rand(120, dtype=torch.float64).to(dtype),
+        )
         compare(spmm, reference_spmm, Sample((graph, x), {"reduce": reduce}), "spmm")
         compare(spmm, reference_spmm, Sample((graph, x, weight), {"reduce": reduce}), "weighted spmm")
 
