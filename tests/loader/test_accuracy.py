@@ -1,0 +1,63 @@
+"""Accuracy: sampled inference against full inference on real graphs, and LABOR against uniform sampling."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
+
+from stretto.datasets import load_graph, names
+from stretto.inference import inference
+from stretto.train import Run, train
+
+
+def graph(name: str) -> Data:
+    if name not in names():
+        pytest.skip(f"{name}.npz is not in the data folder")
+    found = load_graph(name)
+    data = Data(x=found.x, y=found.y, edge_index=found.edge_index, num_nodes=found.num_nodes)
+    order = torch.rand(found.num_nodes, generator=torch.Generator().manual_seed(0))
+    labelled = found.y >= 0
+    data.train_mask, data.val_mask = labelled & (order < 0.5), labelled & (order >= 0.5) & (order < 0.6)
+    data.test_mask = labelled & (order >= 0.6)
+    return data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pubmed", "amazon-computers", "coauthor-physics"])
+def test_sampled_inference_is_as_good_as_full(name):
+    data = graph(name)
+    torch.manual_seed(0)
+    model = GraphSAGE(data.x.size(1), 64, 2, int(data.y.max()) + 1, dropout=0.3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(data.x, data.edge_index)[data.train_mask], data.y[data.train_mask])
+        loss.backward()
+        optimizer.step()
+    nodes = data.test_mask.nonzero().view(-1)
+
+    def accuracy(num_neighbors):
+        out = inference(model, data, num_neighbors=num_neighbors, input_nodes=nodes, batch_size=2048)
+        return float((out.argmax(dim=-1) == data.y[nodes]).double().mean()) * 100
+
+    full = accuracy(None)
+    assert full > 60
+    found = {k: accuracy([k, k]) for k in (5, 10, 20, -1)}
+    assert abs(found[-1] - full) < 0.05
+    assert abs(found[20] - full) <= 0.3
+    assert abs(found[5] - full) <= 3
+
+
+@pytest.mark.slow
+def test_labor_trains_as_well_as_uniform_sampling():
+    """The mean of three runs each; single runs differ by more than the two methods do."""
+    data = graph("amazon-computers")
+    means = {}
+    for method in ("uniform", "labor"):
+        tests = []
+        for seed in range(3):
+            run = Run("", "sage", (10, 5), hidden=64, batch=512, lr=0.005, seed=seed, method=method)
+            tests.append(train(run, epochs=8, data=data).test)
+        means[method] = 100 * sum(tests) / len(tests)
+    assert abs(means["labor"] - means["uniform"]) <= 1.0
