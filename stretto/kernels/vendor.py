@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from stretto.kernels.csr import Csr
-from stretto.kernels.schema import accumulate_type
 
 
 def spmm(csr: Csr, x: Tensor, weight: Tensor | None = None) -> tuple[Tensor, None]:
@@ -30,7 +29,7 @@ def _matrix(csr: Csr, values: Tensor) -> Tensor:
 
 
 def _ones(csr: Csr, dtype: torch.dtype) -> Tensor:
-    key = f"ones_{accumulate_type(dtype)}"
+    key = f"ones_{dtype}"
     if key not in csr.cache:
         csr.cache[key] = torch.ones(csr.num_edges, dtype=dtype, device=csr.device)
     return csr.cache[key]

@@ -20,6 +20,7 @@ from stretto.kernels.triton.spmm import _hubs as sum_hubs
 from stretto.kernels.triton.spmm import spmm
 
 WIDEST = 256  # columns of a tile at most; wider rows take several
+TILE = 1024  # values of a tile: loads in flight against registers
 
 
 @functools.lru_cache(maxsize=256)
@@ -55,7 +56,7 @@ class _Call:
         widest = max(self.width, self.score_width)
         self.block = max(power(widest, WIDEST), 4)
         self.tiles = triton.cdiv(widest, self.block)
-        self.edges = max(4, min(32, 1024 // self.block))
+        self.edges = max(4, min(32, TILE // self.block))
         self.warps = 2 if self.block > 128 else 1
         strided = [t for t in (v, self.left, self.right, *also) if t is not None and t.dim() == 3]
         self.vec = min(vector(*strided, width=self.width), vector(*strided, width=self.score_width or self.width))
@@ -65,7 +66,7 @@ class _Call:
             "seed_low": _signed(seed & 0xFFFFFFFF),
             "seed_high": _signed(seed >> 32),
         }
-        self.options = _constants(a.slope, a.scale, a.dropout, self.acc, v.device)
+        self.constants = _constants(a.slope, a.scale, a.dropout, self.acc, v.device)
 
     def scalars(self, t: Tensor) -> Tensor:
         return t.to(self.acc).contiguous()
@@ -81,7 +82,7 @@ class _Call:
             "edge": self.edge,
             "attr": self.attr if self.query is not None else None,
             "query": self.query,
-            "options": self.options,
+            "constants": self.constants,
             **self.random,
             "heads": self.heads,
             "score_width": self.score_width,
@@ -123,8 +124,8 @@ def attention(csr: Csr, a: Attention, *, weights: bool) -> tuple[Tensor, Tensor 
 
 def _sum(csr: Csr, call: _Call, out: Tensor, stats: Tensor | None) -> None:
     cut, h, width = pieces(csr), call.heads, call.width
-    part = call.v.new_empty(cut.num_slots, h, width, dtype=call.acc) if cut.num_slots else None
-    part_stats = call.v.new_empty(cut.num_slots, h, 2, dtype=call.acc) if cut.num_slots else None
+    part = call.v.new_empty(cut.num_slots, h, width, dtype=call.acc)
+    part_stats = call.v.new_empty(cut.num_slots, h, 2, dtype=call.acc)
     tiles = triton.cdiv(width, call.block)
     same = call.a.v is None and call.tiles == 1 and call.value_step == call.right_step
     forward.pieces_kernel[(cut.count, h, tiles)](
@@ -275,8 +276,8 @@ def _transposed(
     """The pass over the transposed edges. A row's dright of gatv2 and dedge still lack the factor att."""
     cut, h = pieces(csr_t), call.heads
     slots = cut.num_slots
-    part = call.v.new_empty(slots, h, call.width, dtype=call.acc) if slots and dv is not None else None
-    part_right = dright.new_empty((slots, *dright.shape[1:]), dtype=call.acc) if slots and dright is not None else None
+    part = call.v.new_empty(slots, h, call.width, dtype=call.acc) if dv is not None else None
+    part_right = dright.new_empty((slots, *dright.shape[1:]), dtype=call.acc) if dright is not None else None
     ends = call.ends()
     if grad_attr is not None:
         ends["attr"] = call.attr
@@ -294,9 +295,9 @@ def _transposed(
 
 def merge(cut: Pieces, part: Tensor, into: Tensor, num_rows: int) -> None:
     """Sums of the hubs' slots, in order, into their rows. part [slots, ...], into [rows, ...]"""
-    width = part[0].numel()
+    width = part.stride(0)
     block = power(width, 128)
-    if cut.num_hubs and width:
+    if cut.num_hubs and part.numel():
         sum_hubs[(cut.num_hubs, triton.cdiv(width, block))](
             cut.hub_row, cut.hub_slot, part, None, None, None, 0, 1.0, into, None, width, num_rows,
             REDUCE=REDUCES["sum"], TIES=False, ACC=acc_of(part.dtype), BLOCK_S=8, BLOCK_K=block, num_warps=1,
@@ -309,14 +310,13 @@ def _left(csr: Csr, call: _Call, dscore: Tensor) -> Tensor:
     assert call.right is not None
     cut, h, width = pieces(csr), call.heads, call.score_width
     dleft = dscore.new_empty(csr.num_rows, h, width)
-    part = dscore.new_empty(cut.num_slots, h, width) if cut.num_slots else None
+    part = dscore.new_empty(cut.num_slots, h, width)
     backward.left_kernel[(cut.count, h, triton.cdiv(width, call.block))](
         cut.edge, cut.row, cut.slot, csr.col, csr.edge_id, call.left, call.left.stride(0), call.right,
-        call.right.stride(0), call.edge, dscore, call.options, dleft, part, h, width, call.right_step, csr.num_rows,
+        call.right.stride(0), call.edge, dscore, call.constants, dleft, part, h, width, call.right_step, csr.num_rows,
         ACC=acc_of(call.dtype), VEC=call.vec, BLOCK_E=call.edges, BLOCK_F=call.block, num_warps=call.warps,
     )  # fmt: skip
-    if part is not None:
-        merge(cut, part, dleft, csr.num_rows)
+    merge(cut, part, dleft, csr.num_rows)
     return dleft
 
 

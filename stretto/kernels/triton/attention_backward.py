@@ -4,7 +4,7 @@ The weights are computed again from the scores and the two numbers kept per row;
 is grad . out. What is summed by destination follows from the per-edge numbers `dscore`, in passes of their own.
 """
 
-# ruff: noqa: SIM102, SIM109, SIM114 -- kernels are written in Triton's subset of Python
+# ruff: noqa: SIM102, SIM109 -- kernels are written in Triton's subset of Python
 from __future__ import annotations
 
 import triton
@@ -18,7 +18,7 @@ from stretto.kernels.triton.scores import DOT, SUM, SUM_ROWS, WEIGHT, dropped, i
 @triton.jit(do_not_specialize=[*SIZES, "ldg"])
 def pieces_kernel(
     edge_of, row_of, slot_of, col, edge_id, v, ldv, left, ldl, right, ldr, att, edge, attr, query, grad, ldg,
-    grad_attr, grad_alpha, row_sum, options, drop_below, seed_low, seed_high, stats,
+    grad_attr, grad_alpha, row_sum, constants, drop_below, seed_low, seed_high, stats,
     dv, dright, dedge, dscore, part, part_right,
     heads, width, score_width, attr_width, value_step, right_step, num_rows,
     FORM: tl.constexpr, DROP: tl.constexpr, ALPHA_DROPPED: tl.constexpr, ONE: tl.constexpr, ACC: tl.constexpr,
@@ -27,7 +27,7 @@ def pieces_kernel(
     row, slot, start, end = locate(tl.program_id(0), edge_of, row_of, slot_of)
     if row >= num_rows:
         return
-    slope, scale, keep = tl.load(options), tl.load(options + 1), tl.load(options + 2)
+    slope, scale, keep = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2)
     h = tl.program_id(1)
     f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
     width = width // VEC * VEC
@@ -131,7 +131,7 @@ def pieces_kernel(
 
 @triton.jit(do_not_specialize=["ldl", "ldr", "heads", "score_width", "right_step", "num_rows"])
 def left_kernel(
-    edge_of, row_of, slot_of, col, edge_id, left, ldl, right, ldr, edge, dscore, options, dleft, part,
+    edge_of, row_of, slot_of, col, edge_id, left, ldl, right, ldr, edge, dscore, constants, dleft, part,
     heads, score_width, right_step, num_rows,
     ACC: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
@@ -139,7 +139,7 @@ def left_kernel(
     row, slot, start, end = locate(tl.program_id(0), edge_of, row_of, slot_of)
     if row >= num_rows:
         return
-    slope = tl.load(options)
+    slope = tl.load(constants)
     h = tl.program_id(1)
     f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
     score_width = score_width // VEC * VEC

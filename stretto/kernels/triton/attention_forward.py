@@ -4,7 +4,7 @@ Every lane of a tile keeps its own running maximum, sum and weighted values; the
 Heads are the slow axis of the grid: while one runs, its slice of the values stays in the L2 cache.
 """
 
-# ruff: noqa: SIM102, SIM109, SIM114 -- kernels are written in Triton's subset of Python
+# ruff: noqa: SIM102 -- kernels are written in Triton's subset of Python
 from __future__ import annotations
 
 import triton
@@ -49,7 +49,7 @@ def finish(most, total, acc, row, h, heads, width, f, some, out, stats, first, F
 @triton.jit(do_not_specialize=SIZES)
 def pieces_kernel(
     edge_of, row_of, slot_of, col, edge_id, v, ldv, left, ldl, right, ldr, att, edge, attr, query,
-    options, drop_below, seed_low, seed_high, out, stats, part, part_stats,
+    constants, drop_below, seed_low, seed_high, out, stats, part, part_stats,
     heads, width, score_width, attr_width, value_step, right_step, num_rows,
     FORM: tl.constexpr, DROP: tl.constexpr, ONE: tl.constexpr, SAME: tl.constexpr, ACC: tl.constexpr,
     VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -57,7 +57,7 @@ def pieces_kernel(
     row, slot, start, end = locate(tl.program_id(0), edge_of, row_of, slot_of)
     if row >= num_rows:
         return
-    slope, scale, keep = tl.load(options), tl.load(options + 1), tl.load(options + 2)
+    slope, scale, keep = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2)
     h = tl.program_id(1)
     f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
     width = width // VEC * VEC
@@ -152,13 +152,13 @@ def hubs_kernel(
 @triton.jit(do_not_specialize=[n for n in SIZES if n not in ("ldv", "width", "value_step", "num_rows")])
 def alpha_kernel(
     edge_of, row_of, slot_of, col, edge_id, left, ldl, right, ldr, att, edge, attr, query,
-    options, drop_below, seed_low, seed_high, stats, alpha, heads, score_width, attr_width, right_step,
+    constants, drop_below, seed_low, seed_high, stats, alpha, heads, score_width, attr_width, right_step,
     FORM: tl.constexpr, DROP: tl.constexpr, ONE: tl.constexpr, ACC: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The weights themselves, from the scores and what is kept of their rows."""
     row, _, start, end = locate(tl.program_id(0), edge_of, row_of, slot_of)
-    slope, scale, keep = tl.load(options), tl.load(options + 1), tl.load(options + 2)
+    slope, scale, keep = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2)
     h = tl.program_id(1)
     i = row + tl.zeros((1,), tl.int64)
     own = i >= 0

@@ -105,7 +105,7 @@ def spmm_extremum_grad(
         vec = vector(out, share, width=width)
         edges, cols, warps = blocks(width, vec, "max")
         tiles = triton.cdiv(width, cols)
-        partial = x.new_empty(cut.num_slots, width, dtype=acc) if cut.num_slots else None
+        partial = x.new_empty(cut.num_slots, width, dtype=acc)
         _dx[(cut.count, tiles)](
             cut.edge, cut.row, cut.slot, csr_t.col, edge_id, x, values, heads, head_width, out, share, dx, partial,
             width, csr_t.num_rows,

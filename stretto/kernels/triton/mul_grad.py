@@ -82,7 +82,7 @@ def mul_grad(csr: Csr, x: Tensor, grad: Tensor) -> Tensor:
         cut = pieces(csr)
         block = power(width, 128)
         tiles = triton.cdiv(width, block)
-        part = values.new_empty(cut.num_slots, 2, width) if cut.num_slots else None
+        part = values.new_empty(cut.num_slots, 2, width)
         flags = {"ACC": acc_of(acc), "BLOCK_K": block, "num_warps": 1}
         _pieces[(cut.count, tiles)](
             cut.edge, cut.row, cut.slot, csr.edge_id, values, upstream, dx, part, width, **flags

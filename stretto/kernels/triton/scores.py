@@ -4,7 +4,7 @@ One program works on one head of one piece of a row. `i` and `j` are the destina
 vector at the gathered end, a vector of one at the program's own end; both broadcast.
 """
 
-# ruff: noqa: SIM102, SIM109, SIM114 -- kernels are written in Triton's subset of Python
+# ruff: noqa: SIM109 -- kernels are written in Triton's subset of Python
 from __future__ import annotations
 
 import triton

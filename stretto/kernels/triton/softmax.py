@@ -130,8 +130,8 @@ def _run(csr: Csr, a: Tensor, b: Tensor | None) -> Tensor:
         cut = pieces(csr)
         block = power(heads, 32)
         tiles = triton.cdiv(heads, block)
-        part = values.new_empty(cut.num_slots, 2, heads) if cut.num_slots else None
-        flags = {"SOFTMAX": b is None, "ACC": acc_of(acc), "BLOCK_E": max(4, 64 // block), "BLOCK_H": block}
+        part = values.new_empty(cut.num_slots, 2, heads)
+        flags = {"SOFTMAX": b is None, "ACC": acc_of(acc), "BLOCK_E": max(8, 256 // block), "BLOCK_H": block}
         _pieces[(cut.count, tiles)](
             cut.edge, cut.row, cut.slot, csr.edge_id, values, others, out, part, heads, num_warps=1, **flags
         )  # fmt: skip

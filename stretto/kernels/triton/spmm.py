@@ -3,7 +3,7 @@
 Column tiles are the slow axis of the grid: while one runs, the slice of x it gathers from stays in the L2 cache.
 """
 
-# ruff: noqa: SIM102, SIM109, SIM114 -- kernels are written in Triton's subset of Python
+# ruff: noqa: SIM109, SIM114 -- kernels are written in Triton's subset of Python
 from __future__ import annotations
 
 import torch
@@ -16,7 +16,9 @@ from stretto.kernels.schema import REDUCES, accumulate_type
 from stretto.kernels.triton.operands import acc_of, at_entry, locate, plain, power, rows, vector
 from stretto.kernels.triton.pieces import pieces
 
+TILE = 512  # values of a tile: loads in flight against registers (benchmarks/results/gpu.json)
 SIZES = ["ldx", "ldy", "heads", "head_width", "width", "num_rows"]
+OTHERS = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "mul": 1.0}  # what changes nothing
 SUM, MAX, MIN, MUL = (tl.constexpr(REDUCES[name]) for name in ("sum", "max", "min", "mul"))
 
 
@@ -75,7 +77,7 @@ def finish(acc, row, k, live, empty, row_scale, y, ldy, beta, out, width, REDUCE
 def _pieces(
     edge, row_of, slot_of, col, edge_id, x, ldx, weight, heads, head_width, row_scale, col_scale, y, ldy, beta,
     out, ties, part, part_ties, width, num_rows,
-    REDUCE: tl.constexpr, PER_HEAD: tl.constexpr, TIES: tl.constexpr, ACC: tl.constexpr,
+    REDUCE: tl.constexpr, OTHER: tl.constexpr, PER_HEAD: tl.constexpr, TIES: tl.constexpr, ACC: tl.constexpr,
     VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
@@ -94,25 +96,30 @@ def _pieces(
         j = at_entry(col, e, there)
         at = j * (ldx // VEC) * VEC
         inside = there[:, None] & live[None, :]
-        v = tl.load(x + at[:, None] + k[None, :], mask=inside, other=0.0).to(ACC)
+        # A missing edge reads as what changes nothing; for max and min that still counts as a tie (see below).
+        v = tl.load(x + at[:, None] + k[None, :], mask=inside, other=OTHER).to(ACC)
         if weight is not None:
             w_at = at_entry(edge_id, e, there)
             if PER_HEAD:
                 head = k // head_width
-                v = v * tl.load(weight + w_at[:, None] * heads + head[None, :], mask=inside, other=0.0)
+                v = v * tl.load(weight + w_at[:, None] * heads + head[None, :], mask=inside, other=1.0)
             else:
-                v = v * tl.load(weight + w_at, mask=there, other=0.0)[:, None]
+                v = v * tl.load(weight + w_at, mask=there, other=1.0)[:, None]
         if col_scale is not None:
-            v = v * tl.load(col_scale + j, mask=there, other=0.0)[:, None]
+            v = v * tl.load(col_scale + j, mask=there, other=1.0)[:, None]
         if REDUCE == SUM:
             acc += v
         elif REDUCE == MUL:
-            acc = acc * tl.where(inside, v, 1.0)
+            acc = acc * v
         else:
-            first = inside & better(v, acc, REDUCE)
+            first = better(v, acc, REDUCE)
             if TIES:
-                count = tl.where(first, 1.0, count + (inside & (v == acc)).to(ACC))
+                count = tl.where(first, 1.0, tl.where(v == acc, count + 1.0, count))
             acc = tl.where(first, v, acc)
+    if TIES:  # lanes that found nothing but infinity counted the missing edge of the last tile as one more
+        rest = (end - start) % BLOCK_E
+        missing = (rest > 0) & (offs >= rest)
+        count -= (missing[:, None] & (acc == OTHER)).to(ACC)
     total, often = fold(acc, count, REDUCE)
     if slot >= 0:
         at_slot = slot.to(tl.int64) * width + k
@@ -165,7 +172,7 @@ def _hubs(
 def blocks(width: int, vec: int, reduce: str, block_k: int = 0) -> tuple[int, int, int]:
     """Edges and columns of a tile, and warps: enough loads in flight per lane, no more lanes than columns."""
     cols = power(width, block_k or 128)
-    edges = 1 if reduce == "mul" else max(4, min(64, 1024 // cols))
+    edges = 1 if reduce == "mul" else max(2, min(32, TILE // cols))
     return edges, cols, max(1, min(4, cols // (32 * max(vec, 1))))
 
 
@@ -204,15 +211,16 @@ def spmm(
     if reduce == "mul":
         edges = 1
     flags = {"REDUCE": REDUCES[reduce], "TIES": count_ties, "ACC": acc_of(x.dtype), "BLOCK_K": cols}
-    partial = x.new_empty(cut.num_slots, width, dtype=acc) if cut.num_slots else None
-    partial_ties = torch.empty_like(partial) if partial is not None and count_ties else None
+    partial = x.new_empty(cut.num_slots, width, dtype=acc)
+    partial_ties = torch.empty_like(partial) if count_ties else None
     row_scale, ldy = plain(row_scale, x.dtype), 0 if y is None else y.stride(0)
     tiles = triton.cdiv(width, cols)
     _pieces[(cut.count, tiles)](
         cut.edge, cut.row, cut.slot, csr.col, csr.edge_id if weight is not None else None, x, x.stride(0),
         plain(weight, x.dtype), heads, head_width, row_scale, plain(col_scale, x.dtype), y, ldy, beta,
         out, ties, partial, partial_ties, width, csr.num_rows,
-        PER_HEAD=weight is not None and weight.dim() == 2, VEC=vec, BLOCK_E=edges, num_warps=num_warps, **flags,
+        OTHER=OTHERS[reduce], PER_HEAD=weight is not None and weight.dim() == 2, VEC=vec, BLOCK_E=edges,
+        num_warps=num_warps, **flags,
     )  # fmt: skip
     if cut.num_hubs:
         _hubs[(cut.num_hubs, tiles)](

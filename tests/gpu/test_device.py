@@ -1,0 +1,175 @@
+"""On a GPU: ops against fp64 on the CPU, the same bits every time, no recompilation, no waiting, capture."""
+
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+from stretto import Graph, kernels, ops
+from stretto.kernels import reference
+from stretto.ops import OPS, Sample
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CUDA = torch.device("cuda")
+
+
+def edges(num_nodes: int, num_edges: int, hub: int = 0) -> torch.Tensor:
+    """Random pairs, `hub` of them into node 0."""
+    pairs = torch.randint(0, num_nodes, (2, num_edges))
+    pairs[1, :hub] = 0
+    return pairs
+
+
+def on_device(sample: Sample) -> Sample:
+    """The same call on the GPU."""
+
+    def move(value):
+        if isinstance(value, Graph):
+            return Graph.of(value.edge_index.cuda(), (value.num_cols, value.num_rows))
+        return value.cuda() if isinstance(value, torch.Tensor) else value
+
+    return Sample(tuple(move(a) for a in sample.args), {k: move(v) for k, v in sample.kwargs.items()})
+
+
+def wide(sample: Sample) -> Sample:
+    """The same call in fp64."""
+
+    def to(value):
+        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    return Sample(tuple(to(a) for a in sample.args), {k: to(v) for k, v in sample.kwargs.items()})
+
+
+def results(function, sample: Sample, upstream: torch.Tensor | None):
+    """Output and gradients of the floating arguments."""
+    args = [
+        a.detach().clone().requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+        for a in sample.args
+    ]
+    out = function(*args, **sample.kwargs)
+    upstream = torch.randn(out.shape, dtype=torch.float64) if upstream is None else upstream
+    leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+    grads = torch.autograd.grad(out, leaves, upstream.to(out.device, out.dtype), allow_unused=True)
+    return [out.detach(), *grads], upstream
+
+
+def test_the_device_has_triton():
+    assert kernels.name_of(CUDA) == "triton"
+    assert kernels.backend(CUDA) is not reference
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ops_agree_with_fp64(name, dtype):
+    op = OPS[name]
+    graph = Graph.of(edges(40, 900, hub=600), 40)
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 4e-2}[dtype]
+    for sample in op.samples(graph, dtype):
+        if dtype == torch.bfloat16 and str(sample.kwargs.get("reduce")) in ("mul", "max", "min", "median", "std"):
+            continue  # which entry attains an extremum differs between bf16 and fp64
+        wanted, upstream = results(op.reference, wide(sample), None)
+        got, _ = results(op.function, on_device(sample), upstream)
+        for g, w in zip(got, wanted, strict=True):
+            if w is not None and g is not None:
+                error = (g.double().cpu() - w).norm() / w.norm().clamp(min=1e-6)
+                assert error < tolerance, f"{name} {sample}"
+
+
+def test_a_hub_of_a_hundred_thousand_edges_is_right_and_reproducible():
+    graph = Graph.of(edges(5000, 150_000, hub=100_000).cuda(), 5000)
+    x = torch.randn(5000, 64, device=CUDA)
+    wanted = reference.spmm(graph.csr, x.double())[0]
+    runs = [ops.spmm(graph, x) for _ in range(3)]
+    assert all(torch.equal(runs[0], r) for r in runs)
+    assert (runs[0].double() - wanted).norm() / wanted.norm() < 1e-6
+    score = torch.randn(150_000, 4, device=CUDA)
+    softmax = [ops.edge_softmax(graph, score) for _ in range(2)]
+    assert torch.equal(*softmax)
+    assert (softmax[0].double() - reference.edge_softmax(graph.edge_csr, score.double())).abs().max() < 1e-6
+
+
+def compiled() -> int:
+    """Kernels compiled so far, over all JIT functions of the package."""
+    package = importlib.import_module("stretto.kernels.triton")
+    total = 0
+    for info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{info.name}")
+        for function in vars(module).values():
+            caches = getattr(function, "device_caches", None)
+            if caches is not None and function.__module__ == module.__name__:
+                total += sum(len(entry[0]) for entry in caches.values())
+    return total
+
+
+def test_batch_sizes_cause_no_recompilation():
+    def step(num_nodes: int, num_edges: int) -> None:
+        graph = Graph.of(edges(num_nodes, num_edges, hub=num_edges // 3).cuda(), num_nodes)
+        x = torch.randn(num_nodes, 32, device=CUDA, requires_grad=True)
+        weight = torch.rand(num_edges, device=CUDA)
+        out = ops.spmm(graph, x, weight) + ops.spmm(graph, x, reduce="max")
+        alpha = ops.edge_softmax(graph, ops.sddmm(graph, x, x))
+        (out.sum() + ops.spmm(graph, x, alpha).sum()).backward()
+
+    for num_nodes, num_edges in ((64, 200), (100, 5000), (16, 128), (33, 1025)):
+        step(num_nodes, num_edges)
+    before = compiled()
+    assert before > 0
+    for k in range(60):
+        step(17 + 13 * k, 100 + 197 * k)
+    assert compiled() == before
+
+
+def test_a_mini_batch_never_waits_for_the_device():
+    pairs = edges(500, 4000)
+    csr = Graph.of(pairs, (500, 700)).csr
+    rowptr, col = csr.rowptr.cuda(), csr.col.cuda()
+    x = torch.randn(500, 64, device=CUDA, requires_grad=True)
+
+    def step() -> None:
+        graph = Graph.of_pointers(rowptr, col, 500)
+        ops.spmm(graph, x, reduce="mean").sum().backward()
+
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_training_step_can_be_captured():
+    graph = Graph.of(edges(800, 20_000, hub=3000).cuda(), 800)
+    x = torch.randn(800, 32, device=CUDA)
+    layer = torch.nn.Linear(32, 16).cuda()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss = ops.spmm(graph, layer(x), reduce="mean").pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    start = {k: v.clone() for k, v in layer.state_dict().items()}
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        loss = step()
+    layer.load_state_dict(start)
+    for _ in range(3):
+        captured.replay()
+    replayed, weights = loss.clone(), layer.weight.detach().clone()
+    layer.load_state_dict(start)
+    for _ in range(3):
+        eager = step()
+    torch.testing.assert_close(replayed, eager)
+    torch.testing.assert_close(weights, layer.weight.detach())
