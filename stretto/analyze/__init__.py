@@ -1,0 +1,24 @@
+"""Would more hardware help? Work, depth, memory and communication of a step: `stretto.analyze(model, data)`.
+
+The package is also its main function: stretto.analyze is callable whether or not one of its modules was imported first.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from stretto.analyze.analysis import analyze
+from stretto.analyze.machine_file import Machine
+from stretto.analyze.report import Report
+from stretto.analyze.workload import Workload
+
+__all__ = ["Machine", "Report", "Workload", "analyze"]
+
+
+class _Callable(ModuleType):
+    def __call__(self, *args: Any, **kwargs: Any) -> Report:
+        return analyze(*args, **kwargs)
+
+
+_Callable.__call__.__doc__ = analyze.__doc__
+sys.modules[__name__].__class__ = _Callable

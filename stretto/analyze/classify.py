@@ -1,0 +1,282 @@
+"""The class of each layer, found from what it does: convolutional, attentional or message-passing; linear, polynomial
+or rational in the adjacency matrix.
+
+Labels flow along the traced ops. A gathered node tensor is a copy; a factor that depends on features or parameters and
+is narrower than what it multiplies is attention; anything else done to features at the edges is message-passing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from stretto.analyze.lift import Sizes
+from stretto.analyze.specs import Spec, matrices
+from stretto.analyze.trace import OpRecord, Trace
+
+CLASSES = {
+    "C": "convolutional: neighbours weighted by constants",
+    "A": "attentional: neighbours weighted by a learnable scalar",
+    "MP": "message-passing: a learnable vector per edge",
+    "-": "no aggregation",
+}
+TYPES = {"L": "linear in A", "P": "polynomial in A", "R": "rational in A, by iteration", "-": ""}
+
+LINEAR = (
+    "add",
+    "sub",
+    "neg",
+    "mul",
+    "div",
+    "sum",
+    "mean",
+    "cat",
+    "stack",
+    "clone",
+    "copy",
+    "rsub",
+    "to_copy",
+    "view",
+    "native_dropout",
+)
+
+
+@dataclass(frozen=True)
+class Label:
+    """What is known of a tensor's values."""
+
+    feat: bool = False  # depends on the features
+    learned: bool = False  # depends on parameters
+    kind: str = "node"  # node, C, A, MP: how far the message has come
+    bent: bool = False  # passed through something non-linear inside this layer
+    hops: int = 0  # aggregations behind it inside this layer
+    layer: str = "\0input"
+    roots: frozenset[int] = frozenset()  # tensors added to it after an aggregation
+    origin: int = 0  # the tensor it is a linear map of, before any aggregation
+
+    def entering(self, layer: str) -> Label:
+        """As another layer sees it."""
+        return self if self.layer == layer else Label(self.feat, self.learned, layer=layer)
+
+
+@dataclass
+class Layer:
+    """One layer of the model and the facts found about it."""
+
+    path: str
+    module: str
+    kind: str = "-"
+    type: str = "-"
+    hops: int = 0
+    reduces: list[str] = field(default_factory=list)
+    hoisted: bool = False  # a learnable function of the neighbour is evaluated at the nodes instead of the edges
+    edge_gemm: bool = False  # a product of matrices with one row per edge
+    constant_input: bool = False  # aggregates something that does not depend on parameters
+    norm: bool = False  # makes edge weights from the graph alone, every step
+    width_in: int = 0
+    width_out: int = 0
+    aggregated: int = 0  # width at which rows are aggregated
+    ops: list[int] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Class and type, as "C, L"."""
+        return f"{self.kind}, {self.type}" if self.type != "-" else self.kind
+
+
+def layer_paths(model: nn.Module, trace: Trace) -> list[str]:
+    """Paths of the modules that aggregate over edges, outermost first."""
+    from torch_geometric.nn import MessagePassing
+
+    found = [name for name, module in model.named_modules() if isinstance(module, MessagePassing)]
+    if not found:
+        found = [op.path for op in trace if op.phase == "forward" and op.cost.family in ("scatter", "spmm") and op.path]
+    paths: list[str] = []
+    for path in dict.fromkeys(found):
+        if not any(path == p or path.startswith(p + ".") for p in paths):
+            paths.append(path)
+    return paths
+
+
+def owner(path: str, layers: list[str]) -> str | None:
+    """The layer a module belongs to."""
+    return next((layer for layer in layers if not layer or path == layer or path.startswith(layer + ".")), None)
+
+
+class _Reader:
+    """Walks the forward ops once."""
+
+    def __init__(self, model: nn.Module, trace: Trace, sizes: Sizes, features: set[int], learned: set[int]) -> None:
+        self.trace = trace
+        self.paths = layer_paths(model, trace)
+        self.edges = {sizes.m, sizes.a, sizes.e}
+        self.nodes = {sizes.n}
+        self.labels: dict[int, Label] = {}
+        for key in features:
+            self.labels[key] = Label(feat=True)
+        for key in learned:
+            self.labels[key] = Label(learned=True)
+        self.layers = {path: Layer(path, trace.classes.get(path, "?")) for path in self.paths}
+
+    def read(self) -> list[Layer]:
+        for op in self.trace:
+            path = owner(op.path, self.paths)
+            if op.phase != "forward":
+                continue
+            self._op(op, path if path is not None else "\0outside")
+        for layer in self.layers.values():
+            layer.type = "-" if not layer.hops else layer.type if layer.type != "-" else "P" if layer.hops > 1 else "L"
+        return list(self.layers.values())
+
+    def _op(self, op: OpRecord, path: str) -> None:
+        layer = self.layers.get(path)
+        if layer is not None:
+            layer.ops.append(op.index)
+        before = [(spec, self.labels.get(spec.key, Label())) for spec in op.inputs]
+        for spec, label in before:
+            if layer is not None and label.feat and label.layer != path and set(spec.shape) & self.nodes:
+                layer.width_in = max(layer.width_in, self._row(spec))
+        inputs = [(spec, label.entering(path)) for spec, label in before]
+        if op.is_view:
+            for spec in op.outputs:
+                self.labels[spec.key] = inputs[0][1] if inputs else Label()
+            return
+        label = self._label(op, inputs, layer, path)
+        for spec in op.outputs:
+            self.labels[spec.key] = replace(label, layer=path)
+        if layer is not None and op.outputs and op.outputs[0].floating and set(op.outputs[0].shape) & self.nodes:
+            layer.width_out = self._row(op.outputs[0])
+
+    def _row(self, spec: Spec) -> int:
+        """Values per node or edge."""
+        size = next((s for s in spec.shape if s in self.edges or s in self.nodes), 1)
+        return int(spec.numel // size)
+
+    def _label(self, op: OpRecord, inputs: list[tuple[Spec, Label]], layer: Layer | None, path: str) -> Label:
+        feat = any(label.feat for _, label in inputs)
+        learned = any(label.learned for _, label in inputs)
+        base = Label(feat, learned, layer=path)
+        if not inputs or layer is None:
+            return base
+        family = op.cost.family
+        hops = max((label.hops for _, label in inputs if label.feat), default=0)
+        if family == "gather":
+            return self._gather(inputs[0], base, layer)
+        if family == "scatter":
+            source, label = inputs[-1]
+            return self._aggregate(op, source, label, base, layer)
+        if family in ("spmm", "sddmm") or op.name.startswith("stretto::"):
+            return self._fused(op, inputs, base, layer)
+        if not self._on_edges(op):
+            return self._on_nodes(op, inputs, base, hops, layer)
+        return self._edge_op(op, [(s, label) for s, label in inputs if s.floating], base, hops, layer)
+
+    def _on_edges(self, op: OpRecord) -> bool:
+        shape = op.outputs[0].shape if op.outputs else ()
+        return bool(set(shape) & self.edges)
+
+    def _gather(self, table: tuple[Spec, Label], base: Label, layer: Layer) -> Label:
+        spec, label = table
+        if not (label.feat and spec.floating):
+            return replace(base, feat=label.feat, learned=label.learned, kind="C" if label.feat else "node")
+        return Label(True, label.learned, "C", label.bent, label.hops, roots=label.roots)
+
+    def _edge_op(self, op: OpRecord, inputs: list[tuple[Spec, Label]], base: Label, hops: int, layer: Layer) -> Label:
+        name = op.name.split("::")[1].split(".")[0].strip("_")
+        live = [(s, label) for s, label in inputs if label.feat]
+        if op.cost.family == "gemm" and live:
+            layer.edge_gemm = True
+        if not live:
+            if (
+                op.cost.family == "pointwise"
+                and op.outputs[0].floating
+                and not base.learned
+                and name in ("mul", "ones")
+            ):
+                layer.norm = True
+            return base
+        same = {label.kind for _, label in live}
+        if name in ("mul", "div"):
+            wide = max(inputs, key=lambda pair: pair[0].numel)
+            narrow = next((pair for pair in inputs if pair is not wide), None)
+            if narrow is None or not (narrow[1].feat or narrow[1].learned):
+                return replace(wide[1], feat=True)
+            if not wide[1].feat:
+                return replace(base, kind="MP", bent=True, hops=hops)
+            if narrow[0].numel < wide[0].numel and wide[1].kind in ("C", "A"):
+                return replace(wide[1], feat=True, learned=True, kind="A")
+            return replace(base, kind="MP", hops=hops, bent=True)
+        if name in LINEAR and len(live) == 1 and len({label.feat for _, label in inputs}) == 1:
+            return live[0][1]
+        return replace(base, kind="MP" if same else "node", hops=hops, bent=name not in LINEAR)
+
+    def _on_nodes(self, op: OpRecord, inputs: list[tuple[Spec, Label]], base: Label, hops: int, layer: Layer) -> Label:
+        name = op.name.split("::")[1].split(".")[0].strip("_")
+        bent = any(label.bent for _, label in inputs if label.feat)
+        roots = frozenset().union(*(label.roots for _, label in inputs)) if inputs else frozenset()
+        if op.cost.family not in ("gemm", "copy", "create") and name not in LINEAR and base.feat:
+            bent = True
+        if name in ("add", "sub") and hops:
+            # The same tensor added after every hop is a restart: the iteration solves a linear system.
+            old = {label.origin or spec.key for spec, label in inputs if label.feat and label.hops == 0}
+            if old & roots:
+                layer.type = "R"
+            roots = roots | old
+        origin = 0
+        if not hops and not bent:
+            source = next(((spec, label) for spec, label in inputs if label.feat), None)
+            origin = 0 if source is None else source[1].origin or source[0].key
+        return replace(base, bent=bent, hops=hops, roots=roots, origin=origin)
+
+    def _aggregate(self, op: OpRecord, source: Spec, label: Label, base: Label, layer: Layer) -> Label:
+        reduce = str(op.args[4]) if "scatter_reduce" in op.name and len(op.args) > 4 else "sum"
+        if not label.feat or not set(source.shape) & self.edges or label.kind == "node":
+            return base
+        width = self._row(source)
+        if width > layer.aggregated:  # what came before was narrower: scores, degrees
+            layer.kind, layer.hops, layer.reduces, layer.aggregated = "-", 0, [], width
+        if width == layer.aggregated:
+            kind = "MP" if label.bent and label.kind == "C" and label.learned else label.kind
+            layer.hoisted = kind == "MP" and label.kind == "C"
+            layer.kind = max(layer.kind, kind, key=("-", "C", "A", "MP").index)
+            layer.reduces.append(reduce)
+            layer.hops = max(layer.hops, label.hops + 1)
+            layer.constant_input |= label.kind == "C" and not label.learned
+        return Label(True, base.learned, hops=label.hops + 1, roots=label.roots)
+
+    def _fused(self, op: OpRecord, inputs: list[tuple[Spec, Label]], base: Label, layer: Layer) -> Label:
+        kernel = op.name.split("::")[1]
+        if kernel.startswith(("sddmm", "edge_softmax", "gather")):
+            return replace(base, kind="A" if base.feat else "node")
+        x = inputs[0] if op.name.startswith("stretto::") else inputs[-1]
+        spec, label = x
+        weighted = any(other.feat or other.learned for other_spec, other in inputs if other_spec.key != spec.key)
+        edge_valued = any(set(other_spec.shape) & self.edges for other_spec, _ in inputs)
+        if not label.feat or not matrices(op.args):
+            return base
+        if self._row(spec) >= layer.aggregated:
+            layer.kind = "A" if weighted and edge_valued else "MP" if label.kind == "MP" else "C"
+            layer.aggregated = self._row(spec)
+            layer.hops = max(layer.hops, label.hops + 1)
+            layer.reduces.append("sum")
+            layer.constant_input = layer.constant_input or not label.learned
+        return Label(True, base.learned, hops=label.hops + 1, roots=label.roots)
+
+
+def classify(model: nn.Module, trace: Trace, sizes: Sizes, data: Any) -> list[Layer]:
+    """The layers of the model in the order they first ran. trace, sizes: of `data`."""
+    from stretto.analyze.specs import storage_key
+
+    learned = {storage_key(p) for p in model.parameters()}
+    features = {
+        storage_key(value)
+        for name, value in (data.items() if hasattr(data, "items") else data.to_dict().items())
+        if hasattr(value, "is_floating_point")
+        and value.is_floating_point()
+        and value.dim()
+        and value.size(0) == sizes.n
+        and not name.endswith("mask")
+    }
+    return _Reader(model, trace, sizes, features, learned).read()

@@ -1,0 +1,326 @@
+"""Flops and compulsory bytes of every op, ATen's and ours: one explicit table, no op counted as nothing in silence.
+
+Conventions. One flop per addition, multiplication, comparison or transcendental; 2 n k m for a product of matrices.
+Bytes as if no cache helped: each operand once, one row per entry of an index; bytes at places that an index decides are
+kept apart as `random`, with the row they come in and the span they fall into. Views and bare allocations cost nothing.
+Costs of stretto's own kernels come from the declarations in stretto.ops.OPS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import sympy
+
+from stretto.analyze.specs import Matrix, Size, Spec, matrices, product, tensors
+from stretto.ops import OPS
+
+
+class Cost(NamedTuple):
+    """flops; bytes read and written in order (stream); bytes at random rows, each of `row` bytes, within `span` bytes.
+
+    depth: steps of an ideal parallel machine, in its log terms; `d` stands for the largest in-degree.
+    """
+
+    family: str
+    flops: Size = 0
+    stream: Size = 0
+    random: Size = 0
+    row: Size = 0
+    span: Size = 0
+    depth: Size = 1
+    known: bool = True
+
+    @property
+    def bytes(self) -> Size:
+        """All of them."""
+        return self.stream + self.random
+
+
+DEGREE = sympy.Symbol("d", positive=True, integer=True)  # the largest in-degree
+TREE = 1 + sympy.log(DEGREE, 2)  # a reduction over the neighbours of a node
+Args = tuple[Any, ...]
+Formula = Callable[[str, Args, dict[str, Any], Any], Cost]
+
+
+def log2(size: Size) -> Size:
+    """Levels of a tree over `size` leaves."""
+    if isinstance(size, sympy.Expr):
+        return sympy.log(size, 2)
+    return math.log2(size) if size > 1 else 0
+
+
+def _bytes(*values: Any) -> Size:
+    specs = [spec for value in values for spec in tensors(value)]
+    return sum(spec.nbytes for spec in specs) + sum(m.nbytes for value in values for m in matrices(value))
+
+
+def _numel(value: Any) -> Size:
+    specs = tensors(value)
+    return specs[0].numel if specs else 0
+
+
+# ---- families of ATen ops ----
+
+
+def _view(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    return Cost("view", depth=0)
+
+
+def _create(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    return Cost("create", stream=_bytes(out))
+
+
+def _copy(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    if name == "aten::copy_":
+        return Cost("copy", stream=_bytes(args[1]) + _bytes(out))
+    return Cost("copy", stream=_bytes(args, kwargs) + _bytes(out))
+
+
+def _pointwise(weight: int = 1) -> Formula:
+    def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+        flops = weight * sum(spec.numel for spec in tensors(out)) if not name.startswith("aten::_foreach") else None
+        if flops is None:  # one list of tensors in, changed in place: nothing comes out
+            flops = weight * sum(spec.numel for spec in tensors(args[0]))
+            return Cost("optimizer", flops, _bytes(args, kwargs) + _bytes(args[0]))
+        inplace = name.endswith("_") and not name.endswith("__")
+        return Cost("pointwise", flops, _bytes(args, kwargs) + (_bytes(args[0]) if inplace else _bytes(out)))
+
+    return cost
+
+
+def _reduce(weight: int = 1) -> Formula:
+    def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+        source = tensors(args)[0]
+        results = tensors(out)
+        kept = results[0].numel if results else 1
+        ratio = source.numel / kept if isinstance(source.numel, sympy.Expr) or kept else 1
+        return Cost("reduce", weight * source.numel, _bytes(args) + _bytes(out), depth=1 + log2(ratio))
+
+    return cost
+
+
+def _gemm(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    added = name.startswith(("aten::addmm", "aten::baddbmm", "aten::addmv", "aten::addbmm"))
+    left = tensors(args)[1 if added else 0]
+    result = tensors(out)[0]
+    flops = 2 * result.numel * left.shape[-1] + (result.numel if added else 0)
+    return Cost("gemm", flops, _bytes(args) + _bytes(out), depth=1 + log2(left.shape[-1]))
+
+
+def _sparse_product(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    matrix, dense = matrices(args)[0], tensors(args)[-1]
+    width = dense.row
+    row = width * dense.itemsize
+    return Cost(
+        "spmm",
+        2 * matrix.num_edges * width,
+        matrix.nbytes + _bytes(out),
+        matrix.num_edges * row,
+        row,
+        dense.nbytes,
+        TREE,
+    )
+
+
+def _gather(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    table, result = tensors(args)[0], tensors(out)[0]
+    if name.startswith(("aten::embedding", "aten::index.", "aten::index_select", "aten::index")):
+        row = table.row * table.itemsize
+    else:  # gather: an index for every element
+        row = table.itemsize
+    indices = sum(spec.nbytes for spec in tensors(args)[1:])
+    return Cost("gather", 0, indices + result.nbytes, result.numel * table.itemsize, row, table.nbytes)
+
+
+def _scatter(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    # (self, dim, index, source) or index_put(self, (index, ...), values, accumulate)
+    found = tensors(args)
+    target, source = found[0], found[-1]
+    index = found[1:-1]
+    adds = not (name.startswith("aten::index_put") and not (len(args) > 3 and args[3]))
+    plain = name.split(".")[0].endswith("_")
+    copies = 0 if plain else 2 * target.nbytes
+    width = product([s for s, step in zip(index[0].shape, index[0].stride, strict=True) if step == 0]) if index else 1
+    row = (source.row if name.startswith(("aten::index_add", "aten::index_put")) else width) * source.itemsize
+    moved = source.numel * source.itemsize
+    return Cost(
+        "scatter",
+        source.numel if adds else 0,
+        source.nbytes + _bytes(tuple(index)) + copies,
+        (2 if adds else 1) * moved,
+        row,
+        target.nbytes,
+        TREE,
+    )
+
+
+def _fixed(family: str, weight: int, depth: Callable[[Spec], Size]) -> Formula:
+    """`weight` flops per element of the first input, everything read and written once."""
+
+    def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+        first = tensors(args)[0]
+        return Cost(family, weight * first.numel, _bytes(args) + _bytes(out), depth=depth(first))
+
+    return cost
+
+
+def _last(spec: Spec) -> Size:
+    return 2 + 2 * log2(spec.shape[-1]) if spec.shape else 1
+
+
+def _all(spec: Spec) -> Size:
+    return log2(spec.numel) ** 2
+
+
+def _whole(spec: Spec) -> Size:
+    return 2 + log2(spec.numel)
+
+
+def _unknown(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    return Cost("other", 0, _bytes(args, kwargs) + _bytes(out), known=False)
+
+
+def _same(names: str, formula: Formula) -> dict[str, Formula]:
+    return dict.fromkeys(names.split(), formula)
+
+
+# Name without overload -> formula. What is not here is judged by its tags (pointwise, reduction) and schema (views).
+ATEN: dict[str, Formula] = {
+    **_same("mm addmm bmm baddbmm mv addmv dot", _gemm),
+    **_same("_sparse_mm _sparse_addmm _sparse_mm_reduce_impl", _sparse_product),
+    **_same("index_select index gather embedding take", _gather),
+    **_same("scatter_add scatter_add_ scatter_reduce scatter_reduce_ index_add index_add_ index_reduce_", _scatter),
+    **_same("index_put index_put_ _index_put_impl_ scatter scatter_", _scatter),
+    **_same("clone copy_ _to_copy cat stack repeat constant_pad_nd flip contiguous slice_backward", _copy),
+    **_same("select_backward index_fill_ tril triu lift_fresh_copy", _copy),
+    **_same("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange eye", _create),
+    **_same("scalar_tensor rand randn rand_like randn_like randint randperm fill_ zero_ linspace", _create),
+    **_same("bernoulli bernoulli_ uniform_ normal_ random_", _create),
+    **_same("empty empty_like new_empty empty_strided new_empty_strided resize_ set_ _local_scalar_dense", _view),
+    **_same("is_same_size sym_size detach_ _unsafe_view lift_fresh sparse_csr_tensor _indices _values _nnz", _view),
+    **_same("_sparse_csr_tensor_unsafe _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims_and_tensors", _view),
+    **_same("is_coalesced _coalesced_ _sparse_compressed_tensor_unsafe", _view),
+    **_same("sum mean amax amin max min prod any all argmax argmin norm linalg_vector_norm", _reduce()),
+    **_same("count_nonzero bincount equal", _reduce()),
+    **_same("var var_mean std logsumexp", _reduce(3)),
+    **_same("nonzero masked_select cumsum repeat_interleave", _fixed("scan", 1, lambda s: log2(s.numel))),
+    **_same("sort argsort unique _unique2 unique_consecutive topk searchsorted _coalesce", _fixed("sort", 1, _all)),
+    **_same("_softmax _log_softmax", _fixed("softmax", 5, _last)),
+    **_same("_softmax_backward_data _log_softmax_backward_data", _fixed("softmax", 4, _last)),
+    **_same("nll_loss_forward nll_loss_backward", _fixed("loss", 0, lambda s: 1 + log2(s.numel))),
+    **_same(
+        "native_batch_norm _native_batch_norm_legit native_layer_norm native_group_norm", _fixed("norm", 8, _whole)
+    ),
+    **_same("_native_batch_norm_legit_no_training", _fixed("norm", 8, _whole)),
+    **_same(
+        "native_batch_norm_backward native_layer_norm_backward native_group_norm_backward", _fixed("norm", 11, _whole)
+    ),
+    **_same("masked_fill_ masked_fill leaky_relu_backward elu_backward where", _pointwise()),
+    **_same("native_dropout native_dropout_backward", _pointwise(2)),
+    **_same("addcmul addcmul_ addcdiv addcdiv_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_lerp_", _pointwise(3)),
+    "_fused_adam_": _fixed("optimizer", 12, lambda s: 1),
+}
+
+
+# ---- stretto's own kernels ----
+
+
+def _tensor(spec: Any) -> Any:
+    """A Spec behind the few methods that an op's declaration calls."""
+    if not isinstance(spec, Spec):
+        return spec
+    return SimpleNamespace(
+        numel=lambda: spec.numel,
+        size=lambda i: spec.shape[i],
+        dim=lambda: len(spec.shape),
+        shape=spec.shape,
+        element_size=lambda: spec.itemsize,
+    )
+
+
+def _graph(matrix: Matrix) -> Any:
+    column = SimpleNamespace(element_size=lambda: matrix.index_bytes)
+    return SimpleNamespace(
+        num_rows=matrix.num_rows,
+        num_cols=matrix.num_cols,
+        num_edges=matrix.num_edges,
+        csr=SimpleNamespace(col=column if matrix.index_bytes else None),
+    )
+
+
+def _declared(op: str, family: str, gathered: int | None) -> Formula:
+    """Cost as the op declares it; gathered: the position of the tensor whose rows are read once per edge."""
+
+    def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+        graph = matrices(args)[0]
+        called = [_graph(a) if isinstance(a, Matrix) else _tensor(a) for a in args]
+        options = {k: _tensor(v) for k, v in kwargs.items()}
+        if op == "sddmm":
+            options = {"op": "add" if name.endswith("sddmm_add") else "dot"}
+        total = OPS[op].bytes(*called, **options)
+        row = random = span = 0
+        if gathered is not None:
+            table = args[gathered]
+            row, span = table.row * table.itemsize, table.nbytes
+            random = graph.num_edges * row
+        return Cost(family, OPS[op].flops(*called, **options), total - random, random, row, span, TREE)
+
+    return cost
+
+
+def _gather_rows(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    table, index = _tensor(args[0]), _tensor(args[1])
+    row = args[0].row * args[0].itemsize
+    random = args[1].numel * row
+    return Cost("gather", 0, OPS["gather_rows"].bytes(table, index) - random, random, row, args[0].nbytes)
+
+
+def _per_edge(weight: int) -> Formula:
+    def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+        return Cost("softmax", weight * _numel(out), _bytes(args) + _bytes(out), depth=TREE)
+
+    return cost
+
+
+def _extremum_grad(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    matrix, x = matrices(args)[0], tensors(args)[0]
+    row = x.row * x.itemsize
+    random = 2 * matrix.num_edges * row  # the extremum and its share of the gradient, per entry
+    return Cost("spmm", 2 * matrix.num_edges * x.row, matrix.nbytes + 2 * x.nbytes, random, row, x.nbytes, TREE)
+
+
+KERNELS: dict[str, Formula] = {
+    "spmm": _declared("spmm", "spmm", 1),
+    "sddmm": _declared("sddmm", "sddmm", 2),
+    "sddmm_add": _declared("sddmm", "sddmm", 2),
+    "edge_softmax": _declared("edge_softmax", "softmax", None),
+    "edge_softmax_grad": _per_edge(4),
+    "mul_grad": _per_edge(3),
+    "spmm_extremum_grad": _extremum_grad,
+    "gather_rows": _gather_rows,
+}
+
+
+def of_aten(name: str, tags: frozenset[str], is_view: bool, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    """Cost of an ATen op or of another library's; name like "aten::mm"."""
+    space, _, base = name.split(".")[0].partition("::")
+    if space == "aten" and base in ("mm", "addmm") and matrices(args):
+        return _sparse_product(name, args, kwargs, out)
+    if space == "aten" and base in ATEN:
+        return ATEN[base](name, args, kwargs, out)
+    if is_view:
+        return _view(name, args, kwargs, out)
+    if "pointwise" in tags or base.startswith("_foreach"):
+        return _pointwise()(name, args, kwargs, out)
+    if "reduction" in tags:
+        return _reduce()(name, args, kwargs, out)
+    return _unknown(name, args, kwargs, out)
+
+
+def of_kernel(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    """Cost of one of stretto's kernels; name like "stretto::spmm"."""
+    return KERNELS.get(name.partition("::")[2], _unknown)(name, args, kwargs, out)

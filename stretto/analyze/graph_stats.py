@@ -1,0 +1,193 @@
+"""What a graph is like, and what a partition of it costs: degrees, skew, density, locality; halo, cut, imbalance."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+PARTITIONERS = ("blocks", "breadth-first", "random")
+
+
+@dataclass(frozen=True)
+class GraphStats:
+    """Facts about one graph. Degrees are in-degrees: the neighbours a node aggregates."""
+
+    num_nodes: int
+    num_edges: int
+    self_loops: int
+    isolated: int
+    max_degree: int
+    mean_degree: float
+    degree_quantiles: dict[str, float]
+    skew: float  # largest over mean degree
+    density: float
+    diameter_at_least: int
+    diameter_at_most: int | None  # None: not connected
+    reuse_distance: float  # median distance, in edges, between two uses of the same source row
+    sorted_by_destination: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return asdict(self)
+
+
+def graph_stats(edge_index: Tensor, num_nodes: int) -> GraphStats:
+    """Statistics of edge_index [2, E]."""
+    source, target = (row.numpy() for row in edge_index.cpu())
+    m = source.size
+    degree = np.bincount(target, minlength=num_nodes)
+    out = np.bincount(source, minlength=num_nodes)
+    marks = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "q99": 0.99, "max": 1.0}
+    quantiles = {name: float(np.quantile(degree, q)) if num_nodes else 0.0 for name, q in marks.items()}
+    mean = m / num_nodes if num_nodes else 0.0
+    least, most = _diameter(source, target, num_nodes, int(np.argmax(degree + out)) if num_nodes else 0)
+    return GraphStats(
+        num_nodes=num_nodes,
+        num_edges=m,
+        self_loops=int((source == target).sum()),
+        isolated=int(((degree + out) == 0).sum()),
+        max_degree=int(degree.max()) if num_nodes else 0,
+        mean_degree=mean,
+        degree_quantiles=quantiles,
+        skew=float(degree.max() / mean) if m else 0.0,
+        density=m / num_nodes**2 if num_nodes else 0.0,
+        diameter_at_least=least,
+        diameter_at_most=most,
+        reuse_distance=_reuse(source),
+        sorted_by_destination=bool((np.diff(target) >= 0).all()) if m else True,
+    )
+
+
+def _reuse(source: np.ndarray) -> float:
+    """Median gap between two edges with the same source, in the order given; infinite where no row is used twice."""
+    if source.size < 2:
+        return float("inf")
+    order = np.argsort(source, kind="stable")
+    gaps = np.diff(order)[np.diff(source[order]) == 0]
+    return float(np.median(gaps)) if gaps.size else float("inf")
+
+
+def _csr(source: np.ndarray, target: np.ndarray, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Neighbours in either direction."""
+    rows, cols = np.concatenate([source, target]), np.concatenate([target, source])
+    order = np.argsort(rows, kind="stable")
+    pointers = np.zeros(num_nodes + 1, np.int64)
+    np.cumsum(np.bincount(rows, minlength=num_nodes), out=pointers[1:])
+    return pointers, cols[order]
+
+
+def levels(source: np.ndarray, target: np.ndarray, num_nodes: int, start: int) -> np.ndarray:
+    """Breadth-first distance of every node from `start`, edges taken both ways; -1: unreachable."""
+    pointers, cols = _csr(source, target, num_nodes)
+    level = np.full(num_nodes, -1, np.int64)
+    front = np.array([start])
+    level[start] = depth = 0
+    while front.size:
+        depth += 1
+        counts = pointers[front + 1] - pointers[front]
+        places = np.repeat(pointers[front] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+        reached = cols[places + np.arange(counts.sum())]
+        front = np.unique(reached[level[reached] < 0])
+        level[front] = depth
+    return level
+
+
+def _diameter(source: np.ndarray, target: np.ndarray, num_nodes: int, start: int) -> tuple[int, int | None]:
+    """Bounds by two sweeps: the eccentricity of the farthest node found, and twice that of a central one."""
+    if not num_nodes or not source.size:
+        return 0, 0 if num_nodes <= 1 else None
+    first = levels(source, target, num_nodes, start)
+    second = levels(source, target, num_nodes, int(first.argmax()))
+    return int(second.max()), None if (first < 0).any() else 2 * int(first.max())
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A split of the nodes into P parts and what it makes the parts exchange."""
+
+    parts: int
+    method: str
+    rows: tuple[int, ...]  # nodes of each part
+    edges: tuple[int, ...]  # edges into each part
+    halo: tuple[int, ...]  # distinct remote sources of each part: rows to pull
+    push: tuple[int, ...]  # distinct remote (destination, part) pairs that each part would push partial sums to
+    pairs: int  # ordered pairs of parts that exchange anything
+    best: int  # rows where each pair takes the smaller of pulling and pushing
+    cut: int  # edges between parts
+
+    @property
+    def imbalance(self) -> dict[str, float]:
+        """Largest over mean, of rows, edges and halo."""
+
+        def ratio(values: tuple[int, ...]) -> float:
+            return max(values) * len(values) / sum(values) if sum(values) else 1.0
+
+        return {"rows": ratio(self.rows), "edges": ratio(self.edges), "halo": ratio(self.halo)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {**asdict(self), "imbalance": self.imbalance}
+
+
+class Partitioner:
+    """Splits one graph for several P; what does not depend on P is made once."""
+
+    def __init__(self, edge_index: Tensor, num_nodes: int) -> None:
+        self.source, self.target = (row.numpy() for row in edge_index.cpu())
+        self.num_nodes = num_nodes
+
+    @cached_property
+    def _breadth_first(self) -> np.ndarray:
+        """Nodes in breadth-first order, component after component."""
+        place = np.zeros(self.num_nodes, np.int64)
+        if not self.num_nodes:
+            return place
+        degree = np.bincount(self.target, minlength=self.num_nodes)
+        level = levels(self.source, self.target, self.num_nodes, int(degree.argmax()))
+        level[level < 0] = level.max() + 1
+        return np.lexsort((np.arange(self.num_nodes), level))
+
+    def assign(self, parts: int, method: str) -> np.ndarray:
+        """The part of every node; parts hold about as many edges each."""
+        if method == "blocks":
+            order = np.arange(self.num_nodes)
+        elif method == "breadth-first":
+            order = self._breadth_first
+        else:
+            order = np.random.default_rng(0).permutation(self.num_nodes)
+        weight = np.bincount(self.target, minlength=self.num_nodes)[order] + 1
+        share = np.cumsum(weight) / max(1, weight.sum())
+        owner = np.empty(self.num_nodes, np.int64)
+        owner[order] = np.minimum((share * parts - 1e-12).astype(np.int64), parts - 1)
+        return owner
+
+    def split(self, parts: int, method: str = "blocks") -> Partition:
+        """The partition's numbers, counted exactly."""
+        owner = self.assign(parts, method)
+        of_source, of_target = owner[self.source], owner[self.target]
+        crossing = of_source != of_target
+        pair = of_target[crossing] * parts + of_source[crossing]
+        n = max(self.num_nodes, 1)
+        pulls = np.unique(pair * n + self.source[crossing])
+        pushes = np.unique(pair * n + self.target[crossing])
+        pulled = np.bincount(pulls // n, minlength=parts * parts)
+        pushed = np.bincount(pushes // n, minlength=parts * parts)
+        return Partition(
+            parts=parts,
+            method=method,
+            rows=tuple(np.bincount(owner, minlength=parts).tolist()),
+            edges=tuple(np.bincount(of_target, minlength=parts).tolist()),
+            halo=tuple(pulled.reshape(parts, parts).sum(1).tolist()),
+            push=tuple(pushed.reshape(parts, parts).sum(0).tolist()),
+            pairs=int((pulled > 0).sum()),
+            best=int(np.minimum(pulled, pushed).sum()),
+            cut=int(crossing.sum()),
+        )
+
+    def best(self, parts: int) -> Partition:
+        """The partitioner with the smallest halo."""
+        return min((self.split(parts, method) for method in PARTITIONERS), key=lambda p: sum(p.halo))

@@ -1,0 +1,109 @@
+"""From counts to time: T = max(flops / rate, bytes / bandwidth, random bytes / gather bandwidth) + launch, per op.
+
+And from the order of ops to depth: the longest chain of ops that wait for one another, in steps of an ideal parallel
+machine (log terms) and in kernel launches (what a small graph really waits for).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from stretto.analyze.costs import DEGREE
+from stretto.analyze.machine_file import Machine, near, near_row
+from stretto.analyze.trace import OpRecord, Trace
+
+
+def ceilings(op: OpRecord, machine: Machine) -> dict[str, float]:
+    """Seconds that each resource alone would need; the largest bounds the op."""
+    cost = op.cost
+    if cost.family == "view":
+        return {"launch": 0.0}
+    found = {"launch": machine.launch}
+    stream = float(cost.stream)
+    if cost.family == "gemm":
+        flops = float(cost.flops)
+        found["compute"] = flops / near(machine.gemm, flops)
+        found["bandwidth"] = stream / near(machine.stream, stream)
+        return found
+    row, span = float(cost.row), float(cost.span)
+    if cost.family == "scatter":
+        moved = float(cost.random) / (2 if cost.flops else 1)
+        found["gather latency"] = moved / near_row(machine.scatter, row, span)
+    elif cost.family in ("spmm", "sddmm") and cost.random:
+        found["gather latency"] = float(cost.random) / near_row(machine.spmm, row, span)
+        found["bandwidth"] = stream / near(machine.stream, stream)
+    elif cost.random:
+        found["gather latency"] = float(cost.random) / near_row(machine.gather, row, span)
+    elif cost.family == "reduce":
+        found["bandwidth"] = stream / machine.reduce
+    elif cost.family == "softmax":
+        found["compute"] = float(cost.flops) / 5 / machine.exp
+    elif cost.family == "sort":
+        found["compute"] = float(cost.flops) / machine.sort
+    else:
+        found["bandwidth"] = stream / near(machine.stream, stream)
+    return found
+
+
+def bound(op: OpRecord, machine: Machine) -> str:
+    """What limits the op: launch, bandwidth, gather latency or compute."""
+    limits = ceilings(op, machine)
+    return max(limits, key=lambda kind: limits[kind])
+
+
+def op_seconds(op: OpRecord, machine: Machine) -> float:
+    """Predicted time of one op inside a model, its share of Python and autograd included."""
+    limits = ceilings(op, machine)
+    work = max((s for kind, s in limits.items() if kind != "launch"), default=0.0)
+    return 0.0 if op.cost.family == "view" else machine.host + work
+
+
+def step_seconds(ops: Iterable[OpRecord], machine: Machine) -> float:
+    """Predicted time of a step."""
+    return sum(op_seconds(op, machine) for op in ops)
+
+
+@dataclass(frozen=True)
+class Depth:
+    """The longest chain of dependent ops."""
+
+    steps: float  # of an ideal parallel machine
+    launches: int  # kernels that wait for one another
+    symbolic: str  # the chain's log terms, for one that counts widths as numbers
+
+
+def depth(trace: Trace, max_degree: int) -> Depth:
+    """Critical path over the data dependencies of the trace (numeric sizes)."""
+    degree: Any = {DEGREE: max(max_degree, 2)}
+    kept: dict[int, float] = {}
+    steps: list[float] = []
+    launches: list[int] = []
+    before: list[int | None] = []
+    for op in trace.ops:
+        value = op.cost.depth
+        if isinstance(value, sympy.Expr):
+            known = kept.get(id(value))
+            if known is None:
+                known = kept[id(value)] = float(value.subs(degree))
+            value = known
+        last = max(op.deps, key=lambda i: steps[i], default=None)
+        steps.append(float(value) + (steps[last] if last is not None else 0.0))
+        launches.append(int(op.cost.family != "view") + max((launches[i] for i in op.deps), default=0))
+        before.append(last)
+    if not steps:
+        return Depth(0.0, 0, "0")
+    at: int | None = max(range(len(steps)), key=lambda i: steps[i])
+    trees = plain = 0.0
+    while at is not None:
+        value = trace.ops[at].cost.depth
+        if isinstance(value, sympy.Expr):
+            trees += 1
+            plain += 1
+        else:
+            plain += float(value)
+        at = before[at]
+    return Depth(max(steps), max(launches), f"{trees:.0f} log d + {plain:.0f}")

@@ -1,0 +1,192 @@
+"""The analysis as an object: numbers by name, a summary in words, JSON, an HTML page, and a check against reality."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stretto.analyze import published
+from stretto.analyze.classify import Layer
+from stretto.analyze.graph_stats import GraphStats, Partition
+from stretto.analyze.machine_file import Machine
+from stretto.analyze.predict import Depth, bound, op_seconds
+from stretto.analyze.rewrites import Rewrite
+from stretto.analyze.strategies import Strategy
+from stretto.analyze.taxonomy import Form
+from stretto.analyze.trace import Trace
+from stretto.analyze.workload import Workload
+
+
+@dataclass
+class LayerCost:
+    """Work of one layer in three forms. Expressions are in n, m, a, e, t (lift.NAMES); widths are numbers."""
+
+    path: str
+    module: str
+    name: str  # class and type
+    published: dict[str, str | float] = field(default_factory=dict)
+    flops: float = 0.0  # as it runs
+    bytes: float = 0.0
+    formula: str = ""
+    best_flops: float = 0.0
+    best_bytes: float = 0.0
+    rewrites: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """What stretto.analyze found."""
+
+    model: str
+    mode: str
+    graph: GraphStats
+    layers: list[Layer]
+    costs: list[LayerCost]
+    trace: Trace  # at the sizes of the data, lifted from the probe where that worked
+    lifted: bool
+    symbolic: dict[str, str]  # flops, bytes as formulas
+    depth: Depth
+    machine: Machine
+    brent: list[dict[str, float]]
+    memory: dict[str, float]
+    forms: list[Form]
+    partitions: list[Partition]
+    strategies: list[Strategy]
+    rewrites: list[Rewrite]
+    inconsistencies: list[dict[str, Any]]
+    seconds: float  # predicted step
+    workload: Workload
+    checks: list[dict[str, Any]] = field(default_factory=list)  # what validate() found
+
+    @property
+    def work(self) -> float:
+        """Flops of a step."""
+        return float(self.trace.flops)
+
+    @property
+    def bytes(self) -> float:
+        """Compulsory bytes of a step."""
+        return float(self.trace.bytes)
+
+    @property
+    def parallelism(self) -> float:
+        """Work over depth: how many processors could ever be busy on average."""
+        return self.work / max(self.depth.steps, 1.0)
+
+    @property
+    def comm(self) -> dict[str, float]:
+        """Bytes per step of each strategy, as "name, P"."""
+        return {f"{s.name}, {s.workers}": s.bytes for s in self.strategies}
+
+    @property
+    def syncs(self) -> dict[str, int]:
+        """Synchronisations per step of each strategy."""
+        return {f"{s.name}, {s.workers}": s.syncs for s in self.strategies}
+
+    @property
+    def best(self) -> Strategy:
+        """The strategy ranked first."""
+        return self.strategies[0]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One line per op and shape: where, how often, work, predicted time and what bounds it."""
+        table: dict[tuple[str, str, str, str], dict[str, Any]] = {}
+        for op in self.trace:
+            if op.cost.family == "view":
+                continue
+            key = (op.name, op.path, op.phase, op.shapes)
+            row = table.setdefault(
+                key,
+                {"op": op.name, "module": op.path, "phase": op.phase, "shapes": op.shapes, "calls": 0, "flops": 0.0,
+                 "bytes": 0.0, "ms": 0.0, "bound": bound(op, self.machine)},
+            )  # fmt: skip
+            row["calls"] += 1
+            row["flops"] += float(op.cost.flops)
+            row["bytes"] += float(op.cost.bytes)
+            row["ms"] += op_seconds(op, self.machine) * 1e3
+        return sorted(table.values(), key=lambda row: -row["ms"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in plain values."""
+        return {
+            "model": self.model,
+            "mode": self.mode,
+            "graph": self.graph.to_dict(),
+            "work": {"flops": self.work, "bytes": self.bytes, **self.symbolic, "lifted": self.lifted},
+            "depth": asdict(self.depth),
+            "parallelism": self.parallelism,
+            "layers": [asdict(cost) for cost in self.costs],
+            "brent": self.brent,
+            "memory": self.memory,
+            "forms": [form.to_dict() for form in self.forms],
+            "partitions": [part.to_dict() for part in self.partitions],
+            "strategies": [strategy.to_dict() for strategy in self.strategies],
+            "rewrites": [asdict(rewrite) for rewrite in self.rewrites],
+            "inconsistencies": self.inconsistencies,
+            "predicted_seconds": self.seconds,
+            "unknown_ops": self.trace.unknown,
+            "machine": self.machine.to_dict(),
+            "checks": self.checks,
+            "ops": self.rows(),
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The same as JSON, also written to `path`."""
+        text = json.dumps(self.to_dict(), indent=1, default=float)
+        if path is not None:
+            Path(path).write_text(text + "\n")
+        return text
+
+    def to_html(self, path: str | Path) -> None:
+        """One self-contained page."""
+        from stretto.analyze.html import analysis_page
+
+        Path(path).write_text(analysis_page(self))
+
+    def validate(self, *, repeats: int = 5) -> list[dict[str, Any]]:
+        """Predicted, counted and measured, side by side; runs the step and what strategies can run here."""
+        from stretto.analyze.validate import validate
+
+        self.checks = validate(self, repeats=repeats)
+        return self.checks
+
+    def explain(self) -> str:
+        """The analysis in words."""
+        g, best = self.graph, self.best
+        launch_bound = sum(bound(op, self.machine) == "launch" for op in self.trace if op.cost.family != "view")
+        lines = [
+            f"{self.model} on {g.num_nodes:,} nodes and {g.num_edges:,} edges ({self.mode}): "
+            f"{self.work / 1e9:.3g} GFLOP, {self.bytes / 1e9:.3g} GB, predicted {self.seconds * 1e3:.3g} ms a step.",
+            f"Depth {self.depth.steps:.0f} ({self.depth.symbolic}) against work {self.work:.3g}: "
+            f"up to {self.parallelism:.3g} processors could be busy.",
+            f"{self.depth.launches} of {self.trace.launches} kernels wait for one another; "
+            f"{launch_bound} are bound by their launch.",
+            f"Memory: {self.memory['total'] / 1e6:.4g} MB, "
+            + ("fits." if self.memory["fits"] else f"more than the {self.machine.memory / 1e9:.3g} GB there are."),
+        ]
+        lines += [f"{cost.path or 'model'}: {cost.module}, class {cost.name}." for cost in self.costs]
+        lines += [f"{r.layer or 'model'}, {r.rule}: {r.sentence}." for r in self.rewrites]
+        lines.append(f"Best: {best.name} on {best.workers}: {best.seconds * 1e3:.3g} ms; {best.reason}.")
+        return "\n".join(lines)
+
+
+def inconsistencies(graph: GraphStats, width: int, layers: int, hops: int) -> list[dict[str, Any]]:
+    """The seven places where the published bounds and code disagree, with numbers for this graph."""
+    values = {
+        "n": max(graph.num_nodes, 1), "m": max(graph.num_edges, 1), "d": max(graph.max_degree, 1), "k": max(width, 1),
+        "L": max(layers, 1), "K": 2, "T": max(hops, 1), "c": 10,
+    }  # fmt: skip
+    return [
+        {
+            "key": item.key,
+            "where": item.where,
+            "published bound": str(item.published),
+            "as implemented": str(item.implemented),
+            "published": published.evaluate(item.published, values),
+            "implemented": published.evaluate(item.implemented, values),
+            "reason": item.reason,
+        }
+        for item in published.INCONSISTENCIES
+    ]

@@ -1,0 +1,90 @@
+"""Forms of parallelism (Besta and Hoefler, figures 6 to 9): which of them this model and graph offer, and how much."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from stretto.analyze.classify import Layer
+from stretto.analyze.graph_stats import GraphStats
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form, whether it is there, and how many things could run at once by it."""
+
+    level: str
+    form: str
+    available: bool
+    degree: int
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def _mlp_depth(model: nn.Module, layers: list[Layer]) -> int:
+    """Most Linear modules inside one layer."""
+    modules = dict(model.named_modules())
+    return max(
+        (
+            sum(type(m).__name__ == "Linear" for m in modules[layer.path].modules())
+            for layer in layers
+            if layer.path in modules
+        ),
+        default=0,
+    )
+
+
+def taxonomy(
+    model: nn.Module, stats: GraphStats, layers: list[Layer], targets: int, graphs: int, types: int
+) -> list[Form]:
+    """Every form of the taxonomy. targets: nodes with a loss; graphs: independent samples; types: relations."""
+    n, m, d = stats.num_nodes, stats.num_edges, stats.max_degree
+    width = max((max(layer.width_in, layer.width_out) for layer in layers), default=1)
+    depth = sum(max(layer.hops, 1) for layer in layers)
+    mlp = _mlp_depth(model, layers)
+    stages = 3 if layers else 0
+    return [
+        Form("data", "graph partition, by vertex", n > 1, n, f"{n} vertices can be split; the halo decides how far"),
+        Form("data", "graph partition, by edge", m > 1, m, f"{m} edges; partial sums must be merged"),
+        Form(
+            "data",
+            "dependent mini-batch",
+            targets > 1,
+            targets,
+            f"{targets} targets, linked: support vertices are shared",
+        ),
+        Form("data", "independent mini-batch", graphs > 1, graphs, f"{graphs} graph{'s' * (graphs != 1)} in the data"),
+        Form("model", "feature parallelism", width > 1, width, f"rows of up to {width} values"),
+        Form(
+            "model", "graph structure parallelism", d > 1, d, f"a tree of depth log2 {d} over the largest neighbourhood"
+        ),
+        Form(
+            "model",
+            "micro-pipeline",
+            bool(layers),
+            stages,
+            "graph op, neural op and non-linearity of a layer overlap by chunks",
+        ),
+        Form(
+            "model",
+            "macro-pipeline",
+            depth > 1,
+            depth,
+            f"{depth} rounds of aggregation as stages; every stage needs the graph",
+        ),
+        Form("model", "ANN-pipeline", mlp > 2, mlp, f"{mlp} linear maps inside the widest layer"),
+        Form(
+            "model",
+            "ANN-model",
+            width >= 1024,
+            width // 256,
+            f"weights {width} wide" + ("" if width >= 1024 else ": too small to split"),
+        ),
+        Form("other", "type parallelism", types > 1, types, f"{types} edge type{'s' * (types != 1)}"),
+        Form("other", "hybrid", n > 1 and width > 1, n * width, "vertices and features at once"),
+    ]

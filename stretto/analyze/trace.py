@@ -1,0 +1,329 @@
+"""Every op of a step: what it was called with, where in the model, forward or backward, its cost, memory and time.
+
+A TorchDispatchMode sees ATen ops below autograd, and stretto's kernels through their backend. A backward op is joined
+to the forward op it differentiates by autograd's sequence numbers, and so to the module that called it.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stretto import kernels
+from stretto.analyze import costs
+from stretto.analyze.costs import Cost
+from stretto.analyze.specs import Spec, describe, storage_key, tensors
+
+
+@dataclass
+class OpRecord:
+    """One call of one op."""
+
+    index: int
+    name: str  # "aten::mm", "stretto::spmm"
+    path: str  # the module, "convs.0.lin"; "" outside any
+    phase: str  # forward, backward, optimizer
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+    tags: frozenset[str]
+    is_view: bool
+    site: int | None  # of a backward op: the forward op that it differentiates
+    deps: tuple[int, ...]  # ops that made its inputs
+    cost: Cost
+    seconds: float = 0.0
+
+    @property
+    def inputs(self) -> list[Spec]:
+        """Every tensor that came in."""
+        return tensors((self.args, self.kwargs))
+
+    @property
+    def outputs(self) -> list[Spec]:
+        """Every tensor that came out."""
+        return tensors(self.out)
+
+    @property
+    def shapes(self) -> str:
+        """Shapes of the inputs, "2708x1433, 1433x16"."""
+        return ", ".join("x".join(map(str, spec.shape)) or "scalar" for spec in self.inputs)
+
+    def recount(self) -> Cost:
+        """The cost from what is kept, as when it was traced."""
+        if self.name.startswith("stretto::"):
+            return costs.of_kernel(self.name, self.args, self.kwargs, self.out)
+        return costs.of_aten(self.name, self.tags, self.is_view, self.args, self.kwargs, self.out)
+
+
+@dataclass
+class Trace:
+    """A step's ops in the order they ran; memory taken and given back; time of the gaps between ops."""
+
+    ops: list[OpRecord] = field(default_factory=list)
+    takes: list[tuple[int, int, Spec | None, int]] = field(default_factory=list)  # (op, storage, tensor, bytes)
+    gives: list[tuple[int, int]] = field(default_factory=list)  # (op, storage)
+    peak_bytes: int = 0  # of what the step allocated; parameters and inputs not included
+    classes: dict[str, str] = field(default_factory=dict)  # module path -> class
+    host: dict[tuple[str, str], float] = field(default_factory=dict)  # (path, phase) -> seconds between ops
+    step_seconds: float = 0.0  # plain step, without the tracer
+    traced_seconds: float = 0.0  # step under the tracer
+    tracer_seconds: float = 0.0  # of which the tracer's own
+
+    def __iter__(self) -> Iterator[OpRecord]:
+        return iter(self.ops)
+
+    @property
+    def flops(self) -> Any:
+        """Of the whole step."""
+        return sum(op.cost.flops for op in self.ops)
+
+    @property
+    def bytes(self) -> Any:
+        """Compulsory bytes of the whole step."""
+        return sum(op.cost.bytes for op in self.ops)
+
+    @property
+    def launches(self) -> int:
+        """Ops that do something: neither views nor bare allocations."""
+        return sum(op.cost.family != "view" for op in self.ops)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of the ops that no formula covers."""
+        return sorted({op.name for op in self.ops if not op.cost.known})
+
+    @property
+    def op_seconds(self) -> float:
+        """Time inside ops."""
+        return sum(op.seconds for op in self.ops)
+
+    @property
+    def host_seconds(self) -> float:
+        """Time between ops: Python, autograd, the dispatcher."""
+        return sum(self.host.values())
+
+    @property
+    def in_ops(self) -> float:
+        """Time inside ops as a share of the plain step; the rest is Python, autograd and the dispatcher."""
+        return min(1.0, self.op_seconds / self.step_seconds) if self.step_seconds else 0.0
+
+    @property
+    def attributed(self) -> float:
+        """Share of the traced step, less the tracer's own work, that an op or a module's host code accounts for."""
+        net = self.traced_seconds - self.tracer_seconds
+        return min(1.0, (self.op_seconds + self.host_seconds) / net) if net > 0 else 1.0
+
+
+class Recorder(TorchDispatchMode):
+    """Records the ops run under it. full: everything but time; otherwise time only, in the least overhead."""
+
+    def __init__(
+        self, model: nn.Module | None = None, *, full: bool = True, capture: frozenset[int] = frozenset()
+    ) -> None:
+        super().__init__()
+        self.full, self.capture = full, capture
+        self.phase = "forward"
+        self.trace = Trace()
+        self.captured: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}  # op -> (function, args, kwargs)
+        self.times: list[tuple[str, float, float]] = []  # (op, seconds, seconds since the op before)
+        self.own = 0.0  # seconds of the tracer itself
+        self._names: dict[int, str] = {}
+        self._stack: list[str] = []
+        self._inside = False
+        self._producer: dict[int, int] = {}
+        self._sites: dict[int, tuple[int, str]] = {}  # sequence number -> (op, path)
+        self._alive: dict[int, Any] = {}
+        self._live = 0
+        self._count = 0
+        self._sync: Callable[[], None] | None = None
+        self._last = 0.0
+        if model is not None:
+            self._name(model, "")
+            if next((p for p in model.parameters() if p.is_cuda), None) is not None:
+                self._sync = torch.cuda.synchronize
+
+    def _name(self, module: nn.Module, prefix: str) -> None:
+        for name, child in module.named_modules(prefix=prefix):
+            self._names[id(child)] = name
+            self.trace.classes[name] = type(child).__name__
+
+    @contextmanager
+    def recording(self) -> Iterator[Recorder]:
+        """Watch modules and kernels, and record until the end of the block."""
+        with ExitStack() as stack:
+            handles = (
+                register_module_forward_pre_hook(self._enter_module),
+                register_module_forward_hook(self._leave_module, always_call=True),
+            )
+            for handle in handles:
+                stack.callback(handle.remove)
+            stack.enter_context(_watched_kernels(self))
+            stack.enter_context(self)
+            self._last = start = time.perf_counter()
+            yield self
+            self.trace.traced_seconds = time.perf_counter() - start
+            self.trace.tracer_seconds = self.own
+        self._alive.clear()
+
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        if id(module) not in self._names:  # a script's model: its first call names it
+            self._name(module, type(module).__name__ if not self._stack else f"{self._stack[-1]}.?")
+        name = self._names[id(module)]
+        if self._stack and not name.startswith(self._stack[-1]):  # a module shared by several: as seen from this one
+            name = f"{self._stack[-1]}.{name.rpartition('.')[2]}"
+        self._stack.append(name)
+
+    def _leave_module(self, module: nn.Module, args: Any, out: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.call(func, func.name(), args, kwargs or {}, func)
+
+    def call(self, function: Any, name: str, args: Any, kwargs: Any, schema: Any) -> Any:
+        """Run one op and record it; ops inside one of our kernels belong to the kernel."""
+        if self._inside:
+            return function(*args, **kwargs)
+        entered = time.perf_counter()
+        path, phase, site = self._where() if self.full else ("", "", None)
+        kept = (describe(args), describe(kwargs)) if self.full else None
+        deps = self._deps(args, kwargs) if self.full else ()
+        if self._count in self.capture:
+            self.captured[self._count] = (function, _copied(args), _copied(kwargs))
+        self._inside = schema is None
+        if self._sync is not None:
+            self._sync()
+        start = time.perf_counter()
+        try:
+            out = function(*args, **kwargs)
+            if self._sync is not None:
+                self._sync()
+        finally:
+            self._inside = False
+        end = time.perf_counter()
+        if kept is not None:
+            self._record(name, path, phase, site, kept, deps, out, schema)
+        else:
+            self.times.append((name, end - start, entered - self._last))
+        self._count += 1
+        self._last = time.perf_counter()
+        self.own += self._last - entered - (end - start)
+        return out
+
+    def _where(self) -> tuple[str, str, int | None]:
+        """Module, phase and, in the backward pass, the forward op that is being differentiated."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return (self._stack[-1] if self._stack else ""), self.phase, None
+        site, path = self._sites.get(node._sequence_nr(), (None, ""))
+        return path, "backward", site
+
+    def _deps(self, args: Any, kwargs: Any) -> tuple[int, ...]:
+        found = {self._producer.get(spec.key) for spec in tensors((describe(args), describe(kwargs)))}
+        return tuple(sorted(i for i in found if i is not None))
+
+    def _record(
+        self, name: str, path: str, phase: str, site: int | None, kept: Any, deps: Any, out: Any, schema: Any
+    ) -> None:
+        tags = frozenset(str(tag).partition(".")[2] for tag in schema.tags) if schema is not None else frozenset()
+        returns = schema._schema.returns if schema is not None else ()
+        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        args, kwargs = kept
+        record = OpRecord(
+            len(self.trace.ops), name, path, phase, args, kwargs, describe(out), tags, is_view, site, deps, Cost("?")
+        )
+        record.cost = record.recount()
+        if phase != "backward":
+            number = torch._C._autograd._get_sequence_nr() - 1
+            self._sites.setdefault(number, (record.index, path))
+        self.trace.ops.append(record)
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        for tensor, spec in zip(results, tensors(record.out), strict=False):
+            if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+                continue
+            key = storage_key(tensor)
+            if is_view and key in self._producer:
+                record.deps = tuple(sorted({*record.deps, self._producer[key]}))
+            self._producer[key] = record.index
+            if not is_view:
+                self._take(tensor, spec, key, record.index)
+
+    def _take(self, tensor: Tensor, spec: Spec, key: int, index: int) -> None:
+        """Count a new storage until it is freed."""
+        if key in self._alive or not key:
+            return
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        trace, number = self.trace, len(self.trace.takes)
+        whole = spec if size == spec.numel * spec.itemsize else None
+        trace.takes.append((index, number, whole, size))
+        self._live += size
+        trace.peak_bytes = max(trace.peak_bytes, self._live)
+
+        def gone(_: Any) -> None:
+            if self._alive.pop(key, None) is not None:
+                self._live -= size
+                trace.gives.append((len(trace.ops), number))
+
+        self._alive[key] = weakref.ref(storage, gone)
+
+
+def _copied(value: Any) -> Any:
+    """The value with every tensor inside copied, for ops that write to their inputs and memory that is reused."""
+    if isinstance(value, Tensor):
+        return value.detach().clone() if value.layout == torch.strided else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _copied(v) for k, v in value.items()}
+    return value
+
+
+class _Watched:
+    """A backend of kernels whose calls are recorded."""
+
+    def __init__(self, backend: Any, recorder: Recorder) -> None:
+        self._backend, self._recorder = backend, recorder
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._backend, name)
+        if name not in costs.KERNELS:
+            return found
+        return lambda *args, **kwargs: self._recorder.call(found, f"stretto::{name}", args, kwargs, None)
+
+
+@contextmanager
+def _watched_kernels(recorder: Recorder) -> Iterator[None]:
+    """stretto.kernels.backend gives watched backends until the end of the block; the reference is plain torch."""
+    plain = kernels.backend
+    watched: dict[int, _Watched] = {}
+
+    def backend(device: torch.device) -> Any:
+        module = plain(device)
+        if module is kernels.reference:
+            return module
+        return watched.setdefault(id(module), _Watched(module, recorder))
+
+    kernels.backend = backend
+    try:
+        yield
+    finally:
+        kernels.backend = plain
+
+
+def by_path(trace: Trace) -> dict[str, list[OpRecord]]:
+    """The ops of each module, its children's not included."""
+    found: dict[str, list[OpRecord]] = defaultdict(list)
+    for op in trace:
+        found[op.path].append(op)
+    return dict(found)

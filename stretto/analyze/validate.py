@@ -1,0 +1,127 @@
+"""Predicted, counted and measured, side by side: work, memory, communication and time of what can run here."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stretto.analyze.graph_stats import Partitioner
+from stretto.analyze.predict import step_seconds
+from stretto.analyze.trace import Trace
+from stretto.analyze.workload import Workload
+from stretto.errors import StrettoError
+
+if TYPE_CHECKING:
+    from stretto.analyze.report import Report
+
+logger = logging.getLogger("stretto")
+
+
+def _row(what: str, unit: str, predicted: Any, counted: Any = None, measured: Any = None) -> dict[str, Any]:
+    known = next((v for v in (measured, counted) if v is not None), None)
+    ratio = float(predicted) / float(known) if known and predicted is not None else None
+    return {
+        "what": what,
+        "unit": unit,
+        "predicted": predicted,
+        "counted": counted,
+        "measured": measured,
+        "ratio": ratio,
+    }
+
+
+def peak_memory(workload: Workload) -> int | None:
+    """Bytes by which one step raises the process's memory at its highest; None where the system does not say."""
+    clear, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+    try:
+        clear.write_text("5")
+        before = _status(status, "VmRSS")
+        workload.run()
+        return max(0, _status(status, "VmHWM") - before)
+    except (OSError, KeyError):
+        return None
+
+
+def _status(file: Path, key: str) -> int:
+    table = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
+    return int(table[key].split()[0]) * 1024
+
+
+def seconds(workload: Workload, repeats: int) -> float:
+    """Median time of a plain step."""
+    samples = []
+    workload.run()
+    for _ in range(repeats):
+        start = time.perf_counter()
+        workload.run()
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples)
+
+
+def counted_rows(splitter: Partitioner, parts: int, method: str) -> int:
+    """Rows that a halo exchange sends, found by listing what every part lacks, one part after the other."""
+    owner = splitter.assign(parts, method)
+    total = 0
+    for part in range(parts):
+        needed = splitter.source[owner[splitter.target] == part]
+        total += np.unique(needed[owner[needed] != part]).size
+    return total
+
+
+def plans(workload: Workload) -> dict[str, Workload]:
+    """The same step as stock and, where the plug-in takes the model, accelerated."""
+    found = {"as given": workload}
+    try:
+        from stretto import accelerate, accelerated
+
+        if not accelerated(workload.model):
+            fast = accelerate(copy.deepcopy(workload.model))
+            found["accelerated"] = Workload(fast, workload.data, workload.mode, workload.step)
+    except (ImportError, StrettoError, TypeError) as error:
+        logger.info("stretto: the accelerated plan is not compared: %s", error)
+    return found
+
+
+def validate(report: Report, *, repeats: int = 5) -> list[dict[str, Any]]:
+    """One row per quantity; ratio is predicted over the best known truth."""
+    workload = report.workload
+    counted: Trace = workload.trace()
+    rows = [
+        _row("flops", "flop", report.work, float(counted.flops)),
+        _row("compulsory bytes", "B", report.bytes, float(counted.bytes)),
+        _row(
+            "peak memory of the step",
+            "B",
+            float(report.trace.peak_bytes),
+            float(counted.peak_bytes),
+            peak_memory(workload),
+        ),
+    ]
+    splitter = Partitioner(workload.data.edge_index, report.graph.num_nodes)
+    for part in report.partitions:
+        if 1 < part.parts <= 8:
+            rows.append(
+                _row(
+                    f"halo rows, {part.parts} parts",
+                    "rows",
+                    sum(part.halo),
+                    counted_rows(splitter, part.parts, part.method),
+                )
+            )
+    for name, plan in plans(workload).items():
+        trace = counted if plan is workload else plan.trace()
+        rows.append(_row(f"step, {name}", "s", step_seconds(trace, report.machine), None, seconds(plan, repeats)))
+    return rows
+
+
+def kendall_tau(first: list[float], second: list[float]) -> float:
+    """Rank correlation of two lists: the share of pairs in the same order less the share in the other."""
+    pairs = [(i, j) for i in range(len(first)) for j in range(i)]
+    signs = [np.sign((first[i] - first[j]) * (second[i] - second[j])) for i, j in pairs]
+    return float(sum(signs) / len(pairs)) if pairs else 1.0

@@ -1,0 +1,163 @@
+"""A step to look at: a model, its data, train or infer. Knows how to run itself plain, traced and timed."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stretto.analyze.trace import Recorder, Trace
+from stretto.errors import expect, fail
+
+MODES = ("train", "infer")
+# What a forward argument may be called in the data.
+ALIASES = {
+    "edge_weight": ("edge_weight",),
+    "edge_attr": ("edge_attr", "edge_weight"),
+    "h": ("x",),
+    "adj": ("edge_index",),
+}
+
+
+@dataclass
+class Workload:
+    """One step of `model` on `data`. step(model, data) -> loss or output replaces the default one."""
+
+    model: nn.Module
+    data: Any
+    mode: str = "train"
+    step: Callable[[nn.Module, Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        expect(self.mode in MODES, f"analyze: 'mode' is {self.mode!r}, wanted one of {', '.join(MODES)}")
+        expect(isinstance(self.model, nn.Module), f"analyze: 'model' is {type(self.model).__name__}, wanted a Module")
+
+    def run(self, recorder: Recorder | None = None) -> None:
+        """One step; gradients are cleared before it."""
+        training = self.model.training
+        self.model.train(self.mode == "train")
+        self.model.zero_grad(set_to_none=True)
+        try:
+            if self.mode == "infer":
+                with torch.no_grad():
+                    self._forward()
+                return
+            loss = scalar(self._forward(), self.data)
+            if recorder is not None:
+                recorder.phase = "backward"
+            if loss.requires_grad:
+                loss.backward()
+        finally:
+            self.model.train(training)
+
+    def _forward(self) -> Any:
+        if self.step is not None:
+            return self.step(self.model, self.data)
+        return self.model(*arguments(self.model, self.data))
+
+    def trace(self) -> Trace:
+        """Everything but time."""
+        self.run()  # caches and lazy parameters are made outside the trace
+        recorder = Recorder(self.model)
+        with recorder.recording():
+            self.run(recorder)
+        self.model.zero_grad(set_to_none=True)
+        return recorder.trace
+
+    def timed(self, *, repeats: int = 5, warmup: int = 2) -> Trace:
+        """The trace with the median time of every op; plain and traced steps take turns."""
+        trace = self.trace()
+        for _ in range(warmup):
+            self.run()
+        plain: list[float] = []
+        passes: list[Recorder] = []
+        gc.collect()
+        for _ in range(repeats):
+            start = time.perf_counter()
+            self.run()
+            _finish(self.model)
+            plain.append(time.perf_counter() - start)
+            recorder = Recorder(self.model, full=False)
+            with recorder.recording():
+                self.run(recorder)
+            passes.append(recorder)
+        self.model.zero_grad(set_to_none=True)
+        merge_times(trace, passes, plain)
+        return trace
+
+
+def merge_times(trace: Trace, passes: list[Recorder], plain: list[float]) -> None:
+    """Put the times of light passes into the full trace, op by op; passes that ran other ops do not count."""
+    names = [op.name for op in trace]
+    same = [p for p in passes if [name for name, _, _ in p.times] == names]
+    if not same:
+        fail(f"profile: the step runs other ops each time ({len(names)} ops, then {[len(p.times) for p in passes]})")
+    # The middle pass as a whole, so that its parts add up; single ops from different passes would not.
+    chosen = sorted(same, key=lambda p: p.trace.traced_seconds - p.own)[len(same) // 2]
+    for i, op in enumerate(trace.ops):
+        op.seconds = chosen.times[i][1]
+        where = (op.path, op.phase)
+        trace.host[where] = trace.host.get(where, 0.0) + chosen.times[i][2]
+    trace.traced_seconds, trace.tracer_seconds = chosen.trace.traced_seconds, chosen.own
+    trace.step_seconds = statistics.median(plain)
+
+
+def _finish(model: nn.Module) -> None:
+    if any(p.is_cuda for p in model.parameters()):
+        torch.cuda.synchronize()
+
+
+def scalar(out: Any, data: Any) -> Tensor:
+    """A loss: of a scalar itself, cross entropy over the train mask where there are labels for it, else a sum."""
+    if isinstance(out, dict):
+        return sum((scalar(v, None) for v in out.values()), torch.zeros(()))
+    if isinstance(out, (tuple, list)):
+        out = next(v for v in out if isinstance(v, Tensor))
+    if out.dim() == 0:
+        return out
+    y, mask = getattr(data, "y", None), getattr(data, "train_mask", None)
+    fits = (
+        isinstance(y, Tensor) and y.dim() == 1 and not y.is_floating_point() and out.dim() == 2 and len(y) == len(out)
+    )
+    if not fits or out.size(1) < 2:
+        return out.sum()
+    assert isinstance(y, Tensor)
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() == 1:
+        return F.cross_entropy(out[mask], y[mask], ignore_index=-1)
+    return F.cross_entropy(out, y, ignore_index=-1)
+
+
+def arguments(model: nn.Module, data: Any) -> list[Any]:
+    """What to call the model with: data's attributes by the names of forward's parameters, or the data itself."""
+    if isinstance(data, (tuple, list)):
+        return list(data)
+    found: list[Any] = []
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if not plain:  # Sequential of PyG hides its signature behind *args
+        plain = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("x", "edge_index")]
+    hetero = {"x": "x_dict", "edge_index": "edge_index_dict"} if hasattr(data, "node_types") else {}
+    for parameter in plain:
+        names = (hetero.get(parameter.name, parameter.name), *ALIASES.get(parameter.name, ()))
+        present = (getattr(data, name, None) for name in names)
+        value = next((v for v in present if v is not None and not callable(v)), None)
+        if value is not None:
+            found.append(value)
+        elif parameter.default is not inspect.Parameter.empty:
+            break
+        elif len(plain) == 1:
+            return [data]
+        else:
+            fail(
+                f"analyze: forward of {type(model).__name__} wants {parameter.name!r}, which the data does not have; "
+                "pass step=lambda model, data: ..."
+            )
+    return found

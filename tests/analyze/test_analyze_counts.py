@@ -1,0 +1,184 @@
+"""Counted from a trace, predicted from a probe, written by hand: three ways to the same number, exactly."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from stretto import datasets
+from stretto.analyze import implemented
+from stretto.analyze.lift import SYMBOLS, Sizes, peak, probe, rescale
+from stretto.analyze.models import HEADS, HOPS, MODELS, as_data, make
+from stretto.analyze.workload import Workload
+
+NINE = ("gcn", "sage", "gin", "gat", "edgeconv", "sgc", "cheb", "appnp", "tag")
+
+
+def cora(width: int = 48) -> Data:
+    data = as_data(datasets.load_graph("cora"))
+    data.x = data.x[:, :width].contiguous()
+    return data
+
+
+def looped() -> Data:
+    """Self-loops, duplicate edges, an isolated node, directed."""
+    edge_index = torch.tensor([[0, 1, 1, 1, 2, 3, 3, 4, 0], [1, 0, 1, 2, 2, 4, 4, 4, 3]])
+    torch.manual_seed(0)
+    return Data(
+        x=torch.randn(7, 12),
+        edge_index=edge_index,
+        y=torch.tensor([0, 1, 2, 3, 0, 1, 2]),
+        train_mask=torch.arange(7) < 4,
+    )
+
+
+def random(num_nodes: int, edges: int, width: int) -> Data:
+    dataset = datasets.load_graph(f"er:{num_nodes}:{edges}")
+    data = as_data(dataset, width=width)
+    data.y = data.y % 4
+    return data
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("graph", [cora, looped], ids=["cora", "looped"])
+def test_predicted_from_a_probe_equals_counted(graph, name, mode):
+    data = graph()
+    model = make(name, data.x.size(1), 16, int(data.y.max()) + 1)
+    counted = Workload(model, data, mode).trace()
+    small, sizes = probe(data, {data.x.size(1), 16, 7, 4})
+    lifted = rescale(Workload(model, small, mode).trace(), sizes.table(dataclasses.asdict(Sizes.of(data))))
+    assert [op.name for op in lifted] == [op.name for op in counted]
+    assert lifted.flops == counted.flops
+    assert lifted.bytes == counted.bytes
+    assert lifted.peak_bytes == counted.peak_bytes == peak(counted)
+    assert counted.unknown == []
+
+
+def forward_flops(name: str, data: Data, model: torch.nn.Module) -> int:
+    trace = Workload(model, data, "infer").trace()
+    return trace.flops
+
+
+@pytest.mark.parametrize("name", NINE)
+def test_by_hand_equals_counted(name):
+    data = cora()
+    sizes = dataclasses.asdict(Sizes.of(data))
+    model = make(name, 48, 0, 8, 1)
+    conv = model.convs[0] if hasattr(model, "convs") else getattr(model, "conv", model)
+    values = {**sizes, "k": 48, "c": 8, "H": HEADS, "K": HOPS}
+    formula = implemented.FORWARD[type(conv).__name__]
+    by_hand = int(formula.subs({s: values[s.name] for s in formula.free_symbols}))
+    outside = 2 * data.num_nodes * 48 * 8 + data.num_nodes * 8 if hasattr(model, "lin") and name == "appnp" else 0
+    assert forward_flops(name, data, model) == by_hand + outside
+
+
+def exponent(counts: list[float], sizes: list[float]) -> float:
+    return math.log(counts[-1] / counts[0]) / math.log(sizes[-1] / sizes[0])
+
+
+@pytest.mark.parametrize("name", NINE)
+def test_growth_in_the_graph(name):
+    """All else fixed, work is of degree 1 in (n, m) together."""
+    counts = []
+    for factor in (1, 8):
+        data = random(500 * factor, 4000 * factor, 16)
+        edges = data.edge_index[:, : 6000 * factor]  # as many edges per node each time
+        data.edge_index = edges
+        counts.append(Workload(make(name, 16, 16, 4), data, "infer").trace().flops)
+    assert exponent(counts, [1, 8]) == pytest.approx(1.0, abs=0.05)
+
+
+def fitted(name: str, sizes: list[tuple[int, int]]) -> tuple[float, float]:
+    """Exponents of the width and of the layers."""
+    data = random(60, 300, 8)
+    counts = []
+    for width, layers in sizes:
+        data.x = torch.randn(data.num_nodes, width)
+        counts.append(Workload(make(name, width, width, width, layers), data, "infer").trace().flops)
+    return math.log(counts[1] / counts[0]), math.log(sizes[1][0] / sizes[0][0] * sizes[1][1] / sizes[0][1])
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "edgeconv", "cheb", "tag"])
+def test_growth_in_layers(name):
+    grown, scale = fitted(name, [(32, 2), (32, 8)])
+    assert grown / scale == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "power"), [("gcn", 2), ("sage", 2), ("gin", 2), ("edgeconv", 2), ("cheb", 2), ("tag", 2)]
+)
+def test_growth_in_the_width_is_quadratic_where_products_dominate(name, power):
+    data = random(400, 500, 8)
+    data.edge_index = data.edge_index[:, :40]
+    if name == "edgeconv":
+        data.edge_index = random(400, 3000, 8).edge_index
+    counts = []
+    for width in (512, 2048):
+        data.x = torch.randn(data.num_nodes, width)
+        counts.append(_symbolic_count(name, data, width))
+    assert exponent(counts, [512, 2048]) == pytest.approx(power, abs=0.05)
+
+
+def _symbolic_count(name: str, data: Data, width: int) -> float:
+    """From the probe, so that wide products need not run at full size."""
+    model = make(name, width, width, width, 1)
+    small, sizes = probe(data, {width})
+    lifted = rescale(Workload(model, small, "infer").trace(), sizes.table(dataclasses.asdict(Sizes.of(data))))
+    return float(lifted.flops)
+
+
+def test_symbols():
+    data = cora()
+    small, sizes = probe(data, {48, 16, 7})
+    symbolic = rescale(Workload(make("gcn", 48, 0, 7, 1), small, "infer").trace(), sizes.table(SYMBOLS))
+    n, m, e = SYMBOLS["n"], SYMBOLS["m"], SYMBOLS["e"]
+    assert symbolic.flops.expand() == (m + 3 * e + 3 * n + 2 * n * 48 * 7 + 2 * e * 7 + n * 7).expand()
+
+
+def test_accelerated_ops_are_counted_as_declared():
+    from stretto import Graph, ops
+    from stretto.kernels import native
+
+    if native.library() is None:
+        pytest.skip(f"native kernels are off: {native.why_not()}")
+    data = cora(16)
+    graph = Graph.of(data.edge_index, data.num_nodes)
+
+    class Sum(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = torch.nn.Linear(16, 8)
+
+        def forward(self, x, edge_index):
+            return ops.spmm(graph, self.lin(x))
+
+    trace = Workload(Sum(), data).trace()
+    kernels = [op for op in trace if op.name == "stretto::spmm"]
+    assert [op.phase for op in kernels] == ["forward", "backward"]
+    x = torch.empty(data.num_nodes, 8)
+    for op in kernels:
+        assert op.cost.flops == ops.OPS["spmm"].flops(graph, x)
+        assert op.cost.bytes == ops.OPS["spmm"].bytes(graph, x)
+
+
+def test_kernels_are_put_back():
+    from stretto import kernels
+
+    before = kernels.backend
+    Workload(make("gcn", 48, 0, 7, 1), cora()).trace()
+    assert kernels.backend is before
+
+
+def test_backward_ops_know_their_module_and_forward_op():
+    trace = Workload(make("gat", 48, 8, 7), cora()).trace()
+    backward = [op for op in trace if op.phase == "backward" and op.cost.family != "view" and op.site is not None]
+    assert {op.path for op in backward} >= {"convs.0", "convs.1", "convs.0.lin", "convs.1.lin"}
+    for op in backward:
+        assert trace.ops[op.site].phase == "forward"
+        assert trace.ops[op.site].path == op.path
+    lifted = [op for op in backward if op.name.startswith(("aten::index_add", "aten::index_put", "aten::scatter_add"))]
+    assert lifted, "the backward of a gather is a scatter"
+    assert {trace.ops[op.site].cost.family for op in lifted} == {"gather"}
