@@ -141,6 +141,8 @@ class Graph:
         parent = self._parent() if self._parent is not None else None
         if parent is not None:
             return parent
+        if torch.compiler.is_compiling():
+            return TracedGraph.standing_for(self).T  # type: ignore[return-value]
         # _source: the graph this was the transpose of is gone, its arrays are not.
         made = Graph(self._source) if self._source is not None else self._transpose()
         made._parent = weakref.ref(self)
