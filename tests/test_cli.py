@@ -20,10 +20,9 @@ runner = CliRunner()
 
 
 def python(*arguments, cwd=None, **env):
-    """`python ARGUMENTS` in a process of its own."""
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=250, cwd=cwd, env={**os.environ, **env}
-    )
+    """`python ARGUMENTS` in a process of its own, on one thread."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=250, cwd=cwd, env=env)
 
 
 @pytest.mark.parametrize("target", [*cli.COMMANDS.values(), *cli.BENCHES.values()])
@@ -53,6 +52,7 @@ def test_unknown_command():
 
 
 def test_doctor_json():
+    torch.set_num_threads(1)
     result = runner.invoke(cli.app, ["doctor", "--json"])
     found = json.loads(result.output)
     assert result.exit_code == 0
