@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch_geometric.nn as pyg
 
-from stretto.nn import gcn, gin, hops, sage
+from stretto.nn import arma, cheb, cluster, gcn, gcn2, gin, hops, le, mf, sage
 from stretto.nn.base import Decline, Fast, Record, record_of
 
 CONVS: dict[type, Fast] = {
@@ -20,6 +20,12 @@ CONVS: dict[type, Fast] = {
     pyg.TAGConv: hops.fast_tag,
     pyg.LGConv: hops.fast_lg,
     pyg.APPNP: hops.fast_appnp,
+    pyg.ChebConv: cheb.fast,
+    pyg.GCN2Conv: gcn2.fast,
+    pyg.ARMAConv: arma.fast,
+    pyg.LEConv: le.fast,
+    pyg.ClusterGCNConv: cluster.fast,
+    pyg.MFConv: mf.fast,
 }
 
 __all__ = ["CONVS", "Decline", "Record", "record_of"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, linear
-from stretto.nn import adjacency
+from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, check_input, note_plan, record_of, weight_of
 from stretto.ops import spmm
 
@@ -96,9 +96,7 @@ def fast_appnp(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None
     _check_sum(conv)
     if conv.dropout > 0 and conv.training:
         raise Decline("dropout on edge weights is on")
-    if conv.cached and (conv._cached_edge_index is not None or conv._cached_adj_t is not None):
-        raise Decline("cached=True keeps the graph of the first call for ever")
-    adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
+    adj = edges.gcn_adjacency(conv, x, edge_index, edge_weight)
     record_of(conv).plan = f"{conv.K} times A h + alpha X, one kernel each"
     step = _scaled(adj, 1 - conv.alpha)
     h = x
@@ -131,7 +129,7 @@ def _scaled(adj: Adjacency, factor: float) -> Adjacency:
         return Adjacency(adj.graph, adj.row_scale * factor, adj.col_scale, adj.weight)
     if adj.weight is not None:
         return Adjacency(adj.graph, None, adj.col_scale, adj.weight * factor)
-    scale = torch.full((adj.graph.num_rows,), factor, device=adj.graph.device)
+    scale = torch.full((adj.graph.num_rows,), factor, dtype=torch.float64, device=adj.graph.device)
     return Adjacency(adj.graph, scale, adj.col_scale, None)
 
 

@@ -1,0 +1,95 @@
+"""ChebConv: sum over k of T_k(L) X W_k', with L the scaled Laplacian.
+
+Up to three terms it is a polynomial of L, which the compiler orders (and hoists); beyond that the coefficients of the
+powers grow, and Chebyshev's recurrence runs forward at width i, or backward (Clenshaw) at width o.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.compile import Adjacency, linear
+from stretto.graph import Graph
+from stretto.nn import adjacency, edges
+from stretto.nn.base import note_plan, record_of, weight_of
+from stretto.nn.hops import polynomial
+from stretto.ops import spmm
+
+
+def fast(
+    conv: Any,
+    x: Tensor,
+    edge_index: Any,
+    edge_weight: Tensor | None = None,
+    batch: Tensor | None = None,
+    lambda_max: Any = None,
+) -> Tensor:
+    """What ChebConv.forward computes."""
+    x, _, _ = edges.ends(x)
+    edges.check_aggr(conv, *edges.SUM)
+    weights = [weight_of(lin, x) for lin in conv.lins]
+    if len(weights) == 1:
+        return torch.nn.functional.linear(x, weights[0], conv.bias)
+    adj = _laplacian(conv, x, edge_index, edge_weight, batch, lambda_max)
+    if len(weights) <= 3 and not edges.learns(adj):
+        if len(weights) == 3:  # T_2 = 2 L^2 - 1
+            weights = [weights[0] - weights[2], weights[1], 2 * weights[2]]
+        tensors = {"X": x, **{f"W{k}": w for k, w in enumerate(weights)}}
+        return linear(polynomial(len(weights) - 1), tensors, {"A": adj}, bias=conv.bias, note=note_plan(conv))
+    if weights[0].size(0) < x.size(1):
+        record_of(conv).plan = "Clenshaw(L, X W')"
+        out = _clenshaw(adj, x, weights)
+    else:
+        record_of(conv).plan = "sum T_k(L) X W_k'"
+        out = _recurrence(adj, x, weights)
+    return out if conv.bias is None else out + conv.bias
+
+
+def _laplacian(
+    conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None, batch: Tensor | None, lambda_max: Any
+) -> Adjacency:
+    """Stock's own scaling of the Laplacian, kept on the graph where the graph alone determines it."""
+    graph = edges.plain_graph(conv, edge_index, x, x)
+    n = x.size(0)
+
+    def make() -> tuple[Graph, Tensor]:
+        plain = adjacency._plain(edge_index)
+        found, norm = conv.__norm__(plain, n, edge_weight, conv.normalization, lambda_max, dtype=x.dtype, batch=batch)
+        return adjacency.graph_of(conv, found, n, n), norm.to(x.dtype)
+
+    if (edge_weight is not None and edge_weight.requires_grad) or isinstance(lambda_max, Tensor):
+        found, norm = make()
+    else:
+        source = edge_index if edge_weight is None else edge_weight
+        key = ("cheb", conv.normalization, lambda_max, x.dtype, edge_weight is None)
+        found, norm = adjacency.kept_for(graph, key, source, make)
+    return Adjacency(found, weight=norm)
+
+
+def _recurrence(adj: Adjacency, x: Tensor, weights: list[Tensor]) -> Tensor:
+    """T_k X = 2 L T_{k-1} X - T_{k-2} X. x [n, i] -> [n, o]."""
+    before, now = x, spmm(adj.graph, x, adj.weight)
+    out = torch.addmm(x @ weights[0].t(), now, weights[1].t())
+    assert adj.weight is not None
+    twice = 2 * adj.weight
+    for weight in weights[2:]:
+        before, now = now, spmm(adj.graph, now, twice, y=before, beta=-1.0)
+        out = torch.addmm(out, now, weight.t())
+    return out
+
+
+def _clenshaw(adj: Adjacency, x: Tensor, weights: list[Tensor]) -> Tensor:
+    """b_k = X W_k' + 2 L b_{k+1} - b_{k+2}; the sum is X W_0' + L b_1 - b_2. x [n, i] -> [n, o]."""
+    terms = (x @ torch.cat(weights).t()).split(weights[0].size(0), dim=1)
+    assert adj.weight is not None
+    twice = 2 * adj.weight
+    later: Tensor | None = None
+    now = terms[-1].contiguous()
+    for term in reversed(terms[1:-1]):
+        rest = term if later is None else term - later
+        later, now = now, spmm(adj.graph, now, twice, y=rest.contiguous())
+    last = terms[0] if later is None else terms[0] - later
+    return spmm(adj.graph, now, adj.weight, y=last.contiguous())

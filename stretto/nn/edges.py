@@ -1,0 +1,149 @@
+"""What layers with more than a matrix product share: their two ends, their graph, self-loops, and values per edge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import add_self_loops, remove_self_loops
+
+from stretto.compile import Adjacency
+from stretto.graph import Graph
+from stretto.nn import adjacency
+from stretto.nn.base import Decline, check_input
+from stretto.nn.sage import destinations
+from stretto.ops import gather_rows, segment_reduce
+
+SUM = ("add", "sum")
+
+
+def ends(x: Any) -> tuple[Tensor, Tensor | None, bool]:
+    """(x_src, x_dst, whether they are one) of what a user hands to a conv, or Decline."""
+    x_src, x_dst = x if isinstance(x, (tuple, list)) else (x, x)
+    own = x_dst is x_src
+    check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
+    if torch.is_autocast_enabled(x_src.device.type):
+        raise Decline("autocast is on")
+    if x_dst is not None and x_dst.dtype != x_src.dtype:
+        raise Decline(f"the two inputs are {x_src.dtype} and {x_dst.dtype}")
+    return x_src, x_dst, own
+
+
+def both_ends(x: Any) -> tuple[Tensor, Tensor]:
+    """ends() of a layer that needs both."""
+    x_src, x_dst, _ = ends(x)
+    if x_dst is None:
+        raise Decline("x has no destination part")
+    return x_src, x_dst
+
+
+def check_aggr(conv: Any, *known: str) -> str:
+    """The aggregation's name if it is one of `known`, or Decline."""
+    if conv.aggr not in known:
+        raise Decline(f"aggr is {conv.aggr}")
+    return "sum" if conv.aggr == "add" else conv.aggr
+
+
+def initialised(*parameters: Tensor | None) -> None:
+    """Decline while a parameter has no shape yet."""
+    for parameter in parameters:
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise Decline("not initialised yet (lazy channels)")
+
+
+def is_plain(edge_index: Any) -> bool:
+    """Whether edges come as [2, E], in a tensor or an EdgeIndex."""
+    return isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
+
+
+def graph_between(conv: Any, edge_index: Any, x_src: Tensor, x_dst: Tensor | None, size: Any = None) -> Graph:
+    """The graph of a call, as PyG infers its sizes."""
+    num_dst = destinations(edge_index, size, x_dst, x_src)
+    if conv.flow == "target_to_source" and num_dst != x_src.size(0):
+        raise Decline("flow target_to_source between two sets of nodes")
+    return adjacency.graph_of(conv, edge_index, x_src.size(0), num_dst)
+
+
+def plain_graph(conv: Any, edge_index: Any, x_src: Tensor, x_dst: Tensor | None, size: Any = None) -> Graph:
+    """graph_between, for layers whose stock form takes no sparse matrix or reads its values in its own way."""
+    if not is_plain(edge_index):
+        raise Decline(f"edge_index is a {type(edge_index).__name__}, not [2, E]")
+    return graph_between(conv, edge_index, x_src, x_dst, size)
+
+
+def sources(graph: Graph) -> Tensor:
+    """Source of every edge in the user's order, one tensor for the graph's life. [E]."""
+    return graph.derived("sources", lambda: graph.edge_index[0].contiguous())
+
+
+def at_sources(graph: Graph, x: Tensor) -> Tensor:
+    """x_j: one row per edge. x [m, ...] -> [E, ...]."""
+    return gather_rows(x, sources(graph))
+
+
+def at_targets(graph: Graph, x: Tensor) -> Tensor:
+    """x_i: one row per edge. x [n, ...] -> [E, ...]."""
+    return gather_rows(x, graph.segment_index)
+
+
+def reduce_edges(graph: Graph, src: Tensor, reduce: str) -> Tensor:
+    """Messages in the user's order, combined at their destination. src [E, ...] -> [n, ...]."""
+    return segment_reduce(src, graph, reduce=reduce)
+
+
+def one_per_edge(graph: Graph, edge_attr: Any, x: Tensor, name: str = "edge_attr") -> Tensor:
+    """Features of edges [E, d] of x's type, or Decline."""
+    if not isinstance(edge_attr, Tensor) or edge_attr.layout != torch.strided:
+        raise Decline(f"{name} is a {type(edge_attr).__name__}")
+    if edge_attr.dim() not in (1, 2) or edge_attr.size(0) != graph.num_edges or edge_attr.dtype != x.dtype:
+        raise Decline(f"{name} is {edge_attr.dtype} of shape {list(edge_attr.shape)} for {graph.num_edges} edges")
+    return edge_attr
+
+
+def with_loops(conv: Any, graph: Graph, num_loops: int) -> Graph:
+    """Every edge but the self-loops, then one loop for each of the first num_loops nodes, in that order; kept."""
+    if graph.num_rows == graph.num_cols == num_loops:
+        return graph.with_self_loops
+
+    def make() -> Graph:
+        pairs = graph.edge_index[:, graph.kept_edges]
+        loops = torch.arange(num_loops, device=pairs.device)
+        return Graph.of(torch.cat([pairs, torch.stack([loops, loops])], dim=1), (graph.num_cols, graph.num_rows))
+
+    return graph.derived(("loops", num_loops), make)
+
+
+def loop_attributes(
+    conv: Any, graph: Graph, edge_attr: Tensor | None, num_loops: int, fill_value: Any
+) -> Tensor | None:
+    """edge_attr to go with with_loops(): PyG's own fill, on PyG's own edges."""
+    if edge_attr is None:
+        return None
+    edges = graph.edge_index.flip(0) if conv.flow == "target_to_source" else graph.edge_index
+    edges, kept = remove_self_loops(edges, edge_attr)
+    return add_self_loops(edges, kept, fill_value=fill_value, num_nodes=num_loops)[1]
+
+
+def gcn_adjacency(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Adjacency:
+    """GCN's normalised adjacency of a layer with `normalize`, `cached` and `add_self_loops`, as stock keeps it."""
+    if not conv.normalize:
+        graph = adjacency.graph_of(conv, edge_index, x.size(0), x.size(0))
+        values = adjacency.values_of(edge_index)
+        return Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
+    if conv.cached:
+        if conv._cached_adj_t is not None or not isinstance(edge_index, Tensor):
+            raise Decline("cached=True with a SparseTensor")
+        if conv._cached_edge_index is None:  # the first graph is the graph for ever
+            conv._cached_edge_index = adjacency.gcn_norm(
+                adjacency._plain(edge_index), edge_weight, x.size(0), False, conv.add_self_loops, conv.flow, x.dtype
+            )
+        kept, weight = conv._cached_edge_index
+        graph = adjacency.graph_of(conv, kept, x.size(0), x.size(0))
+        return Adjacency(graph, weight=weight if weight is not None else adjacency.values_of(kept))
+    return adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
+
+
+def learns(adj: Adjacency) -> bool:
+    """Whether the adjacency's weights carry gradients: then the differentiable op runs instead of a plan."""
+    return adj.weight is not None and adj.weight.requires_grad and torch.is_grad_enabled()

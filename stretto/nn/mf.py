@@ -1,0 +1,46 @@
+"""MFConv: one weight per degree. Nodes are ordered by degree once per graph; all weights then act in one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.graph import Graph
+from stretto.nn import edges
+from stretto.nn.base import Decline, record_of, weight_of
+from stretto.ops import gather_rows, segment_matmul, spmm
+
+
+def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+    """What MFConv.forward computes."""
+    x_src, x_dst, _ = edges.ends(x)
+    edges.check_aggr(conv, *edges.SUM)
+    weights = [weight_of(lin, x_src) for lin in conv.lins_l]
+    roots = [] if x_dst is None else [weight_of(lin, x_dst) for lin in conv.lins_r]
+    graph = edges.plain_graph(conv, edge_index, x_src, x_dst, size)
+    if x_dst is not None and x_dst.size(0) != graph.num_rows:
+        raise Decline("size and x disagree")
+    order, place, bounds = graph.derived(("by degree", conv.max_degree), lambda: _by_degree(graph, conv.max_degree))
+    record_of(conv).plan = "[A X | X] [W_d; V_d], rows in order of degree"
+    h = spmm(graph, x_src)
+    stacked = torch.stack([w.t() for w in weights])
+    if x_dst is not None:
+        h = torch.cat([h, x_dst], dim=1)
+        stacked = torch.cat([stacked, torch.stack([w.t() for w in roots])], dim=1)
+    out = segment_matmul(gather_rows(h, order), bounds, stacked)
+    if conv.lins_l[0].bias is not None:
+        biases = torch.stack([lin.bias for lin in conv.lins_l])
+        out = out + biases[torch.repeat_interleave(torch.tensor(bounds).diff()).to(out.device)]
+    return gather_rows(out, place)
+
+
+def _by_degree(graph: Graph, most: int) -> tuple[Tensor, Tensor, list[int]]:
+    """The order of nodes by degree (at most `most`), each node's place in it, and where each degree starts."""
+    degree = graph.degree.clamp(max=most)
+    order = degree.argsort(stable=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(order.numel(), device=order.device)
+    counts = torch.bincount(degree, minlength=most + 1)
+    return order, place, [0, *counts.cumsum(0).tolist()]

@@ -1,0 +1,153 @@
+"""Every accelerated layer against the untouched one: adversarial graphs, every constructor option, train and eval,
+outputs and all gradients; and what is not described runs as stock, with a reason."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import stretto
+from stretto.nn import CONVS, record_of
+from tests.compare import judge
+from tests.graphs import ZOO
+from tests.nn.inputs import INPUTS, Data, gradients_of
+from tests.nn.options import SPECS, Options, Spec
+
+FEW = ("unsorted", "isolated")
+SQUARE = ("no_nodes", "one_node", "one_loop", "empty", "isolated", "self_loops", "duplicates", "symmetric", "directed")
+
+
+def name_of(options: Options) -> str:
+    return "-".join(f"{k}={v}" for k, v in options.items() if not callable(v)) or "default"
+
+
+def cases(covered: bool) -> list[Any]:
+    return [
+        pytest.param(conv, i, id=f"{conv.__name__}-{i}-{name_of(options)}"[:80])
+        for conv, spec in SPECS.items()
+        for i, options in enumerate(spec.options if covered else spec.declined)
+    ]
+
+
+def pair_of(spec: Spec, options: Options, kind: str = "", dtype: torch.dtype = torch.float64) -> tuple[Any, Any]:
+    """The untouched layer and an accelerated copy."""
+    make = spec.pair if kind == "pair" and spec.pair is not None else spec.make
+    torch.manual_seed(1)
+    stock = make(**dict(options)).to(dtype)
+    for parameter in stock.parameters():  # no zeros as start: they would hide a wrong bias
+        torch.nn.init.normal_(parameter, std=0.5)
+    return stock, stretto.accelerate(copy.deepcopy(stock))
+
+
+def run(conv: Any, data: Data) -> list[Tensor] | Exception:
+    """Results and gradients, or the error."""
+    torch.manual_seed(2)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return gradients_of(conv, data)
+    except Exception as error:  # compared with stock's own
+        return error
+
+
+def check(spec: Spec, options: Options, graph: str, kind: str, train: bool = True, path: str = "fast") -> None:
+    stock, fast = pair_of(spec, options, kind)
+    data = INPUTS[kind](graph, spec, torch.float64)
+    wanted, got = run(stock.train(train), data), run(fast.train(train), data)
+    if isinstance(wanted, Exception):
+        assert isinstance(got, type(wanted)), f"stock raises {wanted!r}, ours gives {got!r}"
+        return
+    if isinstance(got, Exception):
+        raise got
+    record = record_of(fast)
+    assert record.path == path, f"ran as {record.path}: {record.reason}"
+    assert (record.path == "stock") == bool(record.reason)
+    assert len(got) == len(wanted)
+    for i, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
+        what = f"{'result' if i == 0 else f'value or gradient {i}'} on {graph}, {kind}"
+        scale = float(theirs.abs().nan_to_num(0, 0).max()) if theirs.numel() else 0.0
+        torch.testing.assert_close(
+            mine,
+            theirs,
+            rtol=spec.rtol,
+            atol=spec.rtol * max(scale, 1e-3),
+            equal_nan=True,
+            msg=lambda m, w=what: f"{w}: {m}",
+        )
+    for (name, mine), theirs in zip(fast.named_buffers(), stock.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9, equal_nan=True, msg=f"buffer {name}")
+
+
+def test_every_layer_has_its_options():
+    assert set(SPECS) == set(CONVS)
+
+
+@pytest.mark.parametrize(("conv", "number"), cases(covered=True))
+def test_option_runs_fast_and_equals_stock(conv, number):
+    spec = SPECS[conv]
+    for graph in FEW:
+        for train in (True, False):
+            check(spec, spec.options[number], graph, spec.takes[0], train)
+
+
+@pytest.mark.parametrize(("conv", "number"), cases(covered=False))
+def test_option_declines_with_a_reason(conv, number):
+    spec = SPECS[conv]
+    check(spec, spec.declined[number], "unsorted", spec.takes[0], path="stock")
+
+
+@pytest.mark.parametrize("conv", SPECS, ids=lambda c: c.__name__)
+def test_adversarial_graphs(conv):
+    for graph in SQUARE:
+        check(SPECS[conv], SPECS[conv].options[0], graph, SPECS[conv].takes[0])
+
+
+@pytest.mark.parametrize(
+    ("conv", "kind"), [pytest.param(c, k, id=f"{c.__name__}-{k}") for c, s in SPECS.items() for k in s.takes[1:]]
+)
+def test_inputs(conv, kind):
+    spec = SPECS[conv]
+    for options in spec.options[:3]:
+        if kind == "pair" and spec.pair is not None:
+            options = {k: v for k, v in options.items() if k not in ("out", "nn")}
+        for graph in ("wide", "tall") if kind in ("pair", "size") else ("unsorted", "isolated", "empty"):
+            check(spec, options, graph, kind)
+
+
+@pytest.mark.parametrize("conv", SPECS, ids=lambda c: c.__name__)
+def test_single_precision(conv):
+    """No worse than twice stock's own error against fp64."""
+    spec = SPECS[conv]
+    for options in spec.options[:2]:
+        stock, fast = pair_of(spec, options, dtype=torch.float32)
+        exact = copy.deepcopy(stock).double()
+        kind = spec.takes[0]
+        data = INPUTS[kind]("symmetric", spec, torch.float32)
+        truth = run(exact, data.to(torch.float64))
+        baseline, got = run(stock, data), run(fast, data)
+        assert not isinstance(truth, Exception)
+        assert not isinstance(baseline, Exception)
+        if isinstance(got, Exception):
+            raise got
+        for i, (mine, theirs, true) in enumerate(zip(got, baseline, truth, strict=True)):
+            judge(mine, theirs, true, f"{conv.__name__} {i}", terms=ZOO["symmetric"]()[0].size(1), scale=1.0)
+
+
+@pytest.mark.parametrize("conv", SPECS, ids=lambda c: c.__name__)
+def test_declining_leaves_the_generator_alone(conv):
+    """What declines must not have drawn random numbers, nor changed the layer."""
+    spec = SPECS[conv]
+    for options in spec.declined:
+        stock, fast = pair_of(spec, options)
+        data = INPUTS[spec.takes[0]]("unsorted", spec, torch.float64)
+        run(stock, data)
+        state = torch.get_rng_state()
+        run(fast, data)
+        assert torch.equal(torch.get_rng_state(), state)
+        for key, value in fast.state_dict().items():
+            torch.testing.assert_close(value, stock.state_dict()[key], equal_nan=True)
