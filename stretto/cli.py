@@ -25,6 +25,7 @@ COMMANDS = {
 BENCHES = {
     "ops": "stretto.bench.ops:command",
     "loader": "stretto.bench.loader:command",
+    "models": "stretto.bench.models:command",
 }
 
 

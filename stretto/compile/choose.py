@@ -22,7 +22,7 @@ from stretto import settings
 from stretto.compile.execute import Adjacency, Call, run
 from stretto.compile.expr import Expression, Leaf, MatMul, Node, Sizes, Sparse, Transpose, leaves
 from stretto.compile.hoist import HOIST
-from stretto.compile.plan import Plan, Ranking, Request, rank
+from stretto.compile.plan import Plan, Ranking, Request, plans, rank
 from stretto.tune import machine, store
 from stretto.tune.profile import profile
 
@@ -139,10 +139,12 @@ def linear(
     bias: Tensor | None = None,
     scalars: dict[str, float] | None = None,
     note: Callable[[Hashable, Plan], None] | None = None,
+    stock: str = "aggregate-first",
 ) -> Tensor:
     """Evaluate a layer's expression by the best plan. tensors: leaf name -> matrix; sparse: name -> Adjacency.
 
-    bias [o] is added to every row. note(key, plan) tells the caller what was chosen (for report and explain).
+    bias [o] is added to every row. note(key, plan) tells the caller what was chosen (for report and explain). stock: the
+    order PyG itself uses, "aggregate-first" or "update-first".
     """
     names = _names(expression)
     device = tensors[names[0]].device.type
@@ -151,13 +153,21 @@ def linear(
         lowered = {name: t.to(low) for name, t in tensors.items()}
         with torch.autocast(device, enabled=False):
             low_bias = None if bias is None else bias.to(low)
-            return linear(expression, lowered, sparse, bias=low_bias, scalars=scalars, note=note)
+            return linear(expression, lowered, sparse, bias=low_bias, scalars=scalars, note=note, stock=stock)
     wanted = tuple(n for n in names if tensors[n].requires_grad) if torch.is_grad_enabled() else ()
     sizes = _sizes(expression, tensors, sparse)
     first = tensors[names[0]]
-    hoisted = _hoistable(expression, tensors, sparse, sizes)
+    as_stock = settings.get("STRETTO_PLAN") == "stock"
+    hoisted = () if as_stock else _hoistable(expression, tensors, sparse, sizes)
     key = (expression, wanted, hoisted, _rounded(sizes), first.dtype, device, settings.get("STRETTO_BACKEND"))
-    plan, decision = CHOOSER.pick(key, Request(expression, wanted, hoisted), sizes, first)
+    request = Request(expression, wanted, hoisted)
+    if as_stock:
+        plan = stock_plan(request, stock)
+        arguments = tuple(tensors[n] for n in names)
+        if bias is not None:
+            names, arguments = (*names, "bias"), (*arguments, bias)
+        return run(Call(plan, names, sparse, scalars or {}), arguments)
+    plan, decision = CHOOSER.pick(key, request, sizes, first)
     if note is not None:
         note(key, plan)
     arguments = tuple(tensors[n] for n in names)
@@ -167,6 +177,14 @@ def linear(
     keep = _keeper(tensors, sparse) if hoisted else None
     call = Call(plan, names, sparse, scalars or {}, keep, timed, timed_backward=bool(wanted))
     return run(call, arguments)
+
+
+@functools.cache
+def stock_plan(request: Request, stock: str) -> Plan:
+    """The order PyG and autograd take: aggregation before or after the weight, gradients that share the forward's work."""
+    found = plans(request)
+    after = [p for p in found if str(p.forward).endswith(")") == (stock == "update-first")]
+    return min(after or list(found), key=lambda p: sum(isinstance(n, MatMul) for n in p.nodes()))
 
 
 @functools.cache

@@ -121,7 +121,7 @@ def why_stock(conv: Any) -> str | None:
     if state.get("_decomposed_layers", 1) > 1:
         return "decomposed_layers > 1"
     for name in _METHODS:
-        if name in state:
+        if name in state and not _left_by_explainer(conv, state[name]):
             return f"{name}() was replaced on the instance"
     if state.get("_stretto_mismatch"):
         return "results differed from stock in shadow mode"
@@ -130,6 +130,12 @@ def why_stock(conv: Any) -> str | None:
     if state.get("node_dim", -2) not in (-2, 0):
         return f"node_dim is {state['node_dim']}"
     return None
+
+
+def _left_by_explainer(conv: Any, method: Any) -> bool:
+    """Whether an attribute is the class's own method, put on the instance when PyG switched an explainer off."""
+    own = (getattr(type(conv), name, None) for name in ("_jinja_propagate", "_jinja_edge_updater"))
+    return getattr(method, "__func__", None) in tuple(f for f in own if f is not None)
 
 
 def check_input(x: Any, *others: Any) -> Tensor:

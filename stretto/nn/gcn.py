@@ -33,7 +33,8 @@ def aggregate_linear(conv: Any, adj: Adjacency, x: Tensor, weight: Tensor, bias:
         else:
             out = spmm(adj.graph, x @ weight.t(), adj.weight, row_scale=adj.row_scale, col_scale=adj.col_scale)
         return out if bias is None else out + bias
-    out = linear(EXPRESSION, {"X": x, "W": weight}, {"A": adj}, bias=bias, note=note_plan(conv))
+    note = note_plan(conv)
+    out = linear(EXPRESSION, {"X": x, "W": weight}, {"A": adj}, bias=bias, note=note, stock="update-first")
     return out.to(x.dtype)  # under autocast stock's fp32 norm and bias bring the result back to the input's type
 
 

@@ -1,0 +1,360 @@
+"""`stretto bench models`: whole training steps of PyG models, stock in every form it has, and with two lines added.
+
+A step is forward, cross-entropy, backward and Adam. Candidates: stock with edge_index, with a torch CSR adjacency (norm
+precomputed), with EdgeIndex, torch.compile of stock; ours; and, to show what comes from where, our plans on torch's own
+kernels and our kernels in stock's order of evaluation. All start from the same weights; loss and gradients are compared
+with stock before anything is timed.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch_geometric.nn as pyg
+import typer
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric import EdgeIndex
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from stretto import datasets
+from stretto.bench import machine, report
+from stretto.bench.run import threads as use_threads
+from stretto.compile import HOIST
+from stretto.plugin import accelerate
+from stretto.tune.timing import Timing, measure, ratio
+
+OURS = "stretto"
+
+
+def _mlp(i: int, o: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(i, o), nn.ReLU(), nn.Linear(o, o))
+
+
+# name -> layer from i to o channels; `last` tells the output layer (one head, averaged)
+LAYERS: dict[str, Callable[[int, int, bool], nn.Module]] = {
+    "gcn": lambda i, o, last: pyg.GCNConv(i, o),
+    "gcn-plain": lambda i, o, last: pyg.GCNConv(i, o, normalize=False),
+    "sage": lambda i, o, last: pyg.SAGEConv(i, o),
+    "sage-sum": lambda i, o, last: pyg.SAGEConv(i, o, aggr="sum"),
+    "sage-max": lambda i, o, last: pyg.SAGEConv(i, o, aggr="max"),
+    "gin": lambda i, o, last: pyg.GINConv(_mlp(i, o)),
+    "graphconv": lambda i, o, last: pyg.GraphConv(i, o),
+    "tag": lambda i, o, last: pyg.TAGConv(i, o, K=3),
+    "sgc": lambda i, o, last: pyg.SGConv(i, o, K=2),
+    "appnp": lambda i, o, last: nn.ModuleList([nn.Linear(i, o), pyg.APPNP(10, 0.1)]) if last else nn.Linear(i, o),
+    "gat": lambda i, o, last: pyg.GATConv(i, o if last else o // 4, heads=1 if last else 4),
+    "gatv2": lambda i, o, last: pyg.GATv2Conv(i, o if last else o // 4, heads=1 if last else 4),
+    "transformer": lambda i, o, last: pyg.TransformerConv(i, o if last else o // 4, heads=1 if last else 4),
+}
+NORMALISED = ("gcn", "tag", "sgc", "appnp")  # stock computes their norm anew each step, unless it is handed in
+UNFUSED = ("gat", "gatv2", "transformer")  # stock has no path for sparse matrices
+
+
+class Net(nn.Module):
+    """A stack of layers with ReLU between them."""
+
+    def __init__(self, model: str, widths: list[int]) -> None:
+        super().__init__()
+        sizes = list(zip(widths[:-1], widths[1:], strict=True))
+        self.layers = nn.ModuleList(LAYERS[model](i, o, k == len(sizes) - 1) for k, (i, o) in enumerate(sizes))
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Any = None) -> Tensor:
+        """x [N, F] -> [N, C]."""
+        extra = () if edge_weight is None else (edge_weight,)
+        for k, layer in enumerate(self.layers):
+            x = x.relu() if k else x
+            for part in layer if isinstance(layer, nn.ModuleList) else (layer,):
+                x = part(x) if isinstance(part, nn.Linear) else part(x, edge_index, *extra)
+        return x
+
+
+@dataclass
+class Outcome:
+    """One candidate: its error against stock, timing and peak memory, or why it did not run."""
+
+    name: str
+    error: float | None = None
+    timing: Timing | None = None
+    peak_bytes: int | None = None
+    reason: str = ""
+
+
+@dataclass
+class Result:
+    """A model on a graph and what was measured."""
+
+    model: str
+    graph: str
+    widths: list[int]
+    train: bool
+    num_nodes: int = 0
+    num_edges: int = 0
+    threads: int = 0
+    repeats: int = 0
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def get(self, name: str) -> Outcome | None:
+        return next((o for o in self.outcomes if o.name == name and o.timing), None)
+
+    @property
+    def best_stock(self) -> Outcome | None:
+        stock = [o for o in self.outcomes if o.timing is not None and o.name.startswith("stock")]
+        return min(stock, key=lambda o: o.timing.median if o.timing else 0.0, default=None)
+
+    def command(self) -> str:
+        widths = ",".join(map(str, self.widths))
+        mode = "" if self.train else " --eval"
+        return (
+            f"stretto bench models --graph {self.graph} --model {self.model} --widths {widths}{mode} "
+            f"--threads {self.threads} --repeats {self.repeats}"
+        )
+
+    def to_dicts(self) -> list[dict[str, object]]:
+        cell = {"model": self.model, "graph": self.graph, "widths": self.widths, "train": self.train}
+        cell |= {"num_nodes": self.num_nodes, "num_edges": self.num_edges, "command": self.command()}
+        ours = self.get(OURS)
+        rows = []
+        for o in self.outcomes:
+            row: dict[str, object] = {**cell, "candidate": o.name, "error": o.error, "reason": o.reason}
+            row["peak_bytes"] = o.peak_bytes
+            if o.timing is not None:
+                row |= o.timing.to_dict()
+                if ours is not None and ours.timing is not None:
+                    row["times_ours"] = ratio(o.timing, ours.timing)
+            rows.append({**row, "machine": machine.facts()})
+        return rows
+
+
+def run(
+    model: str,
+    graph: str,
+    widths: list[int],
+    *,
+    train: bool = True,
+    repeats: int = 5,
+    compiled: bool = False,
+    ablation: bool = True,
+    after: report.Step | None = None,
+) -> Result:
+    """Check every candidate against stock, then time them in turns."""
+    data = datasets.load(graph)
+    torch.manual_seed(0)
+    x = data.x[:, : widths[0]].contiguous() if _wide_enough(data, widths[0]) else torch.randn(data.num_nodes, widths[0])
+    y = torch.randint(widths[-1], (data.num_nodes,))
+    first = Net(model, widths)
+    result = Result(model, graph, widths, train, data.num_nodes, data.edge_index.size(1), torch.get_num_threads(), repeats)
+    calls: dict[str, Callable[[], object]] = {}
+    truth: list[Tensor] | None = None
+    for name, (make, arguments, environment) in _candidates(model, data, x, compiled, ablation).items():
+        outcome = Outcome(name)
+        result.outcomes.append(outcome)
+        try:
+            net = make(copy.deepcopy(first))
+            step = _step(net, arguments, y, train)
+            with _environment(environment):
+                got = _loss_and_gradients(net, arguments, y, train)
+                outcome.peak_bytes = _peak(step)
+        except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
+            outcome.reason = f"raises: {str(error).splitlines()[0][:90]}"
+            continue
+        truth = got if truth is None else truth
+        outcome.error = max(_relative(a, b) for a, b in zip(got, truth, strict=True))
+        if outcome.error > 1e-3:
+            outcome.reason = f"differs from stock by {outcome.error:.1e}"
+            continue
+        calls[name] = _within(environment, step)
+        if after is not None:
+            after(name)
+    for _ in range(12):  # let the tuner settle: it tries its candidates in the first steps
+        for name, call in calls.items():
+            if not name.startswith("stock"):
+                call()
+    timings = measure(calls, repeats=repeats, warmup=1, after=after)
+    for outcome in result.outcomes:
+        outcome.timing = timings.get(outcome.name)
+    HOIST.clear()
+    return result
+
+
+def _candidates(model: str, data: Any, x: Tensor, compiled: bool, ablation: bool) -> dict[str, Any]:
+    """name -> (what to do with the net, the arguments of forward, environment variables)."""
+    plain = (x, data.edge_index)
+    found: dict[str, Any] = {"stock edge_index": (lambda net: net, plain, {})}
+    if model not in UNFUSED:
+        found["stock torch CSR"] = (_raw if model in NORMALISED else lambda net: net, (x, _csr(model, data, x)), {})
+        sorted_index = EdgeIndex(data.edge_index, sparse_size=(data.num_nodes, data.num_nodes)).sort_by("col")[0]
+        found["stock EdgeIndex"] = (lambda net: net, (x, sorted_index), {})
+    if compiled:
+        found["stock torch.compile"] = (torch.compile, plain, {})
+    found[OURS] = (accelerate, plain, {})
+    if ablation:
+        found["our plans, torch kernels"] = (accelerate, plain, {"STRETTO_BACKEND": "torch"})
+        found["our kernels, stock order"] = (accelerate, plain, {"STRETTO_PLAN": "stock"})
+    return found
+
+
+def _csr(model: str, data: Any, x: Tensor) -> Tensor:
+    index, weight = data.edge_index, torch.ones(data.edge_index.size(1))
+    if model in NORMALISED:
+        loops = model != "tag"
+        index, weight = gcn_norm(index, None, data.num_nodes, add_self_loops=loops, dtype=x.dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        size = (data.num_nodes, data.num_nodes)
+        return torch.sparse_coo_tensor(index.flip(0), weight, size).to_sparse_csr()
+
+
+def _raw(net: nn.Module) -> nn.Module:
+    """Stock with the norm already in the adjacency: the best a careful user gets."""
+    for module in net.modules():
+        if isinstance(module, (pyg.GCNConv, pyg.TAGConv)):
+            module.normalize = False
+        if isinstance(module, (pyg.SGConv, pyg.APPNP)):
+            module.add_self_loops = False
+    return net
+
+
+def _loss(net: nn.Module, arguments: tuple[Any, ...], y: Tensor) -> Tensor:
+    return F.cross_entropy(net(*arguments), y)
+
+
+def _step(net: nn.Module, arguments: tuple[Any, ...], y: Tensor, train: bool) -> Callable[[], None]:
+    if not train:
+        net.eval()
+
+        def infer() -> None:
+            with torch.no_grad():
+                net(*arguments)
+
+        return infer
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        _loss(net, arguments, y).backward()
+        optimizer.step()
+
+    return step
+
+
+def _loss_and_gradients(net: nn.Module, arguments: tuple[Any, ...], y: Tensor, train: bool) -> list[Tensor]:
+    net.zero_grad()
+    if not train:
+        with torch.no_grad():
+            return [net(*arguments)]
+    loss = _loss(net, arguments, y)
+    loss.backward()
+    grads = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    net.zero_grad()
+    return [loss.detach(), *grads]
+
+
+def _relative(got: Tensor, wanted: Tensor) -> float:
+    return float((got.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-30))
+
+
+def _wide_enough(data: Any, width: int) -> bool:
+    return data.x is not None and data.x.size(1) >= width
+
+
+def _peak(step: Callable[[], None]) -> int | None:
+    """Bytes a step needs at its peak above what is held before it; Linux only."""
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not reset.exists():
+        return None
+    step()  # what is built once (graph, optimizer state) is not of the step
+    try:
+        reset.write_text("5")
+    except OSError:
+        return None
+    before = _status_bytes(status, "VmRSS")
+    step()
+    return max(_status_bytes(status, "VmHWM") - before, 0)
+
+
+def _status_bytes(status: Path, key: str) -> int:
+    line = next(line for line in status.read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _within(values: dict[str, str], call: Callable[[], None]) -> Callable[[], None]:
+    def within() -> None:
+        with _environment(values):
+            call()
+
+    return within if values else call
+
+
+def show(out: Any, result: Result) -> None:
+    """One result as a table."""
+    mode = "training step" if result.train else "inference"
+    title = f"{result.model} {'-'.join(map(str, result.widths))}, {result.graph}, {mode}, {result.threads} threads"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("candidate")
+    for column in ("median ms", "q20 - q80", "peak MiB", "error", "times ours"):
+        table.add_column(column, justify="right")
+    ours = result.get(OURS)
+    for o in sorted(result.outcomes, key=lambda o: o.timing.median if o.timing else float("inf")):
+        peak = "" if o.peak_bytes is None else f"{o.peak_bytes / 2**20:.0f}"
+        error = "" if o.error is None else f"{o.error:.1e}"
+        if o.timing is None:
+            table.add_row(o.name, "-", o.reason, peak, error, "", style="dim")
+            continue
+        times = f"{o.timing.median / ours.timing.median:.2f}" if ours and ours.timing else ""
+        style = "bold" if o.name == OURS else ""
+        table.add_row(o.name, report.milliseconds(o.timing), report.spread(o.timing), peak, error, times, style=style)
+    out.print(table)
+    out.print(f"repeat: {result.command()}", soft_wrap=True, style="dim", highlight=False)
+    out.print()
+
+
+def command(
+    graph: Annotated[str, typer.Option(help="cora, a .npz, rmat:SCALE:EDGES, er:N:E, grid:N, ...")] = "rmat:17:1200000",
+    model: Annotated[str, typer.Option(help=f"comma-separated, of {', '.join(LAYERS)}")] = "gcn,sage,gin",
+    widths: Annotated[str, typer.Option(help="features,hidden,...,classes")] = "128,256,40",
+    eval_: Annotated[bool, typer.Option("--eval", help="inference instead of training steps")] = False,
+    threads: Annotated[int, typer.Option(help="threads; 0: as torch has them")] = 0,
+    repeats: Annotated[int, typer.Option(help="timed rounds")] = 5,
+    compiled: Annotated[bool, typer.Option("--compile", help="time torch.compile of stock too")] = False,
+    ablation: Annotated[bool, typer.Option(help="also re-association alone and kernels alone")] = True,
+    json: Annotated[Path | None, typer.Option(help="write all rows to this file")] = None,
+) -> None:
+    """Training steps (or inference) of PyG models: stock in every form, and with two lines added."""
+    out = report.console()
+    out.print(report.headline(), style="dim")
+    sizes = [int(w) for w in widths.split(",")]
+    records: list[dict[str, object]] = []
+    with use_threads(threads or torch.get_num_threads()):
+        for name in model.split(","):
+            with report.progress(7 + (repeats + 1) * 7, name) as after:
+                result = run(
+                    name, graph, sizes, train=not eval_, repeats=repeats, compiled=compiled, ablation=ablation, after=after
+                )
+            show(out, result)
+            records += result.to_dicts()
+    if json is not None:
+        report.write_json(json, records)
