@@ -1,6 +1,7 @@
 """The kernels in Triton, one file each, the functions of cpu.py: for CUDA, or for the CPU under TRITON_INTERPRET=1."""
 
-from stretto.kernels.triton.attention import attention, attention_grad
+from stretto.kernels.triton.attention import attention
+from stretto.kernels.triton.attention_grad import attention_grad
 from stretto.kernels.triton.extremum_grad import spmm_extremum_grad
 from stretto.kernels.triton.gather import gather_rows
 from stretto.kernels.triton.mul_grad import mul_grad

@@ -11,21 +11,21 @@ from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import REDUCES, accumulate_type
-from stretto.kernels.triton.operands import acc_of, at_entry, locate, plain, power, vector
+from stretto.kernels.triton.operands import acc_of, at_entry, jit, locate, plain, power, vector
 from stretto.kernels.triton.pieces import pieces
 from stretto.kernels.triton.spmm import _hubs, blocks
 
 SIZES = ["heads", "head_width", "width", "num_rows"]
 
 
-@triton.jit
+@jit
 def flowing(v, w, out, share, at, inside, X: tl.constexpr):
     """share where the message v * w, in the type of x, equals out; else 0."""
     hit = inside & ((v * w).to(X) == tl.load(out + at, mask=inside, other=0.0))
     return tl.load(share + at, mask=hit, other=0.0)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@jit(do_not_specialize=SIZES)
 def _dx(
     edge, row_of, slot_of, col, edge_id, x, weight, heads, head_width, out, share, dx, part, width, num_rows,
     PER_HEAD: tl.constexpr, ACC: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -60,7 +60,7 @@ def _dx(
         tl.store(dx + row * width + k, total, mask=live)
 
 
-@triton.jit(do_not_specialize=[*SIZES, "weight_heads", "weight_width"])
+@jit(do_not_specialize=[*SIZES, "weight_heads", "weight_width"])
 def _dweight(
     edge, row_of, slot_of, col, edge_id, x, weight, weight_heads, weight_width, out, share, dweight, width, num_rows,
     ACC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
@@ -103,18 +103,18 @@ def spmm_extremum_grad(
     per_head = weight is not None and weight.dim() == 2
     if dx is not None:
         vec = vector(out, share, width=width)
-        edges, cols, warps = blocks(width, vec, "max")
+        edges, cols = blocks(width, share, "max")
         tiles = triton.cdiv(width, cols)
         partial = x.new_empty(cut.num_slots, width, dtype=acc)
         _dx[(cut.count, tiles)](
             cut.edge, cut.row, cut.slot, csr_t.col, edge_id, x, values, heads, head_width, out, share, dx, partial,
             width, csr_t.num_rows,
-            PER_HEAD=per_head, ACC=acc_of(x.dtype), VEC=vec, BLOCK_E=edges, BLOCK_K=cols, num_warps=warps,
+            PER_HEAD=per_head, ACC=acc_of(x.dtype), VEC=vec, BLOCK_E=edges, BLOCK_K=cols, num_warps=1,
         )  # fmt: skip
         if cut.num_hubs:
             _hubs[(cut.num_hubs, tiles)](
                 cut.hub_row, cut.hub_slot, partial, None, None, None, 0, 1.0, dx, None, width, csr_t.num_rows,
-                REDUCE=REDUCES["sum"], TIES=False, ACC=acc_of(x.dtype), BLOCK_S=8, BLOCK_K=cols, num_warps=warps,
+                REDUCE=REDUCES["sum"], TIES=False, ACC=acc_of(x.dtype), BLOCK_S=8, BLOCK_K=cols, num_warps=1,
             )  # fmt: skip
     if dweight is not None:
         weight_heads, weight_width = (heads, head_width) if per_head else (1, width)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
-from stretto.kernels.triton.operands import acc_of, at_entry, locate, power
+from stretto.kernels.triton.operands import acc_of, at_entry, jit, locate, power
 from stretto.kernels.triton.pieces import pieces
 
 
-@triton.jit
+@jit
 def write(x, grad, dx, edge_id, row, start, end, k, width, zeros, rest, ACC: tl.constexpr):
     """grad times the product of the other entries, for the edges [start, end) of a row."""
     live = k < width
@@ -30,7 +30,7 @@ def write(x, grad, dx, edge_id, row, start, end, k, width, zeros, rest, ACC: tl.
         tl.store(dx + at, r, mask=live)
 
 
-@triton.jit(do_not_specialize=["width"])
+@jit(do_not_specialize=["width"])
 def _pieces(
     edge, row_of, slot_of, edge_id, x, grad, dx, part, width, ACC: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
@@ -52,7 +52,7 @@ def _pieces(
         write(x, grad, dx, edge_id, row, start, end, k, width, zeros, rest, ACC)
 
 
-@triton.jit(do_not_specialize=["width"])
+@jit(do_not_specialize=["width"])
 def _hubs(
     edge, row_of, slot_piece, slot_first, slot_last, edge_id, x, grad, dx, part, width,
     ACC: tl.constexpr, BLOCK_K: tl.constexpr,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from stretto.kernels.schema import accumulate_type
+
+# Untyped: a launch passes plain values where a kernel is annotated to take constants.
+jit: Any = triton.jit
 
 ACC = {torch.float32: tl.float32, torch.float64: tl.float64}
 
@@ -46,7 +51,7 @@ def power(n: int, most: int) -> int:
     return p
 
 
-@triton.jit
+@jit
 def locate(piece, edge, row_of, slot_of):
     """Row, slot (-1: a whole row) and edges of a piece. A surplus piece has no edges."""
     row = piece.to(tl.int64)
@@ -57,7 +62,7 @@ def locate(piece, edge, row_of, slot_of):
     return row, slot, tl.load(edge + piece), tl.load(edge + piece + 1)
 
 
-@triton.jit
+@jit
 def at_entry(index, e, there):
     """index[e] as int64; e itself where there is no index."""
     if index is not None:

@@ -1,7 +1,4 @@
-"""sddmm in Triton: a piece of a row per program; the row at its own end is read once, the other end gathered.
-
-Heads are the slow axis of the grid: while one runs, the slice of b it gathers from stays in the L2 cache.
-"""
+"""sddmm in Triton: a piece of a row per program; the row at its own end is read once, the other end gathered."""
 
 from __future__ import annotations
 
@@ -12,35 +9,32 @@ from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
-from stretto.kernels.triton.operands import acc_of, at_entry, locate, power, rows, vector
+from stretto.kernels.triton.operands import acc_of, at_entry, jit, locate, power, rows, vector
 from stretto.kernels.triton.pieces import pieces
+from stretto.kernels.triton.scores import row_dot
 
 
-@triton.jit(do_not_specialize=["lda", "ldb", "heads", "width"])
+@jit(do_not_specialize=["lda", "ldb", "heads", "width"])
 def _dot(
     edge, row_of, slot_of, col, edge_id, a, lda, b, ldb, out, heads, width,
-    ACC: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
+    ACC: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     row, _, start, end = locate(tl.program_id(0), edge, row_of, slot_of)
-    h = tl.program_id(1)
+    h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     wide = width // VEC * VEC
+    at_a = (row * (lda // VEC * VEC) + h * wide)[None, :]
+    own = (h < heads)[None, :]
     for base in range(start, end, BLOCK_E):
         e = base + tl.arange(0, BLOCK_E)
         there = e < end
-        at_b = at_entry(col, e, there) * (ldb // VEC) * VEC
-        to = at_entry(edge_id, e, there) * heads
-        dots = tl.full((BLOCK_E, BLOCK_F), 0.0, ACC)
-        for first in range(0, wide, BLOCK_F):
-            f = first + tl.arange(0, BLOCK_F)
-            live = f < wide
-            k = h * wide + f
-            u = tl.load(a + row * (lda // VEC) * VEC + k, mask=live, other=0.0).to(ACC)
-            v = tl.load(b + at_b[:, None] + k[None, :], mask=there[:, None] & live[None, :], other=0.0)
-            dots += u[None, :] * v.to(ACC)
-        tl.store(out + to + h, tl.sum(dots, 1), mask=there)
+        inside = there[:, None] & own
+        at_b = (at_entry(col, e, there) * (ldb // VEC * VEC))[:, None] + (h * wide)[None, :]
+        d = row_dot(a, at_a, own, b, at_b, inside, wide, BLOCK_E, BLOCK_H, ACC, BLOCK_F)
+        to = (at_entry(edge_id, e, there) * heads)[:, None] + h[None, :]
+        tl.store(out + to, d, mask=inside)
 
 
-@triton.jit(do_not_specialize=["heads"])
+@jit(do_not_specialize=["heads"])
 def _add(
     edge, row_of, slot_of, col, edge_id, a, b, out, heads,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
@@ -70,11 +64,12 @@ def sddmm(csr: Csr, a: Tensor, b: Tensor) -> Tensor:
     if width == 0:
         return out.zero_()
     cut = pieces(csr)
-    block = power(width, 128)
-    _dot[(cut.count, heads)](
+    block = power(width, 256)
+    block_heads = power(heads, 256 // block)
+    _dot[(cut.count, triton.cdiv(heads, block_heads))](
         cut.edge, cut.row, cut.slot, csr.col, csr.edge_id, a, a.stride(0), b, b.stride(0), out, heads, width,
-        ACC=acc_of(a.dtype), VEC=vector(a, b, width=width), BLOCK_E=max(8, min(32, 1024 // block)), BLOCK_F=block,
-        num_warps=1,
+        ACC=acc_of(a.dtype), VEC=vector(a, b, width=width), BLOCK_E=max(2, min(32, 512 // (block * block_heads))),
+        BLOCK_H=block_heads, BLOCK_F=block, num_warps=1,
     )  # fmt: skip
     return out
 

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
-from stretto.kernels.triton.operands import acc_of, at_entry, locate, power
+from stretto.kernels.triton.operands import acc_of, at_entry, jit, locate, power
 from stretto.kernels.triton.pieces import pieces
 
 
-@triton.jit
+@jit
 def rescaled(s, m, most):
     """A sum of exp(v - m) as one of exp(v - most). A sum of nothing stays 0, a lost one NaN."""
     return tl.where(s > 0, s * tl.exp(m - most), s)
 
 
-@triton.jit
+@jit
 def known(m, s, SOFTMAX: tl.constexpr):
     """A tile's maxima and sums of exponentials (softmax), or sums alone, folded over its rows."""
     if SOFTMAX:
@@ -33,7 +33,7 @@ def known(m, s, SOFTMAX: tl.constexpr):
         return tl.sum(s, 0), tl.sum(s, 0)
 
 
-@triton.jit
+@jit
 def write(a, b, out, edge_id, start, end, h, heads, most, total, SOFTMAX: tl.constexpr, BLOCK_E: tl.constexpr):
     """Results of the edges [start, end) of a row of which maximum and total are known."""
     live = h < heads
@@ -50,7 +50,7 @@ def write(a, b, out, edge_id, start, end, h, heads, most, total, SOFTMAX: tl.con
         tl.store(out + at, r, mask=inside)
 
 
-@triton.jit(do_not_specialize=["heads"])
+@jit(do_not_specialize=["heads"])
 def _pieces(
     edge, row_of, slot_of, edge_id, a, b, out, part, heads,
     SOFTMAX: tl.constexpr, ACC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
@@ -82,7 +82,7 @@ def _pieces(
         write(a, b, out, edge_id, start, end, h, heads, most, total, SOFTMAX, BLOCK_E)
 
 
-@triton.jit(do_not_specialize=["heads"])
+@jit(do_not_specialize=["heads"])
 def _hubs(
     edge, slot_piece, slot_first, slot_last, edge_id, a, b, out, part, heads,
     SOFTMAX: tl.constexpr, ACC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import REDUCES, accumulate_type
-from stretto.kernels.triton.operands import acc_of, at_entry, locate, plain, power, rows, vector
+from stretto.kernels.triton.operands import acc_of, at_entry, jit, locate, plain, power, rows, vector
 from stretto.kernels.triton.pieces import pieces
 
 TILE = 512  # values of a tile: loads in flight against registers (benchmarks/results/gpu.json)
@@ -22,7 +22,7 @@ OTHERS = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "mul": 1.0}  # 
 SUM, MAX, MIN, MUL = (tl.constexpr(REDUCES[name]) for name in ("sum", "max", "min", "mul"))
 
 
-@triton.jit
+@jit
 def identity(REDUCE: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
     """What changes nothing when combined. -> [ROWS, COLS]"""
     if REDUCE == SUM:
@@ -35,7 +35,7 @@ def identity(REDUCE: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr, COLS: 
         return tl.full((ROWS, COLS), 1.0, ACC)
 
 
-@triton.jit
+@jit
 def better(v, best, REDUCE: tl.constexpr):
     """Whether v replaces best. A NaN replaces anything and is replaced by nothing, as in torch."""
     if REDUCE == MAX:
@@ -44,7 +44,7 @@ def better(v, best, REDUCE: tl.constexpr):
         return (v < best) | (v != v)
 
 
-@triton.jit
+@jit
 def fold(best, count, REDUCE: tl.constexpr):
     """A tile's rows into one. -> [COLS], and for max and min how often it is attained."""
     if REDUCE == SUM:
@@ -61,7 +61,7 @@ def fold(best, count, REDUCE: tl.constexpr):
         return tl.where(tl.max(lost.to(tl.int32), 0) > 0, float("nan"), m), ties
 
 
-@triton.jit
+@jit
 def finish(acc, row, k, live, empty, row_scale, y, ldy, beta, out, width, REDUCE: tl.constexpr):
     """Empty rows, scaling, y, and the store of one row's tile."""
     if REDUCE == MAX or REDUCE == MIN:
@@ -73,7 +73,7 @@ def finish(acc, row, k, live, empty, row_scale, y, ldy, beta, out, width, REDUCE
     tl.store(out + row * width + k, acc.to(out.dtype.element_ty), mask=live)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@jit(do_not_specialize=SIZES)
 def _pieces(
     edge, row_of, slot_of, col, edge_id, x, ldx, weight, heads, head_width, row_scale, col_scale, y, ldy, beta,
     out, ties, part, part_ties, width, num_rows,
@@ -132,7 +132,7 @@ def _pieces(
             tl.store(ties + row * width + k, often, mask=live)
 
 
-@triton.jit(do_not_specialize=["ldy", "width", "num_rows"])
+@jit(do_not_specialize=["ldy", "width", "num_rows"])
 def _hubs(
     hub_row, hub_slot, part, part_ties, row_scale, y, ldy, beta, out, ties, width, num_rows,
     REDUCE: tl.constexpr, TIES: tl.constexpr, ACC: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -169,11 +169,11 @@ def _hubs(
         tl.store(ties + row * width + k, often, mask=live)
 
 
-def blocks(width: int, vec: int, reduce: str, block_k: int = 0) -> tuple[int, int, int]:
-    """Edges and columns of a tile, and warps: enough loads in flight per lane, no more lanes than columns."""
-    cols = power(width, block_k or 128)
-    edges = 1 if reduce == "mul" else max(2, min(32, TILE // cols))
-    return edges, cols, max(1, min(4, cols // (32 * max(vec, 1))))
+def blocks(width: int, x: Tensor, reduce: str, block_k: int = 0) -> tuple[int, int]:
+    """Edges and columns of a tile: a warp's lanes across the columns, a few 16-byte loads in flight for each."""
+    cols = power(width, block_k or 512 // x.element_size())
+    edges = 1 if reduce == "mul" else max(2, min(32, TILE * 4 // (cols * x.element_size())))
+    return edges, cols
 
 
 def spmm(
@@ -206,10 +206,8 @@ def spmm(
             y, beta = y * beta, 1.0
     cut = pieces(csr)
     vec = vector(x, y, out, width=width)
-    edges, cols, num_warps = blocks(width, vec, reduce, block_k)
-    edges, num_warps = block_e or edges, warps or num_warps
-    if reduce == "mul":
-        edges = 1
+    edges, cols = blocks(width, x, reduce, block_k)
+    edges, num_warps = edges if reduce == "mul" else block_e or edges, warps or 1
     flags = {"REDUCE": REDUCES[reduce], "TIES": count_ties, "ACC": acc_of(x.dtype), "BLOCK_K": cols}
     partial = x.new_empty(cut.num_slots, width, dtype=acc)
     partial_ties = torch.empty_like(partial) if count_ties else None

@@ -1,0 +1,264 @@
+"""Gradients of attention in Triton: which launches a backward pass needs."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+from torch import Tensor
+
+from stretto.kernels.attention import TENSORS, Attention
+from stretto.kernels.csr import Csr
+from stretto.kernels.schema import REDUCES, accumulate_type
+from stretto.kernels.triton import attention_backward as backward
+from stretto.kernels.triton.attention import Call, by_edge, sum_attr, weighted, weights_of
+from stretto.kernels.triton.operands import acc_of, power, rows, vector
+from stretto.kernels.triton.pieces import Pieces, pieces
+from stretto.kernels.triton.spmm import _hubs as sum_hubs
+from stretto.kernels.triton.spmm import spmm
+
+
+def attention_grad(
+    csr: Csr,
+    csr_t: Csr,
+    a: Attention,
+    out: Tensor,
+    out_attr: Tensor | None,
+    alpha: Tensor | None,
+    stats: Tensor,
+    grad: Tensor,
+    grad_attr: Tensor | None,
+    grad_alpha: Tensor | None,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Gradients of a.tensors where needed, rows in their type, scalars in the accumulation type."""
+    grad = rows(grad)
+    call = Call(a, (grad,))
+    h, acc = call.heads, call.acc
+    need = dict(zip(TENSORS, needs, strict=True))
+    new = functools.partial(call.v.new_empty, dtype=acc)
+    if a.attr is None or grad_attr is None:
+        grad_attr = None
+    else:
+        grad_attr = grad_attr.contiguous()
+    if grad_alpha is not None:
+        grad_alpha = call.scalars(grad_alpha)
+    row_sum = None
+    if a.form != "weight":
+        row_sum = _row_sum(csr, out, out_attr, alpha, grad, grad_attr, grad_alpha)
+    need_att = need["att"] and a.att is not None
+    need_left = (need["left"] or need_att) and a.left is not None
+    need_right = (need["right"] or need_att) and a.right is not None
+    need_edge = a.edge is not None and (need["edge"] or (need_att and call.rows))
+    need_v = need["v"] if a.v is not None else need["right"]
+    # Sums of rows keep the accumulation type where something is still to be added or multiplied.
+    rough = a.form == "gatv2" or a.v is None
+    dv = (
+        new(csr.num_cols, h, call.width, dtype=acc if rough or call.value_step == 0 else call.dtype) if need_v else None
+    )
+    dright = None
+    if need_right:
+        shape = (csr.num_cols, h, call.score_width) if call.rows else (csr.num_cols, h)
+        dright = new(shape, dtype=call.dtype if call.rows and not rough and call.right_step else acc)
+    dedge = new(csr.num_edges, h, call.score_width) if call.rows and need_edge and a.form == "gatv2" else None
+    dscore = None
+    if need_left or need["query"] or need["attr"] or (need_edge and not call.rows):
+        dscore = new(csr.num_edges, h)
+    if csr_t.num_rows and h:
+        _transposed(csr_t, call, stats, grad, grad_attr, grad_alpha, row_sum, dv, dright, dedge, dscore)
+    found: dict[str, Tensor | None] = dict.fromkeys(TENSORS)
+    dleft = None
+    if need_left:
+        assert dscore is not None
+        assert call.right is not None
+        if a.form == "gat":
+            dleft = spmm(by_edge(csr), dscore)[0]
+        elif a.form == "dot":
+            dleft = weighted(csr, dscore, call.right)
+        else:
+            dleft = _left(csr, call, dscore)
+    if a.form == "gatv2":
+        if a.v is None and call.value_step == call.right_step:
+            _finish_rows(a, call, found, dleft, dright, dedge, need, dv)
+            dv = None
+        else:
+            _finish_rows(a, call, found, dleft, dright, dedge, need, None)
+    else:
+        found["left"], found["right"] = dleft, dright
+        if need_edge and not call.rows:
+            found["edge"] = dscore
+    if found["right"] is not None and call.rows and call.right_step == 0:
+        found["right"] = found["right"].sum(1, keepdim=True)
+    if dv is not None:
+        if call.value_step == 0:
+            dv = dv.sum(1, keepdim=True)
+        name = "v" if a.v is not None else "right"
+        before = found[name]
+        found[name] = (dv if before is None or a.v is not None else before + dv).to(call.dtype)
+    if call.rows:
+        for name in ("left", "right"):
+            value = found[name]
+            found[name] = None if value is None else value.to(call.dtype)
+    if need["query"] and call.query is not None and call.attr is not None and dscore is not None:
+        found["query"] = sum_attr(csr, dscore, call.attr)
+    if need["attr"] and call.attr is not None:
+        found["attr"] = _attributes(csr, call, stats, dscore, grad_attr)
+    return tuple(found[name] if need[name] else None for name in TENSORS)
+
+
+def _transposed(
+    csr_t: Csr,
+    call: Call,
+    stats: Tensor,
+    grad: Tensor,
+    grad_attr: Tensor | None,
+    grad_alpha: Tensor | None,
+    row_sum: Tensor | None,
+    dv: Tensor | None,
+    dright: Tensor | None,
+    dedge: Tensor | None,
+    dscore: Tensor | None,
+) -> None:
+    """The pass over the transposed edges. A row's dright of gatv2 and dedge still lack the factor att."""
+    cut, h = pieces(csr_t), call.heads
+    slots = cut.num_slots
+    part = call.v.new_empty(slots, h, call.width, dtype=call.acc) if dv is not None else None
+    part_right = dright.new_empty((slots, *dright.shape[1:]), dtype=call.acc) if dright is not None else None
+    ends = call.ends()
+    if grad_attr is not None:
+        ends["attr"] = call.attr
+    backward.pieces_kernel[(cut.count, call.head_tiles, call.tiles)](
+        cut.edge, cut.row, cut.slot, csr_t.col, csr_t.edge_id, call.v, call.v.stride(0), grad=grad, ldg=grad.stride(0),
+        grad_attr=grad_attr, grad_alpha=grad_alpha, row_sum=row_sum, stats=stats, dv=dv, dright=dright, dedge=dedge,
+        dscore=dscore, part=part, part_right=part_right, width=call.width, value_step=call.value_step,
+        num_rows=csr_t.num_rows, ALPHA_DROPPED=call.a.dropped, VEC=call.vec, **ends, **call.flags(),
+    )  # fmt: skip
+    if part is not None and dv is not None:
+        merge(cut, part, dv, csr_t.num_rows)
+    if part_right is not None and dright is not None:
+        merge(cut, part_right, dright, csr_t.num_rows)
+
+
+def merge(cut: Pieces, part: Tensor, into: Tensor, num_rows: int) -> None:
+    """Sums of the hubs' slots, in order, into their rows. part [slots, ...], into [rows, ...]"""
+    width = part.stride(0)
+    block = power(width, 128)
+    if cut.num_hubs and part.numel():
+        sum_hubs[(cut.num_hubs, triton.cdiv(width, block))](
+            cut.hub_row, cut.hub_slot, part, None, None, None, 0, 1.0, into, None, width, num_rows,
+            REDUCE=REDUCES["sum"], TIES=False, ACC=acc_of(part.dtype), BLOCK_S=8, BLOCK_K=block, num_warps=1,
+        )  # fmt: skip
+
+
+def _left(csr: Csr, call: Call, dscore: Tensor) -> Tensor:
+    """By destination: the sum of dscore * leaky_relu'(z), without the factor att. [n, h, k]"""
+    assert call.left is not None
+    assert call.right is not None
+    cut, h, width = pieces(csr), call.heads, call.score_width
+    dleft = dscore.new_empty(csr.num_rows, h, width)
+    part = dscore.new_empty(cut.num_slots, h, width)
+    backward.left_kernel[(cut.count, call.head_tiles, triton.cdiv(width, call.block))](
+        cut.edge, cut.row, cut.slot, csr.col, csr.edge_id, call.left, call.left.stride(0), call.right,
+        call.right.stride(0), call.edge, dscore, call.constants, dleft, part, h, width, call.right_step, csr.num_rows,
+        ACC=acc_of(call.dtype), VEC=call.vec, BLOCK_E=call.edges, BLOCK_H=call.block_heads,
+        BLOCK_F=call.block, num_warps=call.warps,
+    )  # fmt: skip
+    merge(cut, part, dleft, csr.num_rows)
+    return dleft
+
+
+def _finish_rows(
+    a: Attention,
+    call: Call,
+    found: dict[str, Tensor | None],
+    dleft: Tensor | None,
+    dright: Tensor | None,
+    dedge: Tensor | None,
+    need: dict[str, bool],
+    dv: Tensor | None,
+) -> None:
+    """gatv2: the sums t by source, destination and edge times att; datt = sum of t * z over edges, end by end."""
+    ends = (("left", dleft, call.left, None), ("right", dright, call.right, dv), ("edge", dedge, call.edge, None))
+    datt = None
+    for name, sums, near, more in ends:
+        if sums is None or near is None:
+            continue
+        found[name], part = _times_att(call, sums, near, more, want=need[name], want_att=need["att"])
+        if part is not None:
+            datt = part if datt is None else datt + part
+    found["att"] = datt
+    if found["edge"] is not None and a.edge is not None:
+        found["edge"] = found["edge"].view(a.edge.shape)
+
+
+def _times_att(
+    call: Call, sums: Tensor, near: Tensor, more: Tensor | None, *, want: bool, want_att: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """sums * att + more, and the sum over all rows of sums * near. sums, more [r, h, k], near [r, h or 1, k]."""
+    att = call.att
+    assert att is not None
+    rows, columns = sums.size(0), sums.size(1) * sums.size(2)
+    if sums.numel() == 0:
+        return (sums.to(call.dtype) if want else None), (torch.zeros_like(att) if want_att else None)
+    near = near.view(sums.shape) if near.dim() != 3 else near
+    dtype = call.dtype if call.right_step else call.acc  # heads that share a row are still to be added
+    out = torch.empty_like(sums, dtype=dtype) if want else None
+    rows_each = max(64, triton.cdiv(rows, 2048))
+    blocks = triton.cdiv(rows, rows_each)
+    part = sums.new_empty(blocks, columns) if want_att else None
+    block = power(columns, 128)
+    backward.finish_kernel[(blocks, triton.cdiv(columns, block))](
+        sums, near, near.stride(0), att, more, out, part, rows, columns, near.size(1) * near.size(2), rows_each,
+        ACC=acc_of(call.dtype), BLOCK_R=8, BLOCK_K=block, num_warps=2,
+    )  # fmt: skip
+    return out, None if part is None else part.sum(0).view(att.shape)
+
+
+def _attributes(csr: Csr, call: Call, stats: Tensor, dscore: Tensor | None, grad_attr: Tensor | None) -> Tensor:
+    """Gradient of the edge attributes. [E, d]"""
+    assert call.attr is not None
+    cut, d = pieces(csr), call.attr.size(1)
+    dattr = torch.empty_like(call.attr)
+    if dattr.numel():
+        weights = None if grad_attr is None else weights_of(csr, call, stats, dropped=True)
+        block = power(d, 64)
+        backward.attributes_kernel[(cut.count, triton.cdiv(d, block))](
+            cut.edge, cut.row, cut.slot, csr.edge_id, dscore, weights, call.query, grad_attr, dattr, call.heads, d,
+            ACC=acc_of(call.dtype), BLOCK_E=16, BLOCK_D=block, num_warps=1,
+        )  # fmt: skip
+    return dattr
+
+
+def _row_sum(
+    csr: Csr,
+    out: Tensor,
+    out_attr: Tensor | None,
+    alpha: Tensor | None,
+    grad: Tensor,
+    grad_attr: Tensor | None,
+    grad_alpha: Tensor | None,
+) -> Tensor:
+    """Sum over each row of alpha * d alpha, which is grad . out. [n, h]"""
+    total = row_dot(grad, out)
+    if grad_attr is not None and out_attr is not None:
+        total = row_dot(grad_attr, out_attr, into=total)
+    if grad_alpha is not None and alpha is not None:
+        total = total + spmm(by_edge(csr), alpha.to(total.dtype) * grad_alpha)[0]
+    return total
+
+
+def row_dot(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
+    """Dot product of equal rows. a, b [n, h, f] -> [n, h] in the accumulation type, added to `into`."""
+    a, b = rows(a), rows(b)
+    n, heads, width = a.shape
+    out = a.new_empty(n, heads, dtype=accumulate_type(a.dtype)) if into is None else into
+    if out.numel():
+        block = power(width, 128)
+        block_heads = power(heads, max(1, 256 // block))
+        edges = max(1, 1024 // (block * block_heads))
+        backward.row_dot_kernel[(triton.cdiv(n, edges), triton.cdiv(heads, block_heads))](
+            a, a.stride(0), b, b.stride(0), out, n, heads, width, ADD=into is not None, ACC=acc_of(a.dtype),
+            VEC=vector(a, b, width=width), BLOCK_E=edges, BLOCK_H=block_heads, BLOCK_F=block, num_warps=1,
+        )  # fmt: skip
+    return out
