@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch_geometric.nn as pyg
 
-from stretto.nn import arma, cheb, cluster, gcn, gcn2, gin, hops, le, mf, sage
+from stretto.nn import agnn, arma, cheb, cluster, gat, gatv2, gcn, gcn2, gin, hops, le, mf, sage, supergat, transformer
 from stretto.nn.base import Decline, Fast, Record, record_of
 
 CONVS: dict[type, Fast] = {
@@ -26,6 +26,11 @@ CONVS: dict[type, Fast] = {
     pyg.LEConv: le.fast,
     pyg.ClusterGCNConv: cluster.fast,
     pyg.MFConv: mf.fast,
+    pyg.GATConv: gat.fast,
+    pyg.GATv2Conv: gatv2.fast,
+    pyg.TransformerConv: transformer.fast,
+    pyg.AGNNConv: agnn.fast,
+    pyg.SuperGATConv: supergat.fast,
 }
 
 __all__ = ["CONVS", "Decline", "Record", "record_of"]

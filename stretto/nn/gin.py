@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MLP
+from torch_geometric.nn.models import MLP
 from torch_geometric.nn.dense import Linear
 
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear

@@ -1,5 +1,5 @@
-"""What the tests feed to layers: node features, edges in every format, weights, attributes, types; and how they read the
-results and all gradients."""
+"""What the tests feed to layers: node features, edges in every format, weights, attributes, types; and how they read
+the results and all gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from tests.graphs import ZOO
-from tests.nn.options import D, I, R, Spec
+from tests.nn.spec import DIM, IN, RELATIONS, Spec
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _flat(found: Any) -> list[Tensor]:
     return [t for part in found for t in _flat(part)]
 
 
-def _features(n: int, dtype: torch.dtype, width: int = I, seed: int = 0) -> Tensor:
+def _features(n: int, dtype: torch.dtype, width: int = IN, seed: int = 0) -> Tensor:
     return torch.randn(n, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
@@ -69,9 +69,9 @@ def _third(edge: str, edge_index: Tensor, dtype: torch.dtype) -> tuple[Any, ...]
     """What stands behind edge_index: nothing, attributes or types."""
     e = edge_index.size(1)
     if edge == "attr":
-        return (_features(e, dtype, D, 5),)
+        return (_features(e, dtype, DIM, 5),)
     if edge == "type":
-        return (torch.randint(R, (e,), generator=torch.Generator().manual_seed(6)),)
+        return (torch.randint(RELATIONS, (e,), generator=torch.Generator().manual_seed(6)),)
     return ()
 
 
@@ -81,7 +81,7 @@ def _call(graph: str, spec: Spec, dtype: torch.dtype, change: Callable[[Tensor, 
     third = _third(spec.edge, edge_index, dtype)
     learned = (0, 2) if spec.edge == "attr" else (0,)
     if spec.initial:
-        return Data((_features(m, dtype), _features(m, dtype, I, 8), edges, *third), {}, (0, 1))
+        return Data((_features(m, dtype), _features(m, dtype, IN, 8), edges, *third), {}, (0, 1))
     return Data((_features(m, dtype), edges, *third), {}, learned)
 
 
@@ -144,6 +144,19 @@ def size(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
     return replace(pair_none(graph, spec, dtype), kwargs={"size": ZOO[graph]()[1]})
 
 
+def no_attr(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    return _call(graph, replace(spec, edge=""), dtype)
+
+
+def attr_vector(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    """One attribute per edge, as a vector."""
+    return weight_grad(graph, replace(spec, edge=""), dtype)
+
+
+def weights_wanted(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    return replace(_call(graph, spec, dtype), kwargs={"return_attention_weights": True})
+
+
 INPUTS: dict[str, Callable[[str, Spec, torch.dtype], Data]] = {
     "plain": plain,
     "edge_index_class": edge_index_class,
@@ -156,4 +169,7 @@ INPUTS: dict[str, Callable[[str, Spec, torch.dtype], Data]] = {
     "pair": pair,
     "pair_none": pair_none,
     "size": size,
+    "no_attr": no_attr,
+    "attr_vector": attr_vector,
+    "weights_wanted": weights_wanted,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from stretto.nn import CONVS, record_of
 from tests.compare import judge
 from tests.graphs import ZOO
 from tests.nn.inputs import INPUTS, Data, gradients_of
-from tests.nn.options import SPECS, Options, Spec
+from tests.nn.options import SPECS
+from tests.nn.spec import Options, Spec
 
 FEW = ("unsorted", "isolated")
 SQUARE = ("no_nodes", "one_node", "one_loop", "empty", "isolated", "self_loops", "duplicates", "symmetric", "directed")
@@ -44,6 +46,12 @@ def pair_of(spec: Spec, options: Options, kind: str = "", dtype: torch.dtype = t
     return stock, stretto.accelerate(copy.deepcopy(stock))
 
 
+def data_for(spec: Spec, options: Options, graph: str, kind: str, dtype: torch.dtype = torch.float64) -> Data:
+    if spec.edge == "auto":
+        spec = replace(spec, edge="attr" if "edge_dim" in options else "")
+    return INPUTS[kind](graph, spec, dtype)
+
+
 def run(conv: Any, data: Data) -> list[Tensor] | Exception:
     """Results and gradients, or the error."""
     torch.manual_seed(2)
@@ -57,7 +65,7 @@ def run(conv: Any, data: Data) -> list[Tensor] | Exception:
 
 def check(spec: Spec, options: Options, graph: str, kind: str, train: bool = True, path: str = "fast") -> None:
     stock, fast = pair_of(spec, options, kind)
-    data = INPUTS[kind](graph, spec, torch.float64)
+    data = data_for(spec, options, graph, kind)
     wanted, got = run(stock.train(train), data), run(fast.train(train), data)
     if isinstance(wanted, Exception):
         assert isinstance(got, type(wanted)), f"stock raises {wanted!r}, ours gives {got!r}"
@@ -127,7 +135,7 @@ def test_single_precision(conv):
         stock, fast = pair_of(spec, options, dtype=torch.float32)
         exact = copy.deepcopy(stock).double()
         kind = spec.takes[0]
-        data = INPUTS[kind]("symmetric", spec, torch.float32)
+        data = data_for(spec, options, "symmetric", kind, torch.float32)
         truth = run(exact, data.to(torch.float64))
         baseline, got = run(stock, data), run(fast, data)
         assert not isinstance(truth, Exception)
@@ -144,10 +152,30 @@ def test_declining_leaves_the_generator_alone(conv):
     spec = SPECS[conv]
     for options in spec.declined:
         stock, fast = pair_of(spec, options)
-        data = INPUTS[spec.takes[0]]("unsorted", spec, torch.float64)
+        data = data_for(spec, options, "unsorted", spec.takes[0])
         run(stock, data)
         state = torch.get_rng_state()
         run(fast, data)
         assert torch.equal(torch.get_rng_state(), state)
         for key, value in fast.state_dict().items():
             torch.testing.assert_close(value, stock.state_dict()[key], equal_nan=True)
+
+
+@pytest.mark.parametrize("conv", [c for c, s in SPECS.items() if s.random], ids=lambda c: c.__name__)
+def test_dropout_of_attention(conv):
+    """Equal in eval; fast in training, reproducible by a seed, and right on average."""
+    spec = SPECS[conv]
+    for options in spec.random:
+        check(spec, options, "unsorted", spec.takes[0], train=False)
+        _, fast = pair_of(spec, options)
+        data = data_for(spec, options, "unsorted", spec.takes[0])
+        first, second = run(fast.train(), data), run(fast, data)
+        assert record_of(fast).path == "fast"
+        assert isinstance(first, list)
+        assert isinstance(second, list)
+        for one, other in zip(first, second, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        with torch.no_grad():
+            many = torch.stack([fast(*data.args) for _ in range(400)])
+            error = (many.mean(0) - fast.eval()(*data.args)).abs()
+        assert (error <= 6 * many.std(0) / 400**0.5 + 1e-12).all()

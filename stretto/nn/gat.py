@@ -1,0 +1,133 @@
+"""GATConv. The logits are x (W a): the attention vectors are folded into the weight, so the projected features are needed
+for the values alone, and the weighted sum may be taken before the projection: one gather of x serves all heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.graph import Graph
+from stretto.nn import edges
+from stretto.nn.base import Decline, record_of, weight_of
+from stretto.ops.attention import attention
+
+
+def fast(
+    conv: Any,
+    x: Any,
+    edge_index: Any,
+    edge_attr: Tensor | None = None,
+    size: Any = None,
+    return_attention_weights: Any = None,
+) -> Any:
+    """What GATConv.forward computes."""
+    x_src, x_dst, _ = edges.ends(x)
+    edges.check_aggr(conv, *edges.SUM)
+    shared = conv.lin is not None
+    weight = weight_of(conv.lin if shared else conv.lin_src, x_src)
+    weight_dst = None if x_dst is None else weight_of(conv.lin if shared else conv.lin_dst, x_dst)
+    if size is not None and None in size:
+        raise Decline("size is not complete")
+    given = edges.graph_between(conv, edge_index, x_src, x_dst, size)
+    edge_attr = edge_features(conv, given, edge_index, edge_attr, x_src)
+    check_weights_wanted(edge_index, return_attention_weights)
+    graph, edge_attr = looped(conv, given, edge_attr)
+    heads, width = conv.heads, conv.out_channels
+    right = x_src @ fold(weight, conv.att_src).t()
+    left = (
+        right.new_zeros(graph.num_rows, heads)
+        if x_dst is None or weight_dst is None
+        else x_dst @ fold(weight_dst, conv.att_dst).t()
+    )
+    edge = None if edge_attr is None else edge_attr @ fold(conv.lin_edge.weight, conv.att_edge).t()
+    wanted = bool(return_attention_weights)
+    first = aggregate_first(graph, x_src.size(1), heads, width)
+    v = x_src.unsqueeze(1) if first else (x_src @ weight.t()).view(-1, heads, width)
+    found = attention(
+        graph,
+        v,
+        left,
+        right,
+        edge,
+        form="gat",
+        negative_slope=conv.negative_slope,
+        dropout=conv.dropout if conv.training else 0.0,
+        return_weights=wanted,
+        dropped=True,
+    )
+    out, alpha = found if isinstance(found, tuple) else (found, None)
+    record_of(conv).plan = "(alpha X) W', logits X (W' a)" if first else "alpha (X W'), logits X (W' a)"
+    if first:
+        out = project(out, weight, conv.concat)
+    else:
+        out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
+    if conv.res is not None and x_dst is not None:
+        out = out + conv.res(x_dst)
+    if conv.bias is not None:
+        out = out + conv.bias
+    return (out, (edges_of(conv, graph, edge_index), alpha)) if wanted else out
+
+
+def fold(weight: Tensor, att: Tensor) -> Tensor:
+    """Attention vectors times the weight they act on. weight [h * c, i], att [1, h, c] -> [h, i]."""
+    heads, width = att.shape[-2:]
+    return torch.einsum("hci,hc->hi", weight.view(heads, width, weight.size(1)), att.view(heads, width))
+
+
+def aggregate_first(graph: Graph, i: int, heads: int, width: int) -> bool:
+    """Whether to sum x (one gather of i, heads * i products per edge) before the GEMM rather than x W' after it.
+
+    Per edge a gathered value costs about four products; the small GEMMs per head ask for a margin.
+    """
+    return 1.5 * i * (1 + heads / 4) < 1.25 * heads * width and graph.num_edges > 2 * graph.num_rows
+
+
+def project(u: Tensor, weight: Tensor, concat: bool) -> Tensor:
+    """Head h of u times head h of the weight, side by side or averaged. u [n, h, i], weight [h * c, i] -> [n, ...]."""
+    n, heads, i = u.shape
+    stacked = weight.view(heads, -1, i)
+    if concat:
+        return torch.einsum("nhi,hci->nhc", u, stacked).reshape(n, weight.size(0))
+    return u.reshape(n, heads * i) @ stacked.permute(0, 2, 1).reshape(heads * i, -1) / heads
+
+
+def edge_features(conv: Any, graph: Graph, edge_index: Any, edge_attr: Any, x: Tensor) -> Tensor | None:
+    """Edge attributes [E, d] where the layer has a use for them, or Decline."""
+    if conv.lin_edge is None:
+        return None
+    if not edges.is_plain(edge_index):
+        raise Decline("edge_dim with a sparse matrix")
+    if edge_attr is None:
+        return None
+    found = edges.one_per_edge(graph, edge_attr, x)
+    weight_of(conv.lin_edge, found.view(found.size(0), -1) if found.numel() else conv.lin_edge.weight)
+    return found
+
+
+def check_weights_wanted(edge_index: Any, wanted: Any) -> None:
+    """Attention weights are handed out beside a plain edge_index only."""
+    if wanted is not None and wanted is not False and type(edge_index) is not Tensor:
+        raise Decline("return_attention_weights with an EdgeIndex or a sparse matrix")
+    if wanted and edge_index.layout != torch.strided:
+        raise Decline("return_attention_weights with an EdgeIndex or a sparse matrix")
+
+
+def looped(conv: Any, graph: Graph, edge_attr: Tensor | None) -> tuple[Graph, Tensor | None]:
+    """The graph and its edge attributes with self-loops, if the layer adds them."""
+    if conv.add_self_loops:
+        loops = min(graph.num_cols, graph.num_rows)
+        edge_attr = edges.loop_attributes(conv, graph, edge_attr, loops, conv.fill_value)
+        graph = edges.with_loops(conv, graph, loops)
+    if edge_attr is not None and edge_attr.dim() == 1:
+        edge_attr = edge_attr.view(-1, 1)
+    return graph, edge_attr
+
+
+def edges_of(conv: Any, graph: Graph, edge_index: Tensor) -> Tensor:
+    """The edge_index that belongs to the attention weights, as stock hands it out."""
+    if not getattr(conv, "add_self_loops", False):
+        return edge_index
+    found = graph.edge_index.to(edge_index.dtype)
+    return found.flip(0) if conv.flow == "target_to_source" else found.clone()

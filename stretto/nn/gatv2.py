@@ -1,0 +1,55 @@
+"""GATv2Conv: the score is not linear in the features, so nothing folds; one pass makes scores, softmax and sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from stretto.nn import edges, gat
+from stretto.nn.base import Decline, record_of, weight_of
+from stretto.ops.attention import attention
+
+
+def fast(
+    conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, return_attention_weights: Any = None
+) -> Any:
+    """What GATv2Conv.forward computes."""
+    x_src, x_dst, own = edges.ends(x)
+    if x_dst is None:
+        raise Decline("x has no destination part")
+    edges.check_aggr(conv, *edges.SUM)
+    weight_of(conv.lin_l, x_src)
+    weight_of(conv.lin_r, x_dst)
+    given = edges.graph_between(conv, edge_index, x_src, x_dst)
+    if conv.lin_edge is None and edge_attr is not None:
+        raise Decline("edge_attr without edge_dim")
+    edge_attr = gat.edge_features(conv, given, edge_index, edge_attr, x_src)
+    gat.check_weights_wanted(edge_index, return_attention_weights)
+    graph, edge_attr = gat.looped(conv, given, edge_attr)
+    heads, width = conv.heads, conv.out_channels
+    x_l = conv.lin_l(x_src).view(-1, heads, width)
+    x_r = x_l if own and conv.share_weights else conv.lin_r(x_dst).view(-1, heads, width)
+    edge = None if edge_attr is None else conv.lin_edge(edge_attr).view(-1, heads, width)
+    wanted = bool(return_attention_weights)
+    found = attention(
+        graph,
+        None,
+        x_r,
+        x_l,
+        edge,
+        form="gatv2",
+        att=conv.att.view(heads, width),
+        negative_slope=conv.negative_slope,
+        dropout=conv.dropout if conv.training else 0.0,
+        return_weights=wanted,
+        dropped=True,
+    )
+    out, alpha = found if isinstance(found, tuple) else (found, None)
+    record_of(conv).plan = "alpha (X W'), one pass"
+    out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
+    if conv.res is not None:
+        out = out + conv.res(x_dst)
+    if conv.bias is not None:
+        out = out + conv.bias
+    return (out, (gat.edges_of(conv, graph, edge_index), alpha)) if wanted else out

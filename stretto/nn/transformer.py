@@ -1,0 +1,75 @@
+"""TransformerConv: scaled dot products in one pass. Edge features enter folded: q . (W_e e) is (q W_e) . e, and the sum of
+alpha W_e e is W_e times the sum of alpha e, so no edge x channel array is made."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.nn import edges
+from stretto.nn.base import Decline, record_of, weight_of
+from stretto.ops.attention import attention
+
+
+def fast(
+    conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, return_attention_weights: Any = None
+) -> Any:
+    """What TransformerConv.forward computes."""
+    x_src, x_dst = edges.both_ends(x)
+    edges.check_aggr(conv, *edges.SUM)
+    for linear, end in ((conv.lin_query, x_dst), (conv.lin_key, x_src), (conv.lin_value, x_src)):
+        weight_of(linear, end)
+    graph = edges.graph_between(conv, edge_index, x_src, x_dst)
+    wanted = isinstance(return_attention_weights, bool)
+    if wanted and type(edge_index) is not Tensor:
+        raise Decline("return_attention_weights with an EdgeIndex or a sparse matrix")
+    edge_weight = _edge_weight(conv, graph, edge_index, edge_attr, x_src)
+    heads, width = conv.heads, conv.out_channels
+    query = conv.lin_query(x_dst).view(-1, heads, width)
+    key = conv.lin_key(x_src).view(-1, heads, width)
+    value = conv.lin_value(x_src).view(-1, heads, width)
+    folded = None if edge_weight is None else torch.einsum("nhc,hcd->nhd", query, edge_weight)
+    found: Any = attention(
+        graph,
+        value,
+        query,
+        key,
+        form="dot",
+        attr=None if edge_weight is None else edge_attr,
+        query=folded,
+        scale=1 / math.sqrt(width),
+        dropout=conv.dropout if conv.training else 0.0,
+        return_weights=wanted,
+        dropped=False,
+    )
+    results = list(found) if isinstance(found, tuple) else [found]
+    out = results[0]
+    record_of(conv).plan = "alpha (X W_v'), one pass"
+    if edge_weight is not None:
+        out = out + torch.einsum("nhd,hcd->nhc", results[1], edge_weight)
+    out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
+    if conv.root_weight:
+        root = conv.lin_skip(x_dst)
+        if conv.lin_beta is not None:
+            beta = conv.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
+            out = beta * root + (1 - beta) * out
+        else:
+            out = out + root
+    return (out, (edge_index, results[-1])) if wanted else out
+
+
+def _edge_weight(conv: Any, graph: Any, edge_index: Any, edge_attr: Any, x: Tensor) -> Tensor | None:
+    """The weight of the edge features [h, c, d], None if the layer has none, or Decline."""
+    if conv.lin_edge is None:
+        if edge_attr is not None:
+            raise Decline("edge_attr without edge_dim")
+        return None
+    if not edges.is_plain(edge_index) or edge_attr is None:
+        raise Decline("edge_dim without edge_attr, or with a sparse matrix")
+    found = edges.one_per_edge(graph, edge_attr, x)
+    if found.dim() != 2 or conv.lin_edge.bias is not None:
+        raise Decline("edge_attr is not a matrix, or its Linear has a bias")
+    return weight_of(conv.lin_edge, found).view(conv.heads, conv.out_channels, -1)

@@ -1,0 +1,91 @@
+"""The options of the attention layers."""
+
+from __future__ import annotations
+
+import torch
+import torch_geometric.nn as pyg
+
+from tests.nn.spec import DIM, IN, OUT, PLAIN, Spec
+
+_SHARED = (
+    {},
+    {"heads": 3, "out": 7},
+    {"heads": 2, "out": 2},
+    {"heads": 3, "concat": False},
+    {"heads": 2, "out": 7, "concat": False},
+    {"negative_slope": 0.5},
+    {"add_self_loops": False},
+    {"bias": False},
+    {"residual": True, "heads": 2},
+    {"residual": True, "heads": 2, "concat": False},
+    {"edge_dim": DIM},
+    {"edge_dim": DIM, "heads": 2, "out": 7},
+    {"edge_dim": DIM, "fill_value": 0.5},
+    {"edge_dim": DIM, "fill_value": "max"},
+    {"edge_dim": DIM, "fill_value": torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)},
+    {"edge_dim": DIM, "add_self_loops": False, "heads": 2},
+    {"flow": "target_to_source", "edge_dim": DIM},
+)
+_INPUTS = (*PLAIN, "pair", "no_attr", "weights_wanted")
+
+ATTENTION: dict[type, Spec] = {
+    pyg.GATConv: Spec(
+        lambda **o: pyg.GATConv(IN, o.pop("out", OUT), **o),
+        _SHARED,
+        ({"aggr": "mean"}, {"aggr": "max"}),
+        (*_INPUTS, "pair_none", "size"),
+        "auto",
+        pair=lambda **o: pyg.GATConv((IN, 3), OUT, **o),
+        random=({"dropout": 0.4}, {"dropout": 0.4, "heads": 2, "out": 9, "edge_dim": DIM}),
+    ),
+    pyg.GATv2Conv: Spec(
+        lambda **o: pyg.GATv2Conv(IN, o.pop("out", OUT), **o),
+        (*_SHARED, {"share_weights": True}),
+        ({"aggr": "mean"},),
+        _INPUTS,
+        "auto",
+        pair=lambda **o: pyg.GATv2Conv((IN, 3), OUT, **o),
+        random=({"dropout": 0.4},),
+    ),
+    pyg.TransformerConv: Spec(
+        lambda **o: pyg.TransformerConv(IN, o.pop("out", OUT), **o),
+        (
+            {},
+            {"heads": 3, "out": 7},
+            {"heads": 2, "concat": False},
+            {"beta": True},
+            {"beta": True, "concat": False, "heads": 2},
+            {"bias": False},
+            {"root_weight": False},
+            {"edge_dim": DIM, "heads": 2},
+            {"edge_dim": DIM, "concat": False, "heads": 3},
+            {"flow": "target_to_source", "edge_dim": DIM},
+        ),
+        ({"aggr": "mean"},),
+        (*PLAIN, "pair", "weights_wanted"),
+        "auto",
+        pair=lambda **o: pyg.TransformerConv((IN, 3), OUT, **o),
+        random=({"dropout": 0.4, "edge_dim": DIM},),
+    ),
+    pyg.AGNNConv: Spec(
+        lambda **o: pyg.AGNNConv(**o),
+        ({}, {"requires_grad": False}, {"add_self_loops": False}, {"flow": "target_to_source"}),
+        ({"aggr": "mean"},),
+    ),
+    pyg.SuperGATConv: Spec(
+        lambda **o: pyg.SuperGATConv(IN, o.pop("out", OUT), **o),
+        (
+            {},
+            {"heads": 3, "attention_type": "SD"},
+            {"heads": 2, "concat": False},
+            {"negative_slope": 0.5, "attention_type": "SD", "concat": False, "heads": 2},
+            {"add_self_loops": False},
+            {"bias": False},
+            {"edge_sample_ratio": 0.6, "neg_sample_ratio": 0.8},
+            {"is_undirected": True},
+        ),
+        ({"aggr": "mean"},),
+        ("plain",),
+        random=({"dropout": 0.4},),
+    ),
+}
