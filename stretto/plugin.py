@@ -45,7 +45,9 @@ def accelerate(model: M, *, strict: bool = False) -> M:
         return model
     known = [m for m in model.modules() if type(m) in FAST]
     already = [m for m in model.modules() if type(m) in STOCK]
-    left = [m for m in model.modules() if isinstance(m, MessagePassing) and type(m) not in FAST and type(m) not in STOCK]
+    left = [
+        m for m in model.modules() if isinstance(m, MessagePassing) and type(m) not in FAST and type(m) not in STOCK
+    ]
     if strict and left:
         names = ", ".join(sorted({type(m).__name__ for m in left}))
         raise StrettoError(f"accelerate: strict=True, but these layers have no fast path: {names}")

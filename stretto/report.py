@@ -45,9 +45,14 @@ class Report:
     def __str__(self) -> str:
         fast = sum(row.path == "fast" for row in self.rows)
         head = f"{fast} of {len(self.rows)} layers ran fast"
-        return head + "\n" + table(("layer", "conv", "path", "plan", "kernel", "reason"), [
-            (r.layer, r.conv, r.path, _short(r.plan), r.kernel, r.reason) for r in self.rows
-        ])
+        return (
+            head
+            + "\n"
+            + table(
+                ("layer", "conv", "path", "plan", "kernel", "reason"),
+                [(r.layer, r.conv, r.path, _short(r.plan), r.kernel, r.reason) for r in self.rows],
+            )
+        )
 
     __repr__ = __str__
 
@@ -61,7 +66,9 @@ def report(model: torch.nn.Module) -> Report:
             continue
         record = record_of(module)
         if not known:
-            reason = "not accelerated: call accelerate(model)" if type(module) in CONVS else "no fast path for this class"
+            reason = (
+                "not accelerated: call accelerate(model)" if type(module) in CONVS else "no fast path for this class"
+            )
             rows.append(Row(name or "(model)", type(module).__name__, "stock", "", "", reason))
             continue
         path = record.path or "not run yet"

@@ -220,9 +220,7 @@ def test_train_eval_modes_types_and_no_grad(data):
     stock.double(), fast.double()
     torch.testing.assert_close(fast(x.double(), edge_index), stock(x.double(), edge_index), rtol=1e-9, atol=1e-9)
     stock.bfloat16(), fast.bfloat16()
-    torch.testing.assert_close(
-        fast(x.bfloat16(), edge_index), stock(x.bfloat16(), edge_index), rtol=5e-2, atol=5e-2
-    )
+    torch.testing.assert_close(fast(x.bfloat16(), edge_index), stock(x.bfloat16(), edge_index), rtol=5e-2, atol=5e-2)
 
 
 def test_autocast(data):

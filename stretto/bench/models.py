@@ -144,18 +144,23 @@ def run(
     repeats: int = 5,
     compiled: bool = False,
     ablation: bool = True,
+    only: tuple[str, ...] = (),
     after: report.Step | None = None,
 ) -> Result:
-    """Check every candidate against stock, then time them in turns."""
+    """Check every candidate (or those named in `only`) against stock, then time them in turns."""
     data = datasets.load(graph)
     torch.manual_seed(0)
     x = data.x[:, : widths[0]].contiguous() if _wide_enough(data, widths[0]) else torch.randn(data.num_nodes, widths[0])
     y = torch.randint(widths[-1], (data.num_nodes,))
     first = Net(model, widths)
-    result = Result(model, graph, widths, train, data.num_nodes, data.edge_index.size(1), torch.get_num_threads(), repeats)
+    result = Result(
+        model, graph, widths, train, data.num_nodes, data.edge_index.size(1), torch.get_num_threads(), repeats
+    )
     calls: dict[str, Callable[[], object]] = {}
     truth: list[Tensor] | None = None
     for name, (make, arguments, environment) in _candidates(model, data, x, compiled, ablation).items():
+        if only and name not in only:
+            continue
         outcome = Outcome(name)
         result.outcomes.append(outcome)
         try:
@@ -352,7 +357,14 @@ def command(
         for name in model.split(","):
             with report.progress(7 + (repeats + 1) * 7, name) as after:
                 result = run(
-                    name, graph, sizes, train=not eval_, repeats=repeats, compiled=compiled, ablation=ablation, after=after
+                    name,
+                    graph,
+                    sizes,
+                    train=not eval_,
+                    repeats=repeats,
+                    compiled=compiled,
+                    ablation=ablation,
+                    after=after,
                 )
             show(out, result)
             records += result.to_dicts()

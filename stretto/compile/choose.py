@@ -84,7 +84,9 @@ class Chooser:
             best = min(decision.candidates, key=lambda p: measured[p])
             decision.chosen = best if measured[best] < HYSTERESIS * measured[first] else first
             decision.how = "measured"
-        store.add("plans", self._facts, {_text(key): {"plan": decision.chosen.name, "ms": measured[decision.chosen] * 1e3}})
+        store.add(
+            "plans", self._facts, {_text(key): {"plan": decision.chosen.name, "ms": measured[decision.chosen] * 1e3}}
+        )
 
     def decision(self, key: Hashable) -> Decision | None:
         """What is known of a signature."""

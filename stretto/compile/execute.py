@@ -32,7 +32,9 @@ class Adjacency:
     col_scale: Tensor | None = None
     weight: Tensor | None = None
 
-    def apply(self, x: Tensor, transposed: bool, y: Tensor | None = None, beta: float = 1.0, again: bool = False) -> Tensor:
+    def apply(
+        self, x: Tensor, transposed: bool, y: Tensor | None = None, beta: float = 1.0, again: bool = False
+    ) -> Tensor:
         """This matrix, or its transpose, times x, plus beta y. again: keep it differentiable."""
         graph = self.graph.T if transposed else self.graph
         row, col = (self.col_scale, self.row_scale) if transposed else (self.row_scale, self.col_scale)

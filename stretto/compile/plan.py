@@ -128,9 +128,7 @@ def _undominated(found: tuple[Plan, ...]) -> tuple[Plan, ...]:
     bags = [_bag(plan) for plan in found]
     kept = []
     for i, plan in enumerate(found):
-        worse = any(
-            j != i and _contains(bags[i], bags[j]) and (bags[i] != bags[j] or j < i) for j in range(len(found))
-        )
+        worse = any(j != i and _contains(bags[i], bags[j]) and (bags[i] != bags[j] or j < i) for j in range(len(found)))
         if not worse:
             kept.append(plan)
     return tuple(kept)

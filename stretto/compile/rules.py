@@ -144,4 +144,3 @@ def dominated_note(expression: Expression) -> str:
         total *= max(len(orders(term.factors)), 1)
     kept = len(forms(expression))
     return f"{total} orders of evaluation, {kept} kept"
-

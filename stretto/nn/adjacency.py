@@ -41,7 +41,9 @@ def values_of(edge_index: Any) -> Tensor | None:
     return edge_index.coo()[2] if hasattr(edge_index, "coo") else None
 
 
-def plain(conv: Any, edge_index: Any, num_src: int, num_dst: int, *, mean: bool = False, dtype: torch.dtype) -> Adjacency:
+def plain(
+    conv: Any, edge_index: Any, num_src: int, num_dst: int, *, mean: bool = False, dtype: torch.dtype
+) -> Adjacency:
     """The adjacency as it is, unweighted; mean: rows divided by their number of edges."""
     graph = graph_of(conv, edge_index, num_src, num_dst)
     return Adjacency(graph, row_scale=graph.mean_scale(_scale_type(dtype)) if mean else None)
@@ -65,7 +67,12 @@ def gcn(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None, **opt
     n = x.size(0)
     graph = graph_of(conv, edge_index, n, n)
     loops = options.get("add_self_loops", True)
-    if values_of(edge_index) is None and edge_weight is None and isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+    if (
+        values_of(edge_index) is None
+        and edge_weight is None
+        and isinstance(edge_index, Tensor)
+        and edge_index.layout == torch.strided
+    ):
         target = graph.with_self_loops if loops else graph
         scale = target.degree_power(-0.5, _scale_type(x.dtype))
         return Adjacency(target, scale, scale)

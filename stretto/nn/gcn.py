@@ -55,6 +55,4 @@ def _adjacency(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None
         kept, weight = conv._cached_edge_index
         graph = adjacency.graph_of(conv, kept, x.size(0), x.size(0))
         return Adjacency(graph, weight=weight if weight is not None else adjacency.values_of(kept))
-    return adjacency.gcn(
-        conv, x, edge_index, edge_weight, improved=conv.improved, add_self_loops=conv.add_self_loops
-    )
+    return adjacency.gcn(conv, x, edge_index, edge_weight, improved=conv.improved, add_self_loops=conv.add_self_loops)

@@ -30,7 +30,9 @@ def fast_sage(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     if conv.project and hasattr(conv, "lin"):
         x_src, own = conv.lin(x_src).relu(), False
     root = x_dst if conv.root_weight else None
-    out = root_linear(conv, edge_index, x_src, x_dst, size, conv.lin_l, conv.lin_r if conv.root_weight else None, root, own)
+    out = root_linear(
+        conv, edge_index, x_src, x_dst, size, conv.lin_l, conv.lin_r if conv.root_weight else None, root, own
+    )
     return torch.nn.functional.normalize(out, p=2.0, dim=-1) if conv.normalize else out
 
 
@@ -41,7 +43,17 @@ def fast_graph(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = 
     check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
     _check_aggr(conv)
     return root_linear(
-        conv, edge_index, x_src, x_dst, size, conv.lin_rel, conv.lin_root, x_dst, own, edge_weight=edge_weight, weighted=True
+        conv,
+        edge_index,
+        x_src,
+        x_dst,
+        size,
+        conv.lin_rel,
+        conv.lin_root,
+        x_dst,
+        own,
+        edge_weight=edge_weight,
+        weighted=True,
     )
 
 

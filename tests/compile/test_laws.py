@@ -10,7 +10,14 @@ PRIME = 10_007
 
 def _parse(text, values):
     """Evaluate a law's side: juxtaposition multiplies, ' transposes, ^2 squares, + adds, c is a number."""
-    tokens = text.replace("(", " ( ").replace(")", " ) ").replace("'", " ' ").replace("+", " + ").replace("^2", " ^2 ").split()
+    tokens = (
+        text.replace("(", " ( ")
+        .replace(")", " ) ")
+        .replace("'", " ' ")
+        .replace("+", " + ")
+        .replace("^2", " ^2 ")
+        .split()
+    )
     place = 0
 
     def total():
