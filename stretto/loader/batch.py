@@ -89,7 +89,8 @@ class Blueprint:
         for entry in self.entries:
             store = self._store(self.data, entry.store)
             value = store.get(entry.key)
-            out.append((entry.store, entry.key, id(value), value._version if isinstance(value, Tensor) else 0))
+            tracked = isinstance(value, Tensor) and not value.is_inference()
+            out.append((entry.store, entry.key, id(value), value._version if tracked else 0))
         return out
 
     def _store(self, data: Any, key: Any) -> Any:
@@ -107,7 +108,7 @@ class Blueprint:
             if entry.slice >= 0:
                 store[entry.key] = slot.slice(entry.slice)
                 continue
-            index = slot.edge_id(entry.number) if entry.of_edges else slot.n_id(entry.number)
+            index = slot.edge_id(entry.number, host=True) if entry.of_edges else slot.n_id(entry.number, host=True)
             value = store[entry.key]
             store[entry.key] = None if index is None else _index(value, index, store, entry.key, device)
         for key, relation, name in self.edge_keys:

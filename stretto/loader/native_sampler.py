@@ -272,7 +272,8 @@ class Slot:
         self.host: Tensor | None = None  # where memory came from, once it is on a device
 
     def _view(self, offset: int, count: int, dtype: torch.dtype, memory: Tensor | None = None) -> Tensor:
-        return (self.memory if memory is None else memory).narrow(0, offset, count * dtype.itemsize).view(dtype)
+        # .data: a version counter of its own, so that changing one attribute in place leaves the others as they were.
+        return (self.memory if memory is None else memory).narrow(0, offset, count * dtype.itemsize).view(dtype).data
 
     def _nodes(self, node_type: int) -> int:
         return 2 + node_type * (4 + self.sampler.num_hops)
@@ -287,10 +288,10 @@ class Slot:
     def num_edges(self, relation: int = 0) -> int:
         return self.table[self._edges(relation)]
 
-    def n_id(self, node_type: int = 0) -> Tensor:
+    def n_id(self, node_type: int = 0, *, host: bool = False) -> Tensor:
         """Global ids of the sampled nodes, seeds first. [nodes]"""
         at = self._nodes(node_type)
-        return self._view(self.table[at + 1], self.table[at], torch.int64)
+        return self._view(self.table[at + 1], self.table[at], torch.int64, self.host if host else None)
 
     def tree(self, node_type: int = 0) -> Tensor | None:
         """In disjoint sampling, the seed each node belongs to. [nodes]"""
@@ -304,7 +305,7 @@ class Slot:
     def edge_index(self, relation: int = 0) -> Tensor:
         """Local source and target of every edge, grouped by target. [2, edges]"""
         at = self._edges(relation)
-        return self._view(self.table[at + 1], 2 * self.table[at], torch.int64).view(2, -1)
+        return self._view(self.table[at + 1], 2 * self.table[at], torch.int64).view(2, self.table[at])
 
     def rowptr(self, relation: int = 0, *, host: bool = False) -> Tensor | None:
         """Where each target's edges start; host: as it was before the slot went to a device. [targets + 1]"""
@@ -319,10 +320,12 @@ class Slot:
         at = self._edges(relation)
         return None if self.table[at + 3] < 0 else self._view(self.table[at + 3], self.table[at], torch.int32)
 
-    def edge_id(self, relation: int = 0) -> Tensor | None:
+    def edge_id(self, relation: int = 0, *, host: bool = False) -> Tensor | None:
         """The user's number of every edge. [edges]"""
         at = self._edges(relation)
-        return None if self.table[at + 4] < 0 else self._view(self.table[at + 4], self.table[at], torch.int64)
+        if self.table[at + 4] < 0:
+            return None
+        return self._view(self.table[at + 4], self.table[at], torch.int64, self.host if host else None)
 
     def edges_per_hop(self, relation: int = 0) -> list[int]:
         at = self._edges(relation)

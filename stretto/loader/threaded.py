@@ -160,11 +160,12 @@ class Threaded:
             out.metadata = task.metadata
             batch = self.filter_fn(sampler.finish(out))  # type: ignore[attr-defined]
             return batch if self.device is None else batch.to(self.device)
-        batch = self._blueprint.build(slot, self.device)
-        self._count(batch, slot, task)
-        self._label(batch, task)
-        if self.trim:
-            batch = trimmed(batch, semantics=sampler.semantics)
+        with torch.inference_mode(False):  # ordinary tensors, whose graphs can be remembered, whoever asks for them
+            batch = self._blueprint.build(slot, self.device)
+            self._count(batch, slot, task)
+            self._label(batch, task)
+            if self.trim:
+                batch = trimmed(batch, semantics=sampler.semantics)
         if self.transform is not None:  # type: ignore[attr-defined]
             batch = self.transform(batch)  # type: ignore[attr-defined]
         if self.pin_memory and self.device is None and torch.cuda.is_available():  # type: ignore[attr-defined]
@@ -245,7 +246,8 @@ class _Pass:
         if self._stream is None:
             raise StopIteration
         try:
-            found = self._stream.next()
+            with torch.inference_mode(False):
+                found = self._stream.next()
         except ValueError:  # this batch failed; the others are not affected
             raise
         except BaseException:  # Ctrl-C while waiting: nobody knows where the stream stands

@@ -220,6 +220,34 @@ def test_edge_index_brings_its_csr():
         assert torch.equal(graph.edge_index, batch.edge_index)
 
 
+def test_attributes_of_a_batch_are_independent_of_each_other():
+    """They share memory, but a change of one in place is no change of another, to autograd or to Graph.of."""
+    data = homogeneous()
+    batch = next(iter(NeighborLoader(data, [4, 3], batch_size=64)))
+    weight = torch.randn(9, 2, requires_grad=True)
+    out = (batch.x @ weight).sum()
+    batch.y += 1
+    batch.time.zero_()
+    out.backward()
+    built = Graph.cache_info().built
+    Graph.of(batch.edge_index, batch.num_nodes)
+    assert Graph.cache_info().built == built
+
+
+def test_inference_mode():
+    data = homogeneous()
+    with torch.inference_mode():
+        loader = NeighborLoader(data, [4, 3], batch_size=64)
+        for _ in range(2):
+            for batch in loader:
+                check(batch, data)
+                built = Graph.cache_info().built
+                Graph.of(batch.edge_index, batch.num_nodes)
+                assert Graph.cache_info().built == built
+    for batch in loader:
+        check(batch, data)
+
+
 def test_trim_to_layer_and_layers_give_the_full_result():
     torch.manual_seed(0)
     data = homogeneous()
