@@ -10,7 +10,7 @@ import functools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -125,7 +125,7 @@ def _guarded(stock: type, fast: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _say(count: int, left: list[torch.nn.Module]) -> None:
+def _say(count: int, left: Sequence[torch.nn.Module]) -> None:
     total = count + len(left)
     text = f"accelerated {count} of {total} layers"
     if left:

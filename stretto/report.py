@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -179,7 +180,7 @@ def _element_size(args: tuple[Any, ...]) -> int:
     return floats[0].element_size() if floats else 4
 
 
-def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Plain columns, as wide as their widest cell; empty columns are left out."""
     used = [i for i in range(len(heads)) if any(row[i] for row in rows)]
     lines = [tuple(heads[i] for i in used), *(tuple(row[i] for i in used) for row in rows)]

@@ -9,6 +9,7 @@ with stock before anything is timed.
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import torch_geometric.nn as pyg
+import torch_geometric.nn
 import typer
 from rich.table import Table
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ from stretto.plugin import accelerate
 from stretto.tune.timing import Timing, measure, ratio
 
 OURS = "stretto"
+pyg: Any = torch_geometric.nn  # its layers look abstract to a type checker
 
 
 def _mlp(i: int, o: int) -> nn.Sequential:
@@ -65,7 +67,7 @@ class Net(nn.Module):
 
     def __init__(self, model: str, widths: list[int]) -> None:
         super().__init__()
-        sizes = list(zip(widths[:-1], widths[1:], strict=True))
+        sizes = list(itertools.pairwise(widths))
         self.layers = nn.ModuleList(LAYERS[model](i, o, k == len(sizes) - 1) for k, (i, o) in enumerate(sizes))
 
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Any = None) -> Tensor:
@@ -148,9 +150,9 @@ def run(
     after: report.Step | None = None,
 ) -> Result:
     """Check every candidate (or those named in `only`) against stock, then time them in turns."""
-    data = datasets.load(graph)
+    data = datasets.load_graph(graph)
     torch.manual_seed(0)
-    x = data.x[:, : widths[0]].contiguous() if _wide_enough(data, widths[0]) else torch.randn(data.num_nodes, widths[0])
+    x = _features(data, widths[0])
     y = torch.randint(widths[-1], (data.num_nodes,))
     first = Net(model, widths)
     result = Result(
@@ -268,8 +270,11 @@ def _relative(got: Tensor, wanted: Tensor) -> float:
     return float((got.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-30))
 
 
-def _wide_enough(data: Any, width: int) -> bool:
-    return data.x is not None and data.x.size(1) >= width
+def _features(data: datasets.Dataset, width: int) -> Tensor:
+    """The graph's own features cut to the width, or random ones where it has too few."""
+    if data.x is not None and data.x.size(1) >= width:
+        return data.x[:, :width].contiguous()
+    return torch.randn(data.num_nodes, width)
 
 
 def _peak(step: Callable[[], None]) -> int | None:

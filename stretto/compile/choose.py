@@ -1,7 +1,7 @@
 """Which plan a layer runs: predicted first, then settled by timing the best few inside the user's own steps.
 
-A decision is made once per signature (expression, gradients wanted, sizes, type, device) and looked up afterwards. Sizes
-of sampled batches are rounded to quarter octaves, so that a stream of batches shares a handful of decisions.
+A decision is made once per signature (expression, gradients wanted, sizes, type, device) and looked up afterwards.
+Sizes of sampled batches are rounded to quarter octaves, so that a stream of batches shares a handful of decisions.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def linear(
 ) -> Tensor:
     """Evaluate a layer's expression by the best plan. tensors: leaf name -> matrix; sparse: name -> Adjacency.
 
-    bias [o] is added to every row. note(key, plan) tells the caller what was chosen (for report and explain). stock: the
-    order PyG itself uses, "aggregate-first" or "update-first".
+    bias [o] is added to every row. note(key, plan) tells the caller what was chosen (for report and explain).
+    stock: the order PyG itself uses, "aggregate-first" or "update-first".
     """
     names = _names(expression)
     device = tensors[names[0]].device.type
@@ -183,7 +183,7 @@ def linear(
 
 @functools.cache
 def stock_plan(request: Request, stock: str) -> Plan:
-    """The order PyG and autograd take: aggregation before or after the weight, gradients that share the forward's work."""
+    """The order PyG and autograd take: aggregation before or after the weight, gradients sharing the forward's work."""
     found = plans(request)
     after = [p for p in found if str(p.forward).endswith(")") == (stock == "update-first")]
     return min(after or list(found), key=lambda p: sum(isinstance(n, MatMul) for n in p.nodes()))
@@ -236,7 +236,8 @@ def _keeper(tensors: dict[str, Tensor], sparse: dict[str, Adjacency]) -> Callabl
 
 
 def _product_key(node: Node, sparse: dict[str, Adjacency]) -> Hashable:
-    assert isinstance(node, MatMul) and isinstance(node.left, Sparse)
+    assert isinstance(node, MatMul)
+    assert isinstance(node.left, Sparse)
     adjacency = sparse[node.left.name]
     return node, adjacency.graph.number, id(adjacency.row_scale), id(adjacency.col_scale)
 

@@ -30,9 +30,7 @@ class Work:
 
 def children(node: Factor) -> Iterator[Node]:
     """The nodes a node is made of."""
-    if isinstance(node, Transpose):
-        yield node.of
-    elif isinstance(node, Scaled):
+    if isinstance(node, (Transpose, Scaled)):
         yield node.of
     elif isinstance(node, MatMul):
         if not isinstance(node.left, Sparse):

@@ -1,7 +1,7 @@
 """Runs a plan: forward and gradients of a whole layer as one autograd Function.
 
-The compiler knows nothing of kernels; this file asks a Backend for the two products it needs. STRETTO_BACKEND=torch runs
-the same plans on torch's own kernels.
+The compiler knows nothing of kernels; this file asks for the two products it needs. STRETTO_BACKEND=torch runs the same
+plans on torch's own kernels.
 """
 
 from __future__ import annotations
@@ -81,9 +81,8 @@ class Call:
 
 def run(call: Call, tensors: tuple[Tensor, ...]) -> Tensor:
     """The layer's result; differentiable where a gradient is wanted."""
-    if call.plan.gradients or any(t.requires_grad for t in tensors):
-        if torch.is_grad_enabled():
-            return _Layer.apply(call, *tensors)
+    if torch.is_grad_enabled() and (call.plan.gradients or any(t.requires_grad for t in tensors)):
+        return _Layer.apply(call, *tensors)
     return _Evaluation(call, dict(zip(call.names, tensors, strict=True))).forward()[0]
 
 
@@ -177,7 +176,8 @@ class _Evaluation:
             total = value if total is None else total + value
         for term in products:
             factor, inner = (self.call.scalars[term.by], term.of) if isinstance(term, Scaled) else (1.0, term)
-            assert isinstance(inner, MatMul) and not isinstance(inner.left, Sparse)
+            assert isinstance(inner, MatMul)
+            assert not isinstance(inner.left, Sparse)
             left, right = self.value(inner.left), self.value(inner.right)
             if total is None:
                 total = left @ right if factor == 1.0 else (left @ right) * factor

@@ -1,7 +1,7 @@
 """Products of constants kept across steps: A X when X is the same unchanged tensor step after step.
 
-A product is kept once its tensor has been seen twice without a change (identity and version; what comes out of dropout is
-a new tensor every step and never qualifies), while the budget STRETTO_HOIST_MB allows, as long as the tensor lives.
+A product is kept once its tensor has been seen twice without a change (identity and version; what comes out of dropout
+is a new tensor every step and never qualifies), while the budget STRETTO_HOIST_MB allows, as long as the tensor lives.
 """
 
 from __future__ import annotations

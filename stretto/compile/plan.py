@@ -52,7 +52,7 @@ class Plan:
 
     def nodes(self) -> dict[Node, None]:
         """All nodes computed, each once."""
-        seen: dict[Node, None] = {node: None for node in self.hoisted}
+        seen: dict[Node, None] = dict.fromkeys(self.hoisted)
         for root in (self.forward, *(node for _, node in self.gradients)):
             _close(root, seen)
         for node in self.hoisted:

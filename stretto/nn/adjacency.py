@@ -1,4 +1,4 @@
-"""From what a user hands to a conv (edge_index in any format, edge weights, sizes) to the Adjacency a plan multiplies by.
+"""From what a user hands to a conv (edge_index in any format, weights, sizes) to the Adjacency a plan multiplies by.
 
 Everything that depends on the graph alone is kept on the Graph: it is computed in the first step and looked up after.
 """

@@ -1,7 +1,7 @@
 """What every accelerated layer shares: the guards, the fall-back to stock, and the record of what happened.
 
-A layer is accelerated by a function fast(conv, *args, **kwargs) that computes what conv.forward would, or raises Decline
-before it has changed anything; stock then runs, and report() says why.
+A layer is accelerated by a function fast(conv, *args, **kwargs) that computes what conv.forward would, or raises
+Decline before it has changed anything; stock then runs, and report() says why.
 """
 
 from __future__ import annotations

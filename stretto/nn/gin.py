@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn.models import MLP
 from torch_geometric.nn.dense import Linear
+from torch_geometric.nn.models import MLP
 
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
 from stretto.nn import adjacency

@@ -1,6 +1,6 @@
 """SGConv, SSGConv, TAGConv, LGConv and APPNP: polynomials of the normalised adjacency.
 
-Powers are chains of aggregations, taken on whichever side of the weight is narrower; sums of powers are Horner's scheme.
+Powers are chains of aggregations, taken on whichever side of the weight is narrower; their sums are Horner's scheme.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every law, exactly: both sides agree in integer arithmetic modulo a prime, where there is no rounding to hide behind."""
+"""Every law, exactly: both sides agree in integer arithmetic modulo a prime, where no rounding can hide anything."""
 
 import numpy as np
 import pytest

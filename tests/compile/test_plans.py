@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stretto import Graph
-from stretto.compile import Adjacency, Leaf, Request, Sparse, Term, Transpose, plans
+from stretto.compile import Adjacency, Leaf, Request, Sparse, Transpose, plans
 from stretto.compile.execute import Call, run
 from stretto.compile.expr import gradient, leaves
 from stretto.compile.plan import rank
@@ -130,7 +130,7 @@ def _widths(expression, wanted, sizes, hoisted=()):
     return sum(w.width for w in best.works(sizes) if w.kind == "spmm")
 
 
-# Sparse work per epoch of two-layer nets, in units of E: the "full space" of a constant first layer and its best orders.
+# Sparse work per epoch of two-layer nets, in units of E: a constant first layer costs none, the second its best order.
 @pytest.mark.parametrize(
     ("widths", "total"),
     [((602, 32, 41), 64), ((100, 256, 47), 94), ((128, 256, 40), 80), ((1433, 16, 7), 14)],
