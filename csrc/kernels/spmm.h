@@ -40,7 +40,15 @@ struct SpmmView {
     A* ties;
     int64_t prefetch;
     A sign;
+    bool one_chain;  // the untiled row has more vectors than are ever unrolled: a narrower tile must add in that order
 };
+
+// Narrow rows: several edges in flight, so that the chain of dependent additions does not set the pace.
+template <Reduce R, int NV>
+constexpr int edges_in_flight = R != Reduce::sum ? 1
+                                : NV <= 2        ? 4
+                                : NV <= 4        ? 2
+                                                 : 1;
 
 template <Reduce R, class A>
 STRETTO_INLINE Vec<A> identity() {
@@ -61,15 +69,13 @@ STRETTO_INLINE void combine(Vec<A>& acc, Vec<A>& count, Vec<A> value, Vec<A> val
 
 // Reduces the edges [begin, end) of one row, columns [c, c + width) of x with width in (lanes * (NV - 1), lanes * NV].
 // Rows up to edge `ahead_end` may be prefetched: the next rows' edges follow this row's.
-template <class T, class Index, Reduce R, bool Scaled, bool Ties, int NV>
+template <class T, class Index, Reduce R, bool Scaled, bool Ties, int NV, int unroll>
 STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, const Index* edge_id, int64_t begin,
                                  int64_t end, int64_t ahead_end, int64_t c, int tail, Vec<Acc<T>>* acc,
                                  Vec<Acc<T>>* count) {
     using A = Acc<T>;
     constexpr int L = lanes<A>;
     const T* x = v.x + c;
-    // Narrow rows: several edges in flight, so that the chain of dependent additions does not set the pace.
-    constexpr int unroll = (R == Reduce::sum && NV <= 2) ? 4 : (R == Reduce::sum && NV <= 4) ? 2 : 1;
     Vec<A> lane[unroll][NV];
     for (int u = 0; u < unroll; ++u)
         for (int k = 0; k < NV; ++k) lane[u][k] = identity<R, A>();
@@ -129,11 +135,16 @@ void run_task(const SpmmView<T>& v, const stretto_csr& g, const int64_t* task, i
     const auto* edge_id = static_cast<const Index*>(g.edge_id);
     const bool piece = task[4] >= 0;  // of a long row: the partial result goes to its slot
     const int64_t ahead_end = v.prefetch > 0 && col ? task[3] : 0;
+    constexpr int unroll = edges_in_flight<R, NV>;
     Vec<A> acc[NV], count[NV];
     for (int64_t row = task[0]; row < task[1]; ++row) {
         for (int k = 0; k < NV; ++k) count[k] = Vec<A>{};
         const int64_t begin = piece ? task[2] : v.rowptr[row], end = piece ? task[3] : v.rowptr[row + 1];
-        reduce_edges<T, Index, R, Scaled, Ties, NV>(v, col, edge_id, begin, end, ahead_end, c, tail, acc, count);
+        if (unroll > 1 && v.one_chain)
+            reduce_edges<T, Index, R, Scaled, Ties, NV, 1>(v, col, edge_id, begin, end, ahead_end, c, tail, acc, count);
+        else
+            reduce_edges<T, Index, R, Scaled, Ties, NV, unroll>(v, col, edge_id, begin, end, ahead_end, c, tail, acc,
+                                                                count);
         if (!piece) {
             finish_row<T, R, Ties, NV>(v, row, begin == end, c, tail, acc, count);
             continue;
@@ -199,6 +210,7 @@ int run_spmm(const SpmmArgs& a) {
     // Even register tiles: as few as fit, none much narrower than the others.
     const int64_t vectors = (width + L - 1) / L;
     int64_t limit = choose(1 << 20).vectors;
+    const bool one_chain = vectors > 4 && limit > 4;
     if (a.tile > 0 && a.tile / L < limit) limit = a.tile / L > 0 ? a.tile / L : 1;
     const int64_t tiles = (vectors + limit - 1) / limit, per = (vectors + tiles - 1) / tiles;
     const int64_t used = (vectors + per - 1) / per;  // rounding up may leave fewer
@@ -227,7 +239,8 @@ int run_spmm(const SpmmArgs& a) {
                            a.ldo,
                            static_cast<A*>(a.ties),
                            a.prefetch,
-                           A(a.reduce == STRETTO_MIN ? -1 : 1)};
+                           A(a.reduce == STRETTO_MIN ? -1 : 1),
+                           one_chain};
     const auto tile_at = [&](int64_t i, auto&& use) {
         const int64_t block = i / used, t = i % used;
         SpmmView<T> v = view;
