@@ -1,8 +1,8 @@
 """`stretto demo`: stock PyG and the same code with two lines added, side by side.
 
 First a two-layer GCN on the embedded Cora, trained to accuracy: both start from the same weights and draw the same
-dropout masks, so they must agree. Then training steps on a power-law graph of the size of ogbn-arxiv, where the time goes
-into the graph: times, memory, speed-up and difference of the loss, and what report() says of the model.
+dropout masks, so they must agree. Then training steps on a power-law graph of the size of ogbn-arxiv, where the time
+goes into the graph: times, memory, speed-up and difference of the loss, and what report() says of the model.
 """
 
 import copy
