@@ -223,6 +223,41 @@ STRETTO_INLINE void store_lanes(T* p, Vec<Acc<T>> value, int n) {
         store_first(p, value, n);
 }
 
+// The larger of two numbers per lane; NaN wins, as in torch.
+template <class A>
+STRETTO_INLINE Vec<A> larger(Vec<A> a, Vec<A> b) {
+#if defined(__AVX512F__)
+    // The instruction returns its second operand if either is NaN, which is right unless only the first one is.
+    if constexpr (std::is_same_v<A, float>) {
+        const auto x = reinterpret_cast<__m512>(a), y = reinterpret_cast<__m512>(b);
+        return reinterpret_cast<vf32>(_mm512_mask_max_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), x, y));
+    } else {
+        const auto x = reinterpret_cast<__m512d>(a), y = reinterpret_cast<__m512d>(b);
+        return reinterpret_cast<vf64>(_mm512_mask_max_pd(x, _mm512_cmp_pd_mask(x, x, _CMP_ORD_Q), x, y));
+    }
+#else
+    return (b > a) | (b != b) ? b : a;
+#endif
+}
+
+// The same, and how many entries attain the maximum: count goes with a, count_b with b.
+template <class A>
+STRETTO_INLINE Vec<A> larger_counting(Vec<A> a, Vec<A>& count, Vec<A> b, Vec<A> count_b) {
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<A, float>) {
+        const auto x = reinterpret_cast<__m512>(a), y = reinterpret_cast<__m512>(b);
+        const auto n = reinterpret_cast<__m512>(count), m = reinterpret_cast<__m512>(count_b);
+        const __mmask16 better = _mm512_cmp_ps_mask(y, x, _CMP_GT_OQ) | _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q);
+        const __m512 sum = _mm512_mask_add_ps(n, _mm512_cmp_ps_mask(x, y, _CMP_EQ_OQ), n, m);
+        count = reinterpret_cast<vf32>(_mm512_mask_mov_ps(sum, better, m));
+        return reinterpret_cast<vf32>(_mm512_mask_mov_ps(x, better, y));
+    }
+#endif
+    const auto better = (b > a) | (b != b);
+    count = better ? count_b : (b == a ? count + count_b : count);
+    return better ? b : a;
+}
+
 // Sum of all lanes, in a fixed order.
 template <class A>
 STRETTO_INLINE A sum_lanes(Vec<A> value) {

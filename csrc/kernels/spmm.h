@@ -55,16 +55,13 @@ STRETTO_INLINE Vec<A> identity() {
     return broadcast<A>(R == Reduce::max ? A(-__builtin_inf()) : R == Reduce::mul ? A(1) : A(0));
 }
 
-// acc <- reduce(acc, value); NaN wins, as in torch. Counting also tells how many entries attain the maximum.
+// acc <- reduce(acc, value). Counting also tells how many entries attain the maximum.
 template <Reduce R, bool Ties, class A>
 STRETTO_INLINE void combine(Vec<A>& acc, Vec<A>& count, Vec<A> value, Vec<A> value_count) {
     if constexpr (R == Reduce::sum) acc += value;
     if constexpr (R == Reduce::mul) acc *= value;
-    if constexpr (R == Reduce::max) {
-        const auto better = (value > acc) | (value != value);
-        if constexpr (Ties) count = better ? value_count : (value == acc ? count + value_count : count);
-        acc = better ? value : acc;
-    }
+    if constexpr (R == Reduce::max && Ties) acc = larger_counting<A>(acc, count, value, value_count);
+    if constexpr (R == Reduce::max && !Ties) acc = larger<A>(acc, value);
 }
 
 // Reduces the edges [begin, end) of one row, columns [c, c + width) of x with width in (lanes * (NV - 1), lanes * NV].
