@@ -19,6 +19,7 @@ from torch_geometric.nn import MessagePassing
 
 from stretto import settings
 from stretto.errors import StrettoError, expect
+from stretto.loader import swap
 from stretto.nn import CONVS
 from stretto.nn.base import accelerated_forward
 from stretto.nn.classes import FAST, STOCK
@@ -90,6 +91,7 @@ def patch() -> None:
         for stock, fast in CONVS.items():
             _patched[stock] = stock.forward  # type: ignore[attr-defined]
             stock.forward = _guarded(stock, fast)  # type: ignore[attr-defined]
+        swap.install()  # PyG's names for loaders mean ours
     logger.info("stretto: patched %d layer classes", len(CONVS))
 
 
@@ -104,6 +106,7 @@ def unpatch() -> None:
             for stock, forward in _patched.items():
                 stock.forward = forward  # type: ignore[attr-defined]
             _patched.clear()
+            swap.remove()
 
 
 def is_patched() -> bool:

@@ -5,6 +5,7 @@ import torch_geometric.loader
 from torch_geometric.data.lightning import datamodule
 
 from stretto.loader import LinkNeighborLoader, NeighborLoader, NeighborSampler, swap
+from stretto.plugin import patch, unpatch
 from tests.loader.data import check, homogeneous
 
 
@@ -25,6 +26,16 @@ def test_names_are_swapped_and_put_back():
     assert torch_geometric.loader.NeighborLoader is loader
     assert torch_geometric.loader.LinkNeighborLoader is link
     assert datamodule.NeighborSampler is sampler
+
+
+def test_patch_swaps_the_loaders_too():
+    stock = torch_geometric.loader.NeighborLoader
+    patch()
+    try:
+        assert torch_geometric.loader.NeighborLoader is NeighborLoader
+    finally:
+        unpatch()
+    assert torch_geometric.loader.NeighborLoader is stock
 
 
 def test_a_node_loader_as_the_datamodule_makes_it():
