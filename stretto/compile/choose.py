@@ -161,7 +161,15 @@ def linear(
     first = tensors[names[0]]
     as_stock = settings.get("STRETTO_PLAN") == "stock"
     hoisted = () if as_stock else _hoistable(expression, tensors, sparse, sizes)
-    key = (expression, wanted, hoisted, _rounded(sizes), first.dtype, device, settings.get("STRETTO_BACKEND"))
+    key = (
+        expression,
+        wanted,
+        hoisted,
+        _rounded(tuple(sizes.items())),
+        first.dtype,
+        device,
+        settings.get("STRETTO_BACKEND"),
+    )
     request = Request(expression, wanted, hoisted)
     if as_stock:
         plan = stock_plan(request, stock)
@@ -249,30 +257,38 @@ def _innermost(node: Node) -> Leaf:
     return node
 
 
-def _sizes(expression: Expression, tensors: dict[str, Tensor], sparse: dict[str, Adjacency]) -> Sizes:
-    sizes: Sizes = {}
+@functools.cache
+def _sources(expression: Expression) -> tuple[tuple[bool, str, str, str], ...]:
+    """Where each symbolic size is read from: (sparse, name, rows, columns)."""
+    found: dict[tuple[bool, str, str, str], None] = {}
     for term in expression:
         for factor in term.factors:
-            if isinstance(factor, Sparse):
-                graph = sparse[factor.name].graph
-                sizes["E"] = graph.num_edges
-                rows, cols = graph.num_rows, graph.num_cols
-                sizes[factor.rows], sizes[factor.cols] = (cols, rows) if factor.transposed else (rows, cols)
-                if sparse[factor.name].weight is not None:
-                    sizes["weighted"] = 1
-            else:
-                leaf = factor.of if isinstance(factor, Transpose) else factor
-                assert isinstance(leaf, Leaf)
-                sizes[leaf.rows], sizes[leaf.cols] = tensors[leaf.name].shape
+            inner = factor.of if isinstance(factor, Transpose) else factor
+            assert isinstance(inner, (Leaf, Sparse))
+            rows, cols = inner.rows, inner.cols
+            if isinstance(inner, Sparse) and inner.transposed:
+                rows, cols = cols, rows
+            found[isinstance(inner, Sparse), inner.name, rows, cols] = None
+    return tuple(found)
+
+
+def _sizes(expression: Expression, tensors: dict[str, Tensor], sparse: dict[str, Adjacency]) -> Sizes:
+    sizes: Sizes = {}
+    for is_sparse, name, rows, cols in _sources(expression):
+        if is_sparse:
+            graph = sparse[name].graph
+            sizes["E"], sizes[rows], sizes[cols] = graph.num_edges, graph.num_rows, graph.num_cols
+            if sparse[name].weight is not None:
+                sizes["weighted"] = 1
+        else:
+            sizes[rows], sizes[cols] = tensors[name].shape
     return sizes
 
 
-def _rounded(sizes: Sizes) -> tuple[Any, ...]:
+@functools.lru_cache(maxsize=4096)
+def _rounded(sizes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
     """Node and edge counts in quarter octaves, widths as they are."""
-    counts = {"n", "m", "E"}
-    return tuple(
-        (name, round(4 * math.log2(size)) if name in counts and size else size) for name, size in sorted(sizes.items())
-    )
+    return tuple((n, round(4 * math.log2(size)) if n in ("n", "m", "E") and size else size) for n, size in sizes)
 
 
 def _small(sizes: Sizes) -> bool:

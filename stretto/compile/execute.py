@@ -150,14 +150,15 @@ class _Evaluation:
         return found
 
     def _compute(self, node: Node) -> Tensor:
-        if isinstance(node, Leaf):
-            return self.leaves[node.name]
-        if isinstance(node, Transpose):
-            return self.value(node.of).t()
+        kind = type(node)
+        if kind is Leaf:
+            return self.leaves[node.name]  # type: ignore[union-attr]
+        if kind is Transpose:
+            return self.value(node.of).t()  # type: ignore[union-attr]
         if isinstance(node, MatMul):
-            if isinstance(node.left, Sparse):
+            if type(node.left) is Sparse:
                 return self._hop(node.left, self.value(node.right))
-            return self.value(node.left) @ self.value(node.right)
+            return self.value(node.left) @ self.value(node.right)  # type: ignore[arg-type]
         if isinstance(node, Scaled):
             return self.value(node.of) * self.call.scalars[node.by]
         if isinstance(node, Add):
