@@ -3,6 +3,8 @@
 from stretto import ops
 from stretto.errors import StrettoError
 from stretto.graph import Graph
+from stretto.inference import inference
+from stretto.loader import LinkNeighborLoader, NeighborLoader, NeighborSampler, Store
 from stretto.plugin import accelerate, accelerated, is_patched, patch, restore, unpatch
 from stretto.report import explain, report
 
@@ -10,10 +12,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Graph",
+    "LinkNeighborLoader",
+    "NeighborLoader",
+    "NeighborSampler",
+    "Store",
     "StrettoError",
     "accelerate",
     "accelerated",
     "explain",
+    "inference",
     "is_patched",
     "ops",
     "patch",
