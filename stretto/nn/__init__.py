@@ -7,7 +7,33 @@ from __future__ import annotations
 
 import torch_geometric.nn as pyg
 
-from stretto.nn import agnn, arma, cheb, cluster, gat, gatv2, gcn, gcn2, gin, hops, le, mf, sage, supergat, transformer
+from stretto.nn import (
+    agnn,
+    arma,
+    cheb,
+    cluster,
+    edge_conv,
+    film,
+    gat,
+    gated,
+    gatv2,
+    gcn,
+    gcn2,
+    gen,
+    gin,
+    gine,
+    gmm,
+    hops,
+    hypergraph,
+    le,
+    mf,
+    nn_conv,
+    pna,
+    rgcn,
+    sage,
+    supergat,
+    transformer,
+)
 from stretto.nn.base import Decline, Fast, Record, record_of
 
 CONVS: dict[type, Fast] = {
@@ -31,6 +57,18 @@ CONVS: dict[type, Fast] = {
     pyg.TransformerConv: transformer.fast,
     pyg.AGNNConv: agnn.fast,
     pyg.SuperGATConv: supergat.fast,
+    pyg.RGCNConv: rgcn.fast,
+    pyg.FastRGCNConv: rgcn.fast_grouped,
+    pyg.FiLMConv: film.fast,
+    pyg.ResGatedGraphConv: gated.fast_residual,
+    pyg.GINEConv: gine.fast,
+    pyg.EdgeConv: edge_conv.fast,
+    pyg.CGConv: gated.fast_crystal,
+    pyg.NNConv: nn_conv.fast,
+    pyg.GMMConv: gmm.fast,
+    pyg.GENConv: gen.fast,
+    pyg.PNAConv: pna.fast,
+    pyg.HypergraphConv: hypergraph.fast,
 }
 
 __all__ = ["CONVS", "Decline", "Record", "record_of"]

@@ -11,7 +11,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 from stretto.compile import Adjacency
 from stretto.graph import Graph
 from stretto.nn import adjacency
-from stretto.nn.base import Decline, check_input
+from stretto.nn.base import Decline, check_input, weight_of
 from stretto.nn.sage import destinations
 from stretto.ops import gather_rows, segment_reduce
 
@@ -147,3 +147,20 @@ def gcn_adjacency(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | N
 def learns(adj: Adjacency) -> bool:
     """Whether the adjacency's weights carry gradients: then the differentiable op runs instead of a plan."""
     return adj.weight is not None and adj.weight.requires_grad and torch.is_grad_enabled()
+
+
+def split_weight(linear: Any, like: Tensor, *widths: int) -> tuple[Tensor, ...]:
+    """The columns of a Linear that act on each part of its concatenated input, or Decline. -> [o, w] each."""
+    weight = weight_of(linear, like.new_empty(0, sum(widths)))
+    return weight.split(list(widths), dim=1)
+
+
+def has_edges(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """1 for nodes that receive messages, 0 for the others. [n, 1]; kept."""
+    return graph.derived(("has edges", dtype), lambda: (graph.degree > 0).to(dtype).unsqueeze(1))
+
+
+def is_stock(module: Any, kind: type) -> bool:
+    """Whether a module is exactly of a stock class, accelerated or not: not of a user's class derived from it."""
+    found = type(module)
+    return found is kind or (found.__module__ == "stretto.nn.classes" and found.__base__ is kind)

@@ -1,5 +1,5 @@
-"""GATConv. The logits are x (W a): the attention vectors are folded into the weight, so the projected features are needed
-for the values alone, and the weighted sum may be taken before the projection: one gather of x serves all heads."""
+"""GATConv. The logits are x (W a): the attention vectors are folded into the weight, so the projected features serve
+the values alone, and the weighted sum may be taken before the projection: one gather of x serves all heads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""TransformerConv: scaled dot products in one pass. Edge features enter folded: q . (W_e e) is (q W_e) . e, and the sum of
-alpha W_e e is W_e times the sum of alpha e, so no edge x channel array is made."""
+"""TransformerConv: scaled dot products in one pass. Edge features enter folded: q . (W_e e) is (q W_e) . e, and the sum
+of alpha W_e e is W_e times the sum of alpha e, so no edge x channel array is made."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _call(graph: str, spec: Spec, dtype: torch.dtype, change: Callable[[Tensor, 
     learned = (0, 2) if spec.edge == "attr" else (0,)
     if spec.initial:
         return Data((_features(m, dtype), _features(m, dtype, IN, 8), edges, *third), {}, (0, 1))
-    return Data((_features(m, dtype), edges, *third), {}, learned)
+    return Data((_features(m, dtype, spec.width), edges, *third), {}, learned)
 
 
 def plain(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
@@ -144,6 +144,30 @@ def size(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
     return replace(pair_none(graph, spec, dtype), kwargs={"size": ZOO[graph]()[1]})
 
 
+def typed(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    return _call(graph, replace(spec, edge="type"), dtype)
+
+
+def numbers(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    """Nodes as rows of an embedding instead of features."""
+    data = _call(graph, spec, dtype)
+    rows = torch.randint(IN, (data.args[0].size(0),), generator=torch.Generator().manual_seed(9))
+    return replace(data, args=(rows, *data.args[1:]))
+
+
+def no_numbers(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    """x is None: as many nodes as input channels."""
+    data = _call(graph, spec, dtype)
+    return replace(data, args=(None, data.args[1] % IN, *data.args[2:]))
+
+
+def weight_hyper(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    edge_index, _ = ZOO[graph]()
+    count = int(edge_index[1].max()) + 1 if edge_index.numel() else 0
+    data = _call(graph, spec, dtype)
+    return replace(data, args=(*data.args, _weights(count, dtype)), learned=(0, 2))
+
+
 def no_attr(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
     return _call(graph, replace(spec, edge=""), dtype)
 
@@ -169,6 +193,10 @@ INPUTS: dict[str, Callable[[str, Spec, torch.dtype], Data]] = {
     "pair": pair,
     "pair_none": pair_none,
     "size": size,
+    "typed": typed,
+    "numbers": numbers,
+    "no_numbers": no_numbers,
+    "weight_hyper": weight_hyper,
     "no_attr": no_attr,
     "attr_vector": attr_vector,
     "weights_wanted": weights_wanted,

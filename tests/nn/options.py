@@ -12,6 +12,7 @@ import torch_geometric.nn as pyg
 from torch.nn import Linear, ReLU, Sequential, Sigmoid
 
 from tests.nn.options_attention import ATTENTION
+from tests.nn.options_edges import EDGES
 from tests.nn.spec import IN, OUT, PAIR, PLAIN, WEIGHTED, Spec, sequential
 
 
@@ -181,4 +182,4 @@ LINEAR: dict[type, Spec] = {
     ),
 }
 
-SPECS: dict[type, Spec] = {**LINEAR, **ATTENTION}
+SPECS: dict[type, Spec] = {**LINEAR, **ATTENTION, **EDGES}

@@ -27,6 +27,7 @@ class Spec:
     takes: tuple[str, ...] = PLAIN
     edge: str = ""  # what stands behind edge_index: nothing, "attr", "type", or "auto": attr if edge_dim is given
     pair: Callable[..., torch.nn.Module] | None = None  # for (x_src, x_dst) of different widths
+    width: int = IN
     pair_width: int = 3
     initial: bool = False  # a second [n, channels] stands after x
     random: tuple[Options, ...] = ()  # options whose training draws other random bits than stock

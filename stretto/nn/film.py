@@ -1,0 +1,54 @@
+"""FiLMConv: act(gamma_i x_j + beta_i) per edge and relation; without an activation it is linear and stays on nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.graph import Graph
+from stretto.nn import adjacency, edges
+from stretto.nn.base import Decline, record_of
+from stretto.ops import spmm
+
+
+def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
+    """What FiLMConv.forward computes."""
+    x_src, x_dst = edges.both_ends(x)
+    reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
+    if conv.num_relations <= 1:
+        graphs = [edges.graph_between(conv, edge_index, x_src, x_dst)]
+    else:
+        graphs = _by_relation(conv, edges.plain_graph(conv, edge_index, x_src, x_dst), edge_type)
+    record_of(conv).plan = "relations in turn, messages reduced over the cached index"
+    beta, gamma = conv.film_skip(x_dst).split(conv.out_channels, dim=-1)
+    out = gamma * conv.lin_skip(x_dst) + beta
+    if conv.act is not None:
+        out = conv.act(out)
+    for graph, lin, film in zip(graphs, conv.lins, conv.films, strict=True):
+        beta, gamma = film(x_dst).split(conv.out_channels, dim=-1)
+        out = out + _modulated(conv, graph, lin(x_src), gamma, beta, reduce)
+    return out
+
+
+def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, reduce: str) -> Tensor:
+    """reduce over edges of act(gamma_i h_j + beta_i). -> [n, o]."""
+    if conv.act is None and reduce in ("sum", "mean"):
+        count = graph.degree.to(h.dtype).unsqueeze(1) if reduce == "sum" else edges.has_edges(graph, h.dtype)
+        return gamma * spmm(graph, h, reduce=reduce) + beta * count
+    scale, shift = edges.at_targets(graph, torch.cat([gamma, beta], dim=1)).split(h.size(1), dim=1)
+    message = scale * edges.at_sources(graph, h) + shift
+    return edges.reduce_edges(graph, message if conv.act is None else conv.act(message), reduce)
+
+
+def _by_relation(conv: Any, graph: Graph, edge_type: Any) -> list[Graph]:
+    if not isinstance(edge_type, Tensor) or edge_type.shape != (graph.num_edges,):
+        raise Decline("edge_type is not one number per edge")
+
+    def make() -> list[Graph]:
+        sizes = (graph.num_cols, graph.num_rows)
+        return [Graph.of(graph.edge_index[:, edge_type == r].contiguous(), sizes) for r in range(conv.num_relations)]
+
+    found: list[Graph] = adjacency.kept_for(graph, ("by relation", conv.num_relations), edge_type, make)
+    return found

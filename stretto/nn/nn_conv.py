@@ -1,0 +1,54 @@
+"""NNConv: x_j times a matrix made from the edge's features. Where that matrix is linear in h(e), the sum over edges of
+h(e) (x) x_j comes first and one GEMM follows: no edge x in x out array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.nn import edges
+from stretto.nn.base import Decline, record_of
+from stretto.nn.gin import LINEAR, hooked
+from stretto.ops.attention import attention
+
+
+def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
+    """What NNConv.forward computes."""
+    x_src, x_dst, _ = edges.ends(x)
+    reduce = edges.check_aggr(conv, "add", "sum", "mean")
+    graph = edges.plain_graph(conv, edge_index, x_src, x_dst, size)
+    attr = edges.one_per_edge(graph, edge_attr, x_src)
+    before, last = _ending_in_linear(conv.nn)
+    i, o = conv.in_channels_l, conv.out_channels
+    if attr.dim() != 2 or x_src.size(1) != i or last.weight.dtype != x_src.dtype or last.weight.size(0) != i * o:
+        raise Decline("x, edge_attr or nn does not fit the layer")
+    hidden = last.weight.size(1) + (last.bias is not None)
+    if graph.num_rows * hidden > 4 * graph.num_edges * o and graph.num_rows * hidden * i > 1 << 16:
+        raise Decline("few edges: node x hidden sums would be larger than the messages")
+    h = attr
+    for module in before:
+        h = module(h)
+    weight = last.weight.view(i, o, -1).permute(2, 0, 1)
+    if last.bias is not None:  # a bias of the matrix is one more hidden unit, always 1
+        h = torch.cat([h, h.new_ones(h.size(0), 1)], dim=1)
+        weight = torch.cat([weight, last.bias.view(1, i, o)])
+    record_of(conv).plan = "(sum h (x) X_j) W, no matrix per edge"
+    u = attention(graph, x_src.unsqueeze(1), edge=h, form="weight")
+    assert isinstance(u, Tensor)
+    out = u.reshape(-1, hidden * i) @ weight.reshape(hidden * i, o)
+    if reduce == "mean":
+        out = out * graph.mean_scale(out.dtype).unsqueeze(1)
+    if x_dst is not None and conv.root_weight:
+        out = out + conv.lin(x_dst)
+    return out if conv.bias is None else out + conv.bias
+
+
+def _ending_in_linear(nn: Any) -> tuple[list[Any], Any]:
+    """The modules before a network's last Linear, and it; or Decline."""
+    if type(nn) in LINEAR and not hooked(nn):
+        return [], nn
+    if type(nn) is torch.nn.Sequential and len(nn) and type(nn[-1]) in LINEAR and not hooked(nn, nn[-1]):
+        return list(nn)[:-1], nn[-1]
+    raise Decline("nn does not end in a Linear")
