@@ -82,7 +82,8 @@ def run(
     backend = kernels.backend(x.device)
     width = x.size(1) if x.dim() == 2 else x.size(1) * x.size(2)
     options = {"row_scale": row_scale, "col_scale": col_scale, "y": y, "beta": beta}
-    if x.device.type != "cpu" or backend is reference or csr.num_edges * width < SMALL:
+    device = "cpu" if backend is kernels.cpu else x.device.type
+    if backend is reference or csr.num_edges * width < SMALL[device]:
         return backend.spmm(csr, x, weight, **options)[0]
     plain = row_scale is None and col_scale is None and y is None and x.dim() == 2 and x.dtype in _PLAIN_TYPES
     key = (
@@ -93,6 +94,7 @@ def run(
         0 if weight is None else weight.dim(),
         col_scale is not None,
         plain,
+        *([device] if device != "cpu" else []),
     )
 
     def call(variant: Variant) -> Tensor:
@@ -100,10 +102,12 @@ def run(
             return vendor.spmm(csr, x, weight)[0]
         return backend.spmm(csr, x, weight, **options, **variant.options)[0]
 
-    return picker.run(key, legal("spmm", "cpu", width=width, plain=plain), call)
+    wait = torch.cuda.synchronize if device == "cuda" else None
+    return picker.run(key, legal("spmm", device, width=width, plain=plain), call, wait=wait)
 
 
-SMALL = 1 << 18  # gathered values below which no variant differs enough to be worth a look
+# Gathered values below which no variant differs enough to be worth a look.
+SMALL = {"cpu": 1 << 18, "cuda": 1 << 24}
 _PLAIN_TYPES = (torch.float32, torch.float64)
 
 

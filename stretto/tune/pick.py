@@ -50,8 +50,18 @@ class Picker:
         self._facts: dict[str, object] = {}
         self._threads = 0
 
-    def run(self, key: Hashable, variants: tuple[Variant, ...], call: Callable[[Variant], R]) -> R:
-        """call(variant) with the variant for this signature; explores while it is not yet known."""
+    def run(
+        self,
+        key: Hashable,
+        variants: tuple[Variant, ...],
+        call: Callable[[Variant], R],
+        *,
+        wait: Callable[[], None] | None = None,
+    ) -> R:
+        """call(variant) with the variant for this signature; explores while it is not yet known.
+
+        wait: waits for a device, so that what is timed is the work and not its launch.
+        """
         if torch.are_deterministic_algorithms_enabled():  # the same kernel in every run, whatever was measured
             return call(variants[0])
         if torch.get_num_threads() != self._threads:  # choices hold for a number of threads
@@ -62,7 +72,11 @@ class Picker:
             return call(decided)
         if len(variants) == 1 or settings.get("STRETTO_TUNE") != "on":
             return call(variants[0])
-        return self._explore(key, variants, call)
+        if wait is not None:
+            if torch.cuda.is_current_stream_capturing():  # nothing may wait, nor be tried, inside a captured graph
+                return call(variants[0])
+            return self._explore(key, variants, lambda variant: _waited(call, variant, wait), wait)
+        return self._explore(key, variants, call, None)
 
     def decided(self, key: Hashable) -> Variant | None:
         """What was chosen for a signature, if it was."""
@@ -89,7 +103,13 @@ class Picker:
             self._from_disk = store.read(self._kind, self._facts)
         return self._from_disk
 
-    def _explore(self, key: Hashable, variants: tuple[Variant, ...], call: Callable[[Variant], R]) -> R:
+    def _explore(
+        self,
+        key: Hashable,
+        variants: tuple[Variant, ...],
+        call: Callable[[Variant], R],
+        wait: Callable[[], None] | None,
+    ) -> R:
         with self._lock:
             kept = self._load().get(_text(key))
             if isinstance(kept, dict):
@@ -112,6 +132,9 @@ class Picker:
         variant = min(state.variants, key=lambda v: len(state.times.get(v.name, ())))
         start = time.perf_counter()
         try:
+            if wait is not None and variant.name not in state.times:
+                call(variant)  # a device may have to compile it first
+                start = time.perf_counter()
             result = call(variant)
         except RuntimeError as error:  # torch built without the library its kernel needs, say
             if variant is state.default:
@@ -138,6 +161,13 @@ class Picker:
             default_time, best_time = min(state.times[state.default.name]), min(state.times[fastest.name])
             chosen = fastest if best_time < MARGIN * default_time else state.default
         self.decide(key, chosen, min(state.times[chosen.name]) * 1e3)
+
+
+def _waited(call: Callable[[Variant], R], variant: Variant, wait: Callable[[], None]) -> R:
+    wait()
+    result = call(variant)
+    wait()
+    return result
 
 
 def _text(key: Hashable) -> str:

@@ -1,6 +1,7 @@
 """Which variants of each kernel exist, and when each is legal. The first one is the documented default.
 
-All variants of spmm but "torch" add in the same order: their results are bitwise the same.
+All variants of spmm on the CPU but "torch" add in the same order: their results are bitwise the same. On CUDA a
+variant is a shape of tile, and the order of the sums follows it: a choice once made gives the same bits every time.
 """
 
 from __future__ import annotations
@@ -29,6 +30,13 @@ VARIANTS: dict[str, dict[str, tuple[Variant, ...]]] = {
             Variant("tile128_ahead8", options={"tile": 128, "prefetch": 8}, least_width=256),
             Variant("tile64_ahead8", options={"tile": 64, "prefetch": 8}, least_width=128),
             Variant("torch", backend="torch", plain_only=True),
+        ),
+        "cuda": (
+            Variant("columns128"),
+            Variant("columns64", options={"block_k": 64}, least_width=128),
+            Variant("columns256", options={"block_k": 256, "block_e": 2}, least_width=256),
+            Variant("columns32", options={"block_k": 32}, least_width=64),
+            Variant("cusparse", backend="torch", plain_only=True),
         ),
     },
 }

@@ -13,7 +13,7 @@ from stretto.kernels.attention import FORMS, Attention
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
 from stretto.kernels.triton import attention_forward as forward
-from stretto.kernels.triton.operands import acc_of, power, rows, vector
+from stretto.kernels.triton.operands import acc_of, offsets, power, rows, vector
 from stretto.kernels.triton.pieces import pieces
 
 WIDEST = 256  # columns of a tile at most, over all its heads; wider rows take several
@@ -31,7 +31,7 @@ def _constants(slope: float, scale: float, dropout: float, dtype: torch.dtype, d
 class Call:
     """The operands of an Attention as kernels take them."""
 
-    def __init__(self, a: Attention, also: tuple[Tensor, ...] = ()) -> None:
+    def __init__(self, a: Attention, num_edges: int, also: tuple[Tensor, ...] = ()) -> None:
         self.a = a
         self.v = v = rows(a.values)
         self.dtype, self.acc = v.dtype, accumulate_type(v.dtype)
@@ -58,8 +58,15 @@ class Call:
         self.head_tiles = triton.cdiv(self.heads, self.block_heads)
         self.edges = max(2, min(32, TILE // (self.block * self.block_heads)))
         self.warps = WARPS
+        # Nothing of a tile of heads and columns sticks out: only missing edges need a mask.
+        self.even = self.heads % self.block_heads == 0 and all(
+            w in (0, self.block) for w in (self.width, self.score_width)
+        )
         strided = [t for t in (v, self.left, self.right, *also) if t is not None and t.dim() == 3]
         self.vec = min(vector(*strided, width=self.width), vector(*strided, width=self.score_width or self.width))
+        self.int = offsets(
+            v, self.left, self.right, self.edge, self.attr, self.query, *also, most=num_edges * self.heads
+        )
         seed = a.seed & (2**64 - 1)
         self.random = {
             "drop_below": min(int(a.dropout * 4294967296.0), 0xFFFFFFFF) - 2**31,
@@ -96,6 +103,8 @@ class Call:
             "FORM": FORMS[self.a.form],
             "DROP": self.a.dropout > 0,
             "ONE": self.tiles == 1,
+            "EVEN": self.even,
+            "INT": self.int,
             "ACC": acc_of(self.dtype),
             "BLOCK_E": self.edges,
             "BLOCK_H": self.block_heads,
@@ -107,7 +116,7 @@ class Call:
 
 def attention(csr: Csr, a: Attention, *, weights: bool) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """out, out_attr (with attributes only), alpha (if wanted) and the row statistics backward needs."""
-    call = Call(a)
+    call = Call(a, csr.num_edges)
     h = call.heads
     out = call.v.new_empty(csr.num_rows, h, call.width)
     stats = call.v.new_empty(csr.num_rows, h, 2, dtype=call.acc)
@@ -163,7 +172,7 @@ def weighted(csr: Csr, weight: Tensor, v: Tensor) -> Tensor:
     """Sum over a row's edges of weight[e, h] * v[j, h or 0]. weight [E, h], v [m, h or 1, f] -> [n, h, f]"""
     out = v.new_empty(csr.num_rows, weight.size(1), v.size(2))
     if out.numel():
-        _sum(csr, Call(Attention("weight", v, edge=weight)), out, None)
+        _sum(csr, Call(Attention("weight", v, edge=weight), csr.num_edges), out, None)
     return out
 
 

@@ -20,22 +20,23 @@ def pieces_kernel(
     grad_attr, grad_alpha, row_sum, constants, drop_below, seed_low, seed_high, stats,
     dv, dright, dedge, dscore, part, part_right,
     heads, width, score_width, attr_width, value_step, right_step, num_rows,
-    FORM: tl.constexpr, DROP: tl.constexpr, ALPHA_DROPPED: tl.constexpr, ONE: tl.constexpr, ACC: tl.constexpr,
-    VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+    FORM: tl.constexpr, DROP: tl.constexpr, ALPHA_DROPPED: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr,
+    ACC: tl.constexpr, INT: tl.constexpr, VEC: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row, slot, start, end = locate(tl.program_id(0), edge_of, row_of, slot_of)
     if row >= num_rows:
         return
     slope, scale, keep = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    mh = h < heads
+    mh = (h < heads) | EVEN
     f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
     width = width // VEC * VEC
     score_width = score_width // VEC * VEC
     ldv, ldl, ldr, ldg = ldv // VEC * VEC, ldl // VEC * VEC, ldr // VEC * VEC, ldg // VEC * VEC
     value_step, right_step = value_step // VEC * VEC, right_step // VEC * VEC
-    live = mh[None, :, None] & (f < width)[None, None, :]
-    j = row + tl.zeros((1,), tl.int64)
+    live = mh[None, :, None] & ((f < width) | EVEN)[None, None, :]
+    j = (row + tl.zeros((1,), tl.int64)).to(INT)
     own = j >= 0
     at = (j * ldv)[:, None, None] + (h * value_step)[None, :, None] + f[None, None, :]
     values = tl.load(v + at, mask=live, other=0.0).to(ACC)
@@ -46,13 +47,13 @@ def pieces_kernel(
         e = base + tl.arange(0, BLOCK_E)
         there = e < end
         inside = there[:, None] & mh[None, :]
-        i = at_entry(col, e, there)
-        number = at_entry(edge_id, e, there)
+        i = at_entry(col, e, there, INT)
+        number = at_entry(edge_id, e, there, INT)
         at_grad = (i * ldg)[:, None] + (h * width)[None, :]
         g = tl.load(grad + at_grad[:, :, None] + f[None, None, :], mask=there[:, None, None] & live, other=0.0).to(ACC)
         s, z, near, far, rows = scores(
             left, ldl, right, ldr, att, edge, attr, query, i, there, j, own, number, there, h, mh, heads, score_width,
-            attr_width, right_step, slope, scale, FORM, ONE, ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
+            attr_width, right_step, slope, scale, FORM, ONE, EVEN, ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
         )  # fmt: skip
         scalar = (i * heads)[:, None] + h[None, :]
         at_edge = (number * heads)[:, None] + h[None, :]
@@ -102,7 +103,7 @@ def pieces_kernel(
             if not ONE:
                 near, far, rows = inner(
                     left, ldl, right, ldr, edge, i, there, j, own, number, there, h, mh, f, heads, score_width,
-                    right_step, ACC,
+                    right_step, EVEN, ACC,
                 )  # fmt: skip
             if FORM == DOT:
                 acc_right += ds[:, :, None] * near
@@ -151,7 +152,8 @@ def store_rows(sums, into, part, place, slot, mh, f, score_width):
 def left_kernel(
     edge_of, row_of, slot_of, col, edge_id, left, ldl, right, ldr, edge, dscore, constants, dleft, part,
     heads, score_width, right_step, num_rows,
-    ACC: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr,
+    EVEN: tl.constexpr, ACC: tl.constexpr, INT: tl.constexpr, VEC: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     """SUM_ROWS by destination: the sum of dscore * leaky_relu'(z), still without the factor att."""
     row, slot, start, end = locate(tl.program_id(0), edge_of, row_of, slot_of)
@@ -159,22 +161,23 @@ def left_kernel(
         return
     slope = tl.load(constants)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    mh = h < heads
+    mh = (h < heads) | EVEN
     f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
     score_width = score_width // VEC * VEC
     ldl, ldr, right_step = ldl // VEC * VEC, ldr // VEC * VEC, right_step // VEC * VEC
-    i = row + tl.zeros((1,), tl.int64)
+    i = (row + tl.zeros((1,), tl.int64)).to(INT)
     own = i >= 0
     acc = tl.full((BLOCK_E, BLOCK_H, BLOCK_F), 0.0, ACC)
     for base in range(start, end, BLOCK_E):
         e = base + tl.arange(0, BLOCK_E)
         there = e < end
-        j = at_entry(col, e, there)
-        number = at_entry(edge_id, e, there)
+        j = at_entry(col, e, there, INT)
+        number = at_entry(edge_id, e, there, INT)
         inside = there[:, None] & mh[None, :]
         ds = tl.load(dscore + (number * heads)[:, None] + h[None, :], mask=inside, other=0.0)
         near, far, z = inner(
-            left, ldl, right, ldr, edge, i, own, j, there, number, there, h, mh, f, heads, score_width, right_step, ACC
+            left, ldl, right, ldr, edge, i, own, j, there, number, there, h, mh, f, heads, score_width, right_step,
+            EVEN, ACC,
         )  # fmt: skip
         acc += tl.where(z > 0, ds[:, :, None], (ds * slope)[:, :, None])
     place = row * heads + h

@@ -51,7 +51,8 @@ def pieces_kernel(
     edge_of, row_of, slot_of, col, edge_id, v, ldv, left, ldl, right, ldr, att, edge, attr, query,
     constants, drop_below, seed_low, seed_high, out, stats, part, part_stats,
     heads, width, score_width, attr_width, value_step, right_step, num_rows,
-    FORM: tl.constexpr, DROP: tl.constexpr, ONE: tl.constexpr, SAME: tl.constexpr, ACC: tl.constexpr, VEC: tl.constexpr,
+    FORM: tl.constexpr, DROP: tl.constexpr, ONE: tl.constexpr, SAME: tl.constexpr, EVEN: tl.constexpr,
+    ACC: tl.constexpr, INT: tl.constexpr, VEC: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row, slot, start, end = locate(tl.program_id(0), edge_of, row_of, slot_of)
@@ -59,14 +60,14 @@ def pieces_kernel(
         return
     slope, scale, keep = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    mh = h < heads
+    mh = (h < heads) | EVEN
     f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
     width = width // VEC * VEC
     score_width = score_width // VEC * VEC
     ldv, ldl, ldr = ldv // VEC * VEC, ldl // VEC * VEC, ldr // VEC * VEC
     value_step, right_step = value_step // VEC * VEC, right_step // VEC * VEC
-    live = mh[None, :, None] & (f < width)[None, None, :]
-    i = row + tl.zeros((1,), tl.int64)
+    live = mh[None, :, None] & ((f < width) | EVEN)[None, None, :]
+    i = (row + tl.zeros((1,), tl.int64)).to(INT)
     own = i >= 0
     m = tl.full((BLOCK_E, BLOCK_H), float("-inf"), ACC)
     total = tl.full((BLOCK_E, BLOCK_H), 0.0, ACC)
@@ -74,11 +75,11 @@ def pieces_kernel(
     for base in range(start, end, BLOCK_E):
         e = base + tl.arange(0, BLOCK_E)
         there = e < end
-        j = at_entry(col, e, there)
-        number = at_entry(edge_id, e, there)
+        j = at_entry(col, e, there, INT)
+        number = at_entry(edge_id, e, there, INT)
         s, z, near, far, inside = scores(
             left, ldl, right, ldr, att, edge, attr, query, i, own, j, there, number, there, h, mh, heads, score_width,
-            attr_width, right_step, slope, scale, FORM, ONE, ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
+            attr_width, right_step, slope, scale, FORM, ONE, EVEN, ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
         )  # fmt: skip
         if SAME:  # the values are the rows just read for the score
             rows = far
@@ -155,24 +156,24 @@ def hubs_kernel(
 def alpha_kernel(
     edge_of, row_of, slot_of, col, edge_id, left, ldl, right, ldr, att, edge, attr, query,
     constants, drop_below, seed_low, seed_high, stats, alpha, heads, score_width, attr_width, right_step,
-    FORM: tl.constexpr, DROP: tl.constexpr, ONE: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+    FORM: tl.constexpr, DROP: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
+    INT: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The weights themselves, from the scores and what is kept of their rows."""
     row, slot, start, end = locate(tl.program_id(0), edge_of, row_of, slot_of)
     slope, scale, keep = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    mh = h < heads
-    i = row + tl.zeros((1,), tl.int64)
+    mh = (h < heads) | EVEN
+    i = (row + tl.zeros((1,), tl.int64)).to(INT)
     own = i >= 0
     for base in range(start, end, BLOCK_E):
         e = base + tl.arange(0, BLOCK_E)
         there = e < end
-        j = at_entry(col, e, there)
-        number = at_entry(edge_id, e, there)
+        j = at_entry(col, e, there, INT)
+        number = at_entry(edge_id, e, there, INT)
         s, z, near, far, inside = scores(
             left, ldl, right, ldr, att, edge, attr, query, i, own, j, there, number, there, h, mh, heads, score_width,
-            attr_width, right_step, slope, scale, FORM, ONE, ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
+            attr_width, right_step, slope, scale, FORM, ONE, EVEN, ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
         )  # fmt: skip
         if FORM != WEIGHT:
             at = (row * heads + h) * 2

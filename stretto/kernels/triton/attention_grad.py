@@ -34,7 +34,7 @@ def attention_grad(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of a.tensors where needed, rows in their type, scalars in the accumulation type."""
     grad = rows(grad)
-    call = Call(a, (grad,))
+    call = Call(a, csr.num_edges, (grad,))
     h, acc = call.heads, call.acc
     need = dict(zip(TENSORS, needs, strict=True))
     new = functools.partial(call.v.new_empty, dtype=acc)
@@ -161,8 +161,8 @@ def _left(csr: Csr, call: Call, dscore: Tensor) -> Tensor:
     backward.left_kernel[(cut.count, call.head_tiles, triton.cdiv(width, call.block))](
         cut.edge, cut.row, cut.slot, csr.col, csr.edge_id, call.left, call.left.stride(0), call.right,
         call.right.stride(0), call.edge, dscore, call.constants, dleft, part, h, width, call.right_step, csr.num_rows,
-        ACC=acc_of(call.dtype), VEC=call.vec, BLOCK_E=call.edges, BLOCK_H=call.block_heads,
-        BLOCK_F=call.block, num_warps=call.warps,
+        EVEN=call.even, ACC=acc_of(call.dtype), INT=call.int, VEC=call.vec, BLOCK_E=call.edges,
+        BLOCK_H=call.block_heads, BLOCK_F=call.block, num_warps=call.warps,
     )  # fmt: skip
     merge(cut, part, dleft, csr.num_rows)
     return dleft

@@ -43,6 +43,15 @@ def vector(*tensors: Tensor | None, width: int) -> int:
     return most
 
 
+REACH = 2**30  # places below this, doubled, still fit int32
+
+
+def offsets(*tensors: Tensor | None, most: int = 0) -> tl.dtype:
+    """The type of places in the tensors, and up to `most`: int32 while it reaches, for half the arithmetic."""
+    spans = [t.size(0) * max(t.stride(0), t.numel() // max(t.size(0), 1)) for t in tensors if t is not None]
+    return tl.int32 if max(spans, default=0) < REACH and most < REACH else tl.int64
+
+
 def power(n: int, most: int) -> int:
     """The least power of two >= n, at most `most`."""
     p = 1
@@ -63,9 +72,9 @@ def locate(piece, edge, row_of, slot_of):
 
 
 @jit
-def at_entry(index, e, there):
-    """index[e] as int64; e itself where there is no index."""
+def at_entry(index, e, there, INT: tl.constexpr = tl.int64):  # type: ignore[assignment]
+    """index[e] as INT; e itself where there is no index."""
     if index is not None:
-        return tl.load(index + e, mask=there, other=0).to(tl.int64)
+        return tl.load(index + e, mask=there, other=0).to(INT)
     else:
-        return e.to(tl.int64)
+        return e.to(INT)

@@ -57,11 +57,11 @@ def leaky(z, slope):
 @jit
 def inner(
     left, ldl, right, ldr, edge, i, mi, j, mj, e, there, h, mh, columns, heads, score_width, right_step,
-    ACC: tl.constexpr,
+    EVEN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """left[i] and right[j] (and their sum with edge[e]) at some columns of the heads. [edges, heads, columns]"""
     c = columns[None, None, :]
-    live = mh[None, :, None] & (c < score_width)
+    live = mh[None, :, None] & ((c < score_width) | EVEN)
     at_left = (i * ldl)[:, None, None] + (h * score_width)[None, :, None] + c
     at_right = (j * ldr)[:, None, None] + (h * right_step)[None, :, None] + c
     p = tl.load(left + at_left, mask=mi[:, None, None] & live, other=0.0).to(ACC)
@@ -77,7 +77,7 @@ def inner(
 def scores(
     left, ldl, right, ldr, att, edge, attr, query, i, mi, j, mj, e, there, h, mh, heads, score_width, attr_width,
     right_step, slope, scale,
-    FORM: tl.constexpr, ONE: tl.constexpr, ACC: tl.constexpr,
+    FORM: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """-> score [edges, heads], the argument of its leaky_relu (SUM); where ONE tile holds a row: left, right, sum."""
@@ -98,7 +98,8 @@ def scores(
         if ONE:
             c = tl.arange(0, BLOCK_C)
             p, q, z = inner(
-                left, ldl, right, ldr, edge, i, mi, j, mj, e, there, h, mh, c, heads, score_width, right_step, ACC
+                left, ldl, right, ldr, edge, i, mi, j, mj, e, there, h, mh, c, heads, score_width, right_step,
+                EVEN, ACC,
             )  # fmt: skip
             if FORM == SUM_ROWS:
                 dots += weights_of(att, h, mh, c, score_width) * leaky(z, slope)
@@ -109,7 +110,8 @@ def scores(
             for first in range(0, score_width, BLOCK_C):
                 c = first + tl.arange(0, BLOCK_C)
                 p1, q1, z1 = inner(
-                    left, ldl, right, ldr, edge, i, mi, j, mj, e, there, h, mh, c, heads, score_width, right_step, ACC
+                    left, ldl, right, ldr, edge, i, mi, j, mj, e, there, h, mh, c, heads, score_width, right_step,
+                    EVEN, ACC,
                 )  # fmt: skip
                 if FORM == SUM_ROWS:
                     dots += weights_of(att, h, mh, c, score_width) * leaky(z1, slope)

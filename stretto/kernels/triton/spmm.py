@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import REDUCES, accumulate_type
-from stretto.kernels.triton.operands import acc_of, at_entry, jit, locate, plain, power, rows, vector
+from stretto.kernels.triton.operands import acc_of, at_entry, jit, locate, offsets, plain, power, rows, vector
 from stretto.kernels.triton.pieces import pieces
 
 TILE = 512  # values of a tile: loads in flight against registers (benchmarks/results/gpu.json)
@@ -78,7 +78,7 @@ def _pieces(
     edge, row_of, slot_of, col, edge_id, x, ldx, weight, heads, head_width, row_scale, col_scale, y, ldy, beta,
     out, ties, part, part_ties, width, num_rows,
     REDUCE: tl.constexpr, OTHER: tl.constexpr, PER_HEAD: tl.constexpr, TIES: tl.constexpr, ACC: tl.constexpr,
-    VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+    INT: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
     row, slot, start, end = locate(piece, edge, row_of, slot_of)
@@ -93,13 +93,13 @@ def _pieces(
     for base in range(start, end, BLOCK_E):
         e = base + offs
         there = e < end
-        j = at_entry(col, e, there)
+        j = at_entry(col, e, there, INT)
         at = j * (ldx // VEC) * VEC
         inside = there[:, None] & live[None, :]
         # A missing edge reads as what changes nothing; for max and min that still counts as a tie (see below).
         v = tl.load(x + at[:, None] + k[None, :], mask=inside, other=OTHER).to(ACC)
         if weight is not None:
-            w_at = at_entry(edge_id, e, there)
+            w_at = at_entry(edge_id, e, there, INT)
             if PER_HEAD:
                 head = k // head_width
                 v = v * tl.load(weight + w_at[:, None] * heads + head[None, :], mask=inside, other=1.0)
@@ -218,7 +218,7 @@ def spmm(
         plain(weight, x.dtype), heads, head_width, row_scale, plain(col_scale, x.dtype), y, ldy, beta,
         out, ties, partial, partial_ties, width, csr.num_rows,
         OTHER=OTHERS[reduce], PER_HEAD=weight is not None and weight.dim() == 2, VEC=vec, BLOCK_E=edges,
-        num_warps=num_warps, **flags,
+        INT=offsets(x, weight, most=csr.num_edges), num_warps=num_warps, **flags,
     )  # fmt: skip
     if cut.num_hubs:
         _hubs[(cut.num_hubs, tiles)](
