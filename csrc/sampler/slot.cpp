@@ -79,6 +79,7 @@ void Pool::release(stretto_slot* slot) {
 }
 
 void Pool::close() {
+    if (getpid() != owner_) return;
     std::lock_guard lock(mutex_);
     open_ = false;
     for (auto* slot : idle_) {

@@ -357,11 +357,17 @@ class Engine:
         self.handle = handle
         self.close = weakref.finalize(self, _destroy, lib.stretto_engine_destroy, handle, sampler, pin, unpin)
 
+    def _open(self) -> Any:
+        """The engine's handle; an error once it is closed."""
+        if not self.close.alive:
+            fail("engine: used after it was closed")
+        return self.handle
+
     def submit(
         self, seed: int, epoch: int, batch: int, seeds: Sequence[Tensor | None], times: Sequence[Tensor | None]
     ) -> None:
         lib = library()
-        if lib.stretto_engine_submit(self.handle, c.byref(_Pack(seed, epoch, batch, seeds, times).struct)) < 0:
+        if lib.stretto_engine_submit(self._open(), c.byref(_Pack(seed, epoch, batch, seeds, times).struct)) < 0:
             raise _failure(lib)
 
     def next(self) -> Slot:
@@ -374,16 +380,16 @@ class Engine:
         """The next batch if it is ready within that time."""
         lib = library()
         slot = c.c_void_p()
-        status = lib.stretto_engine_next(self.handle, milliseconds, c.byref(slot))
+        status = lib.stretto_engine_next(self._open(), milliseconds, c.byref(slot))
         if status < 0:
             raise _failure(lib)
         return Slot(self.sampler, slot) if status else None
 
     def cancel(self) -> None:
-        library().stretto_engine_cancel(self.handle)
+        library().stretto_engine_cancel(self._open())
 
     def state(self) -> dict[str, int]:
         """Bytes waiting, bytes kept for reuse, the most of the first so far, and batches prepared."""
         values = (c.c_int64 * 4)()
-        library().stretto_engine_state(self.handle, values)
+        library().stretto_engine_state(self._open(), values)
         return dict(zip(("waiting", "kept", "peak", "prepared"), values, strict=True))

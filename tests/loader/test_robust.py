@@ -230,6 +230,8 @@ def test_slots_are_pinned_once_and_unpinned_at_the_end():
     engine.submit(0, 0, 0, [torch.arange(50)], [None])
     held = engine.next()
     engine.close()
+    with pytest.raises(StrettoError, match="closed"):
+        engine.next()
     assert held.n_id()[3] == 3  # still valid after the engine is gone
     del held
     gc.collect()
