@@ -19,6 +19,8 @@ COMMANDS = {
     "tune": "stretto.bench.tuning:command",
     "convert": "stretto.convert:command",
     "train": "stretto.train:command",
+    "profile": "stretto.profile.command:command",
+    "analyze": "stretto.analyze.command:command",
 }
 
 # stretto bench NAME -> "module:function"
@@ -26,6 +28,7 @@ BENCHES = {
     "ops": "stretto.bench.ops:command",
     "loader": "stretto.bench.loader:command",
     "models": "stretto.bench.models:command",
+    "gpu": "stretto.bench.gpu:command",
 }
 
 
