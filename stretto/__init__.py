@@ -1,5 +1,7 @@
 """stretto: graph neural networks written in PyTorch Geometric, several times faster, with two lines added."""
 
+import importlib as _importlib
+
 from stretto import ops
 from stretto.errors import StrettoError
 from stretto.graph import Graph
@@ -19,12 +21,21 @@ __all__ = [
     "StrettoError",
     "accelerate",
     "accelerated",
+    "analyze",
     "explain",
     "inference",
     "is_patched",
     "ops",
     "patch",
+    "profile",
     "report",
     "restore",
     "unpatch",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """stretto.analyze and stretto.profile, loaded when first asked for: few programs need them."""
+    if name in ("analyze", "profile"):
+        return _importlib.import_module(f"stretto.{name}")
+    raise AttributeError(f"module 'stretto' has no attribute {name!r}")
