@@ -20,7 +20,7 @@ from torch_geometric.nn import MessagePassing
 from stretto import settings
 from stretto.errors import StrettoError, expect
 from stretto.loader import swap
-from stretto.nn import CONVS
+from stretto.nn import AGGREGATIONS, CONVS
 from stretto.nn.base import accelerated_forward
 from stretto.nn.classes import FAST, STOCK
 
@@ -54,7 +54,7 @@ def accelerate(model: M, *, strict: bool = False) -> M:
         raise StrettoError(f"accelerate: strict=True, but these layers have no fast path: {names}")
     for module in known:
         module.__class__ = FAST[type(module)]
-    _say(len(known) + len(already), left)
+    _say(sum(isinstance(m, MessagePassing) for m in (*known, *already)), left)
     return model
 
 
@@ -88,7 +88,7 @@ def patch() -> None:
         _depth += 1
         if _depth > 1:
             return
-        for stock, fast in CONVS.items():
+        for stock, fast in {**CONVS, **AGGREGATIONS}.items():
             _patched[stock] = stock.forward  # type: ignore[attr-defined]
             stock.forward = _guarded(stock, fast)  # type: ignore[attr-defined]
         swap.install()  # PyG's names for loaders mean ours

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import Aggregation
 
 from stretto import kernels
 from stretto.compile import CHOOSER
@@ -63,13 +64,15 @@ def report(model: torch.nn.Module) -> Report:
     rows = []
     for name, module in model.named_modules():
         known = type(module) in STOCK or (is_patched() and type(module) in CONVS)
-        if not isinstance(module, MessagePassing) and not known:
-            continue
+        if isinstance(module, Aggregation) or (not isinstance(module, MessagePassing) and not known):
+            continue  # an aggregation is told of with the layer it serves
         record = record_of(module)
         if not known:
             reason = (
                 "not accelerated: call accelerate(model)" if type(module) in CONVS else "no fast path for this class"
             )
+            if type(getattr(module, "aggr_module", None)) in STOCK:
+                reason += "; its aggregation runs over the cached index"
             rows.append(Row(name or "(model)", type(module).__name__, "stock", "", "", reason))
             continue
         path = record.path or "not run yet"
@@ -148,7 +151,7 @@ def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
         model(*args, **kwargs)
     layers = []
     for name, module in model.named_modules():
-        if not isinstance(module, MessagePassing) and type(module) not in STOCK:
+        if not isinstance(module, MessagePassing):
             continue
         record = record_of(module)
         decision = CHOOSER.decision(record.key) if record.key is not None else None

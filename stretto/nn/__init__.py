@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch_geometric.nn as pyg
 
 from stretto.nn import (
+    aggr,
     agnn,
     arma,
     cheb,
@@ -71,4 +72,7 @@ CONVS: dict[type, Fast] = {
     pyg.HypergraphConv: hypergraph.fast,
 }
 
-__all__ = ["CONVS", "Decline", "Record", "record_of"]
+# What every other layer, a user's own included, aggregates with: the same mechanism, one level further down.
+AGGREGATIONS: dict[type, Fast] = aggr.AGGREGATIONS
+
+__all__ = ["AGGREGATIONS", "CONVS", "Decline", "Record", "record_of"]

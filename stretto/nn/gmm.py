@@ -1,4 +1,4 @@
-"""GMMConv: a Gaussian weight per edge and kernel; all kernels in one pass, on whichever side of the weight is narrower."""
+"""GMMConv: a Gaussian weight per edge and kernel; all kernels in one pass, on the narrower side of the weight."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _aggregations(conv: Any) -> list[str]:
     if isinstance(inner, stock.MultiAggregation) and inner.mode != "cat":
         raise Decline(f"aggregations are combined by {inner.mode}")
     names = [next((name for kind, name in KNOWN.items() if edges.is_stock(m, kind)), "") for m in modules]
-    variances = [
+    variances: list[Any] = [
         m if name == "var" else m.var_aggr for m, name in zip(modules, names, strict=True) if name in ("var", "std")
     ]
     if "" in names or any(v.semi_grad for v in variances):
@@ -115,7 +115,8 @@ def _one(name: str, mean: Tensor | None, square: Tensor | None, reduce: Any) -> 
         assert mean is not None
         return mean
     if name in ("var", "std"):
-        assert mean is not None and square is not None
+        assert mean is not None
+        assert square is not None
         var = square - mean * mean
         if name == "var":
             return var

@@ -7,6 +7,7 @@ bases     sum_b (sum_r c_rb A_r) X V_b: B sums with merged weights in one pass, 
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +111,7 @@ def _by_blocks(u: Tensor, bounds: list[int], weight: Tensor) -> Tensor:
     _, blocks, rows, cols = weight.shape
     pieces = [
         torch.einsum("pbc,bcd->pbd", u[a:b].view(b - a, blocks, rows), weight[r]).reshape(b - a, blocks * cols)
-        for r, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
+        for r, (a, b) in enumerate(itertools.pairwise(bounds))
     ]
     return torch.cat(pieces)
 

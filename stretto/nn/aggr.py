@@ -1,0 +1,133 @@
+"""PyG's aggregation modules over the cached index: what any MessagePassing layer, a user's own included, reduces with.
+
+Messages are as the layer makes them; their sum (mean, maximum, softmax, ...) walks the sorted index without atomics.
+The index is sorted once: the same edge_index, or one of equal content, is known again. StdAggregation needs no entry: it
+asks the VarAggregation inside it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import aggr as stock
+
+from stretto.kernels import DTYPES
+from stretto.nn.base import Decline, Fast
+from stretto.ops import segment_reduce
+
+SMALL = 1 << 10  # values below which finding the index again costs more than stock's scatter
+
+
+def _check(aggr: Any, x: Any, index: Any, ptr: Any, dim_size: Any, dim: int) -> Tensor:
+    """The index as segment_reduce takes it, or Decline."""
+    if not isinstance(index, Tensor) or dim_size is None:
+        raise Decline("no index is given")
+    if ptr is not None and aggr._deterministic:
+        raise Decline("ptr is given and torch is deterministic")
+    if type(x) not in (Tensor, torch.nn.Parameter) or x.dtype not in DTYPES or x.dim() == 0:
+        raise Decline(f"the input is a {type(x).__name__}, or not of a floating type")
+    if dim not in (0, -x.dim()) or index.shape != x.shape[:1]:
+        raise Decline(f"dimension {dim} of {x.dim()} is reduced")
+    if x.numel() < SMALL:
+        raise Decline("a few values only")
+    found = index.as_tensor() if hasattr(index, "as_tensor") else index
+    if found.dtype not in (torch.int64, torch.int32):
+        raise Decline(f"the index is {found.dtype}")
+    return found
+
+
+def _simple(reduce: str) -> Fast:
+    def fast(aggr: Any, x: Tensor, index: Any = None, ptr: Any = None, dim_size: Any = None, dim: int = -2) -> Tensor:
+        return segment_reduce(x, _check(aggr, x, index, ptr, dim_size, dim), dim_size, reduce=reduce)
+
+    return fast
+
+
+def fast_var(aggr: Any, x: Tensor, index: Any = None, ptr: Any = None, dim_size: Any = None, dim: int = -2) -> Tensor:
+    """What VarAggregation.forward computes: the mean of squares less the square of the mean, as stock does."""
+    return _var(x, _check(aggr, x, index, ptr, dim_size, dim), dim_size, aggr.semi_grad)
+
+
+def fast_softmax(
+    aggr: Any, x: Tensor, index: Any = None, ptr: Any = None, dim_size: Any = None, dim: int = -2
+) -> Tensor:
+    """What SoftmaxAggregation.forward computes."""
+    where = _check(aggr, x, index, ptr, dim_size, dim)
+    t = aggr.t
+    if aggr.channels != 1:
+        if x.dim() != 2:
+            raise Decline("a temperature per channel of more than two dimensions")
+        t = t.view(-1, aggr.channels)
+    score = x * t
+    if not aggr.learn and aggr.semi_grad:
+        score = score.detach()
+    alpha = segment_reduce(score, where, dim_size, reduce="softmax")
+    return segment_reduce(x * alpha, where, dim_size)
+
+
+def fast_power(aggr: Any, x: Tensor, index: Any = None, ptr: Any = None, dim_size: Any = None, dim: int = -2) -> Tensor:
+    """What PowerMeanAggregation.forward computes."""
+    where = _check(aggr, x, index, ptr, dim_size, dim)
+    p = aggr.p
+    if aggr.channels != 1:
+        if x.dim() != 2:
+            raise Decline("a power per channel of more than two dimensions")
+        p = p.view(-1, aggr.channels)
+    if isinstance(p, (int, float)) and p == 1:
+        return segment_reduce(x, where, dim_size, reduce="mean")
+    low, high = aggr.min_value, aggr.max_value
+    out = segment_reduce(x.clamp(min=low, max=high).pow(p), where, dim_size, reduce="mean")
+    return out.clamp(min=low, max=high).pow(1.0 / p)
+
+
+def fast_median(
+    aggr: Any, x: Tensor, index: Any = None, ptr: Any = None, dim_size: Any = None, dim: int = -2
+) -> Tensor:
+    """What MedianAggregation.forward computes."""
+    if aggr.fill_value != 0:
+        raise Decline("fill_value is not 0")
+    return segment_reduce(x, _check(aggr, x, index, ptr, dim_size, dim), dim_size, reduce="median")
+
+
+def fast_fused(
+    aggr: Any, x: Tensor, index: Any = None, ptr: Any = None, dim_size: Any = None, dim: int = -2
+) -> list[Tensor]:
+    """What FusedAggregation.forward computes: several aggregations of the same messages."""
+    where = _check(aggr, x, index, None, dim_size, dim)
+    if x.dim() != 2:
+        raise Decline("more than two dimensions")
+    outs = []
+    for name in aggr.aggr_names:
+        if name in ("VarAggregation", "StdAggregation"):
+            out = _var(x, where, dim_size, aggr.semi_grad)
+            if name == "StdAggregation":
+                out = out.clamp(min=1e-5).sqrt()
+                out = out.masked_fill(out <= math.sqrt(1e-5), 0.0)
+        else:
+            out = segment_reduce(x, where, dim_size, reduce=name.removesuffix("Aggregation").lower())
+        outs.append(out)
+    return outs
+
+
+def _var(x: Tensor, index: Tensor, dim_size: int, semi_grad: bool) -> Tensor:
+    mean = segment_reduce(x, index, dim_size, reduce="mean")
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not semi_grad):
+        square = segment_reduce(x * x, index, dim_size, reduce="mean")
+    return square - mean * mean
+
+
+AGGREGATIONS: dict[type, Fast] = {
+    stock.SumAggregation: _simple("sum"),
+    stock.MeanAggregation: _simple("mean"),
+    stock.MaxAggregation: _simple("max"),
+    stock.MinAggregation: _simple("min"),
+    stock.MulAggregation: _simple("mul"),
+    stock.VarAggregation: fast_var,
+    stock.SoftmaxAggregation: fast_softmax,
+    stock.PowerMeanAggregation: fast_power,
+    stock.MedianAggregation: fast_median,
+    stock.fused.FusedAggregation: fast_fused,
+}
