@@ -16,8 +16,9 @@ from torch_geometric.typing import SparseTensor
 
 from stretto.graph import Graph
 from stretto.kernels import Csr, build
-from stretto.loader.native_sampler import Slice, Slot
+from stretto.loader.native_sampler import Slice
 from stretto.loader.sampler import NeighborSampler
+from stretto.loader.slot import Slot
 from stretto.loader.store import Store
 
 

@@ -22,7 +22,8 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from stretto.errors import expect, fail
 from stretto.loader import arrays
-from stretto.loader.native_sampler import NativeSampler, NodeType, Relation, Sampling, Slice, Slot
+from stretto.loader.native_sampler import NativeSampler, NodeType, Relation, Sampling, Slice
+from stretto.loader.slot import Slot
 from stretto.loader.store import Store
 
 METHODS = ("uniform", "labor")

@@ -13,7 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from stretto.loader.native_sampler import Engine, NativeSampler, Slot
+from stretto.loader.engine import Engine
+from stretto.loader.native_sampler import NativeSampler
+from stretto.loader.slot import Slot
 from stretto.loader.transfer import Transfer
 
 

@@ -17,8 +17,9 @@ from torch_geometric.sampler.base import SubgraphType
 from stretto.errors import expect, fail
 from stretto.loader.batch import Blueprint
 from stretto.loader.clock import Clock, mixed
-from stretto.loader.native_sampler import Sampling, Slot
+from stretto.loader.native_sampler import Sampling
 from stretto.loader.sampler import NeighborSampler
+from stretto.loader.slot import Slot
 from stretto.loader.store import Store
 from stretto.loader.stream import Stream, Task
 from stretto.loader.transfer import Transfer, pinning

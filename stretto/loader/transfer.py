@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from stretto.errors import expect
-from stretto.loader.native_sampler import Slot
+from stretto.loader.slot import Slot
 
 
 class Transfer:

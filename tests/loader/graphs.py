@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stretto.loader.native_sampler import NativeSampler, NodeType, Relation, Sampling, Slice, Slot
+from stretto.loader.native_sampler import NativeSampler, NodeType, Relation, Sampling, Slice
+from stretto.loader.slot import Slot
 
 
 def csc(edge_index: Tensor, num_nodes: int, index: torch.dtype = torch.int32) -> tuple[Tensor, Tensor, Tensor]:

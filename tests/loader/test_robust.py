@@ -12,7 +12,9 @@ import torch
 
 from stretto.errors import StrettoError
 from stretto.loader import NeighborLoader
-from stretto.loader.native_sampler import PIN, UNPIN, Engine, Sampling, Slice
+from stretto.loader.abi import PIN, UNPIN
+from stretto.loader.engine import Engine
+from stretto.loader.native_sampler import Sampling, Slice
 from tests.loader.data import check, homogeneous
 from tests.loader.graphs import awkward, sampler
 

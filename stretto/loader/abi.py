@@ -1,0 +1,115 @@
+"""The sampler's part of the C ABI (csrc/abi.h) for ctypes: structures, functions, errors."""
+
+import ctypes as c
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.errors import StrettoError, fail
+from stretto.kernels import native
+
+
+class NodeTypeStruct(c.Structure):
+    _fields_ = (("num_nodes", c.c_int64), ("time", c.c_void_p))
+
+
+class RelationStruct(c.Structure):
+    _fields_ = (
+        *((name, c.c_void_p) for name in ("colptr", "row", "edge_id", "time", "running", "fanout")),
+        *((name, c.c_int64) for name in ("row_bytes", "id_bytes", "source", "target")),
+    )
+
+
+class SliceStruct(c.Structure):
+    _fields_ = (
+        ("data", c.c_void_p),
+        ("scale", c.c_void_p),
+        *((name, c.c_int64) for name in ("row_bytes", "of_edges", "type", "columns")),
+    )
+
+
+class PlanStruct(c.Structure):
+    _fields_ = (
+        *((name, c.c_void_p) for name in ("node_types", "relations", "slices")),
+        *((name, c.c_int64) for name in ("num_node_types", "num_relations", "num_slices", "num_hops", "flags")),
+    )
+
+
+class SeedsStruct(c.Structure):
+    _fields_ = (
+        *((name, c.c_uint64) for name in ("seed", "epoch", "batch")),
+        *((name, c.c_void_p) for name in ("seeds", "counts", "times")),
+    )
+
+
+PIN = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_uint64, c.c_uint)
+UNPIN = c.CFUNCTYPE(c.c_int, c.c_void_p)
+
+_P, _I64 = c.c_void_p, c.c_int64
+# name -> (result, arguments)
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "stretto_sampler_create": (_P, (_P,)),
+    "stretto_sampler_destroy": (None, (_P,)),
+    "stretto_sampler_weights": (c.c_int, (_P, _I64, _P, c.c_int, _P)),
+    "stretto_sampler_sample": (c.c_int, (_P, _P, _P)),
+    "stretto_slot_table": (_I64, (_P, _P, _I64)),
+    "stretto_slot_release": (None, (_P,)),
+    "stretto_engine_create": (_P, (_P, c.c_int, _I64, _P, _P)),
+    "stretto_engine_submit": (c.c_int, (_P, _P)),
+    "stretto_engine_next": (c.c_int, (_P, _I64, _P)),
+    "stretto_engine_cancel": (None, (_P,)),
+    "stretto_engine_destroy": (None, (_P,)),
+    "stretto_engine_state": (None, (_P, _P)),
+}
+_declared: Any = None
+
+
+def library() -> Any:
+    """libstretto with the sampler's functions declared; says why where it is not there."""
+    global _declared
+    if _declared is None:
+        lib = native.library()
+        if lib is None:
+            fail(f"loader: sampling needs libstretto, which is not loaded: {native.why_not()}")
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+        _declared = lib
+    return _declared
+
+
+def failure(lib: Any) -> StrettoError:
+    lib.stretto_error.restype = c.c_char_p
+    return StrettoError(lib.stretto_error().decode())
+
+
+def address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def destroy(function: Any, handle: int, *kept: Any) -> None:
+    """Hands a handle back. `kept` are the objects whose memory the handle uses: they live until here."""
+    function(handle)
+
+
+class Seeds:
+    """stretto_seeds and the arrays it points to."""
+
+    def __init__(
+        self, seed: int, epoch: int, batch: int, seeds: Sequence[Tensor | None], times: Sequence[Tensor | None]
+    ) -> None:
+        n = len(seeds)
+        self._seeds = [None if s is None else s.to(torch.int64).contiguous() for s in seeds]
+        self._times = [None if t is None else t.to(torch.int64).contiguous() for t in times]
+        for s, t in zip(self._seeds, self._times, strict=True):
+            if t is not None and (s is None or s.numel() != t.numel()):
+                fail(f"sampler: {0 if s is None else s.numel()} seeds, but {t.numel()} times")
+        self._pointers = (c.c_void_p * n)(*(address(s) for s in self._seeds))
+        self._counts = (c.c_int64 * n)(*(0 if s is None else s.numel() for s in self._seeds))
+        self._time_pointers = (c.c_void_p * n)(*(address(t) for t in self._times))
+        self.struct = SeedsStruct(
+            seed & 0xFFFFFFFFFFFFFFFF, epoch, batch,
+            *(c.cast(array, c.c_void_p) for array in (self._pointers, self._counts, self._time_pointers)),
+        )  # fmt: skip

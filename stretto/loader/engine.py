@@ -1,0 +1,68 @@
+"""Engine: native threads that prepare submitted batches ahead of their reader."""
+
+import ctypes as c
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from stretto.errors import expect, fail
+from stretto.loader.abi import Seeds, destroy, failure, library
+from stretto.loader.native_sampler import NativeSampler
+from stretto.loader.slot import Slot
+
+
+class Engine:
+    """Threads that prepare submitted batches ahead of their reader; see csrc/sampler/engine.h."""
+
+    def __init__(
+        self, sampler: NativeSampler, *, threads: int, memory: int, pin: Any = None, unpin: Any = None
+    ) -> None:
+        expect(threads >= 1, f"engine: 'threads' is {threads}, wanted at least 1")
+        expect(memory >= 1, f"engine: 'memory' is {memory} bytes, wanted at least 1")
+        lib = library()
+        self.sampler = sampler
+        callbacks = [None if f is None else c.cast(f, c.c_void_p) for f in (pin, unpin)]
+        handle = lib.stretto_engine_create(sampler.handle, threads, memory, *callbacks)
+        if not handle:
+            raise failure(lib)
+        self.handle = handle
+        self.close = weakref.finalize(self, destroy, lib.stretto_engine_destroy, handle, sampler, pin, unpin)
+
+    def _open(self) -> Any:
+        """The engine's handle; an error once it is closed."""
+        if not self.close.alive:
+            fail("engine: used after it was closed")
+        return self.handle
+
+    def submit(
+        self, seed: int, epoch: int, batch: int, seeds: Sequence[Tensor | None], times: Sequence[Tensor | None]
+    ) -> None:
+        lib = library()
+        if lib.stretto_engine_submit(self._open(), c.byref(Seeds(seed, epoch, batch, seeds, times).struct)) < 0:
+            raise failure(lib)
+
+    def next(self) -> Slot:
+        """The next batch in order of submission. Wakes ten times a second, so that Ctrl-C is heard."""
+        while (slot := self.poll(100)) is None:
+            pass
+        return slot
+
+    def poll(self, milliseconds: int = 0) -> Slot | None:
+        """The next batch if it is ready within that time."""
+        lib = library()
+        slot = c.c_void_p()
+        status = lib.stretto_engine_next(self._open(), milliseconds, c.byref(slot))
+        if status < 0:
+            raise failure(lib)
+        return Slot(self.sampler, slot) if status else None
+
+    def cancel(self) -> None:
+        library().stretto_engine_cancel(self._open())
+
+    def state(self) -> dict[str, int]:
+        """Bytes waiting, bytes kept for reuse, the most of the first so far, and batches prepared."""
+        values = (c.c_int64 * 4)()
+        library().stretto_engine_state(self._open(), values)
+        return dict(zip(("waiting", "kept", "peak", "prepared"), values, strict=True))
