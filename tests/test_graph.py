@@ -70,9 +70,7 @@ def test_formats(name, form):
     else:  # values come in the order in which the format stores them; it may have added up duplicates
         values = given.values() if given.layout != torch.sparse_coo else given._values()
         assert torch.equal(dense(graph, values), expected)
-        torch.testing.assert_close(
-            ops.spmm(graph, torch.eye(sizes[0], dtype=torch.float64), values.double()), expected
-        )
+        torch.testing.assert_close(ops.spmm(graph, torch.eye(sizes[0], dtype=torch.float64), values.double()), expected)
 
 
 def test_sparse_tensor():

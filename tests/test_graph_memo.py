@@ -36,7 +36,11 @@ def test_the_same_content_in_a_new_tensor_is_recognised():
     edge_index = random_edges(9, 9, 30)
     graph = Graph.of(edge_index, 9)
     transpose = graph.T
-    for other in (edge_index.clone(), edge_index[:, torch.arange(30)], EdgeIndex(edge_index.clone(), sparse_size=(9, 9))):
+    for other in (
+        edge_index.clone(),
+        edge_index[:, torch.arange(30)],
+        EdgeIndex(edge_index.clone(), sparse_size=(9, 9)),
+    ):
         again = Graph.of(other, 9)
         assert again is graph
         assert again.T is transpose

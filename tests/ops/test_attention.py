@@ -42,7 +42,9 @@ def call(graph, form, given, **options):
 
 
 def expected(graph, form, given, *, dropout=0.0, seed=0, dropped=False, scale=0.3):
-    a = Attention(form, **{n: given.get(n) for n in TENSORS}, scale=scale, dropout=dropout, seed=_key(seed), dropped=dropped)
+    a = Attention(
+        form, **{n: given.get(n) for n in TENSORS}, scale=scale, dropout=dropout, seed=_key(seed), dropped=dropped
+    )
     out, out_attr, alpha = reference_attention.differentiable(graph.edge_csr, a)
     return tuple(r for r in (out, out_attr, alpha) if r is not None)
 
@@ -54,7 +56,8 @@ def expected(graph, form, given, *, dropout=0.0, seed=0, dropped=False, scale=0.
 def test_all_results_and_gradients(name, form, edge, dropout):
     graph = graph_of(name)
     if name == "hub":
-        assert graph.csr.num_slots > 0 and graph.T.csr.num_slots > 0
+        assert graph.csr.num_slots > 0
+        assert graph.T.csr.num_slots > 0
     for shared in (False, True) if form != "gatv2" else (False,):
         given = inputs(graph, form, edge=edge, shared=shared)
         options = {"dropout": dropout, "seed": 12345678901234, "dropped": shared, "scale": 0.3}
@@ -73,7 +76,12 @@ def test_all_results_and_gradients(name, form, edge, dropout):
 def test_every_instruction_set(form, isa, needs_native):
     native.set_isa(isa)
     graph = graph_of("hub")
-    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 2e-3), (torch.bfloat16, 0.1), (torch.float16, 0.02)):
+    for dtype, tolerance in (
+        (torch.float64, 1e-9),
+        (torch.float32, 2e-3),
+        (torch.bfloat16, 0.1),
+        (torch.float16, 0.02),
+    ):
         given = inputs(graph, form, heads=2, width=35, k=33, dtype=dtype)
         truth = expected(graph, form, {k: t.detach().double() for k, t in given.items()})
         ours = call(graph, form, given, return_weights=True, scale=0.3)
@@ -225,9 +233,7 @@ def test_compiles():
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)(**given)
     torch.testing.assert_close(compiled, eager)
     leaves = list(given.values())
-    for a, b in zip(
-        torch.autograd.grad(compiled.sum(), leaves), torch.autograd.grad(eager.sum(), leaves), strict=True
-    ):
+    for a, b in zip(torch.autograd.grad(compiled.sum(), leaves), torch.autograd.grad(eager.sum(), leaves), strict=True):
         torch.testing.assert_close(a, b)
 
 

@@ -147,11 +147,16 @@ def test_another_graph_object_does_not_meet_stale_constants():
     for seed in range(3):
         edge_index, x, _ = inputs(seed, 60 + seed)
         graph = Graph.of(edge_index, N)
-        same(results(lambda x, graph=graph: compiled(graph, x), x), results(lambda x: ops.spmm(graph, x, reduce="mean"), x))
+        same(
+            results(lambda x, graph=graph: compiled(graph, x), x),
+            results(lambda x: ops.spmm(graph, x, reduce="mean"), x),
+        )
 
 
 def test_segment_matmul_compiles():
-    compiled = torch.compile(lambda x, w: ops.segment_matmul(x, [0, 10, 10, 30], w), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda x, w: ops.segment_matmul(x, [0, 10, 10, 30], w), fullgraph=True, backend="aot_eager"
+    )
     x, w = torch.randn(30, 5), torch.randn(3, 5, 4)
     same(results(compiled, x, w), results(lambda x, w: ops.segment_matmul(x, [0, 10, 10, 30], w), x, w))
 
