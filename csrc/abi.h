@@ -67,9 +67,9 @@ STRETTO_API int stretto_spmm(const stretto_csr* g, int dtype, int reduce, const 
                              int64_t width, const void* weight, int64_t weight_heads, const void* row_scale,
                              const void* col_scale, const void* y, int64_t ldy, double beta, void* out, int64_t ldo,
                              void* ties, int64_t tile, int64_t prefetch, int threads);
-// Gradients of max and min. g is the transposed graph (rows are sources j, columns destinations i); share = grad /
-// ties. dx[j] = sum over edges whose message attains out[i] of weight * col_scale * share[i]. dweight [num_edges,
-// weight_heads] (may be null): the same edges' sum_k of x[j] * share[i]. dx may be null.
+// Gradients of max and min. g is the transposed graph (rows are sources j, columns destinations i); share = grad over
+// the number of entries that share it. dx[j] = sum over edges whose message attains out[i] of weight * col_scale *
+// share[i]. dweight [num_edges, weight_heads] (may be null): the same edges' sum_k of x[j] * share[i]. dx may be null.
 STRETTO_API int stretto_spmm_extremum_grad(const stretto_csr* g, int dtype, const void* x, int64_t heads, int64_t width,
                                            const void* weight, int64_t weight_heads, const void* out, const void* share,
                                            void* dx, void* dweight, int threads);
@@ -100,35 +100,35 @@ STRETTO_API int stretto_gather_ceiling(const void* x, int64_t row_bytes, const i
 // Relation: one edge type in CSC form. Target v has the edges [colptr[v], colptr[v + 1]), sorted by time where there is
 // one. All arrays must outlive the sampler.
 typedef struct {
-    const int64_t* colptr;      // [nodes of the target type + 1]
-    const void* row;            // source of each edge, int32_t or int64_t by row_bytes
-    const void* edge_id;        // the user's number of each edge, int32_t or int64_t by id_bytes; null: its position
-    const int64_t* time;        // time of each edge (its own or its source's), or null
-    const double* running;      // per target, the running sum of its edges' weights; or null
-    const int64_t* fanout;      // [num_hops], -1: all
+    const int64_t* colptr;  // [nodes of the target type + 1]
+    const void* row;        // source of each edge, int32_t or int64_t by row_bytes
+    const void* edge_id;    // the user's number of each edge, int32_t or int64_t by id_bytes; null: its position
+    const int64_t* time;    // time of each edge (its own or its source's), or null
+    const double* running;  // per target, the running sum of its edges' weights; or null
+    const int64_t* fanout;  // [num_hops], -1: all
     int64_t row_bytes, id_bytes, source, target;  // source and target: node types
 } stretto_relation;
 typedef struct {
     int64_t num_nodes;
     const int64_t* time;  // the time of a seed that comes without one; or null
 } stretto_node_type;
-// Slice: rows of an array that belong to the sampled nodes (of_edges = 0) or edges (1) of a type. columns > 0: the array
-// is int8 and becomes float, multiplied by scale[column].
+// Slice: rows of an array that belong to the sampled nodes (of_edges = 0) or edges (1) of a type. columns > 0: the
+// array is int8 and becomes float, multiplied by scale[column].
 typedef struct {
     const void* data;
     const float* scale;
     int64_t row_bytes, of_edges, type, columns;
 } stretto_slice;
 enum stretto_sampling {
-    STRETTO_REPLACE = 1,   // draw with replacement
-    STRETTO_DISJOINT = 2,  // every seed grows a tree of its own
-    STRETTO_LAYERED = 4,   // every hop samples all nodes known so far, not only the new ones
-    STRETTO_LAST = 8,      // the latest edges instead of random ones
-    STRETTO_INDUCED = 16,  // return all edges between the sampled nodes
-    STRETTO_LABOR = 32,    // one random number per source and hop, shared by all targets
-    STRETTO_SHARED = 64,   // with STRETTO_LABOR: the same numbers at every hop
-    STRETTO_EDGE_ID = 128, // return edge ids
-    STRETTO_CSR = 256      // return rowptr and col beside edge_index
+    STRETTO_REPLACE = 1,    // draw with replacement
+    STRETTO_DISJOINT = 2,   // every seed grows a tree of its own
+    STRETTO_LAYERED = 4,    // every hop samples all nodes known so far, not only the new ones
+    STRETTO_LAST = 8,       // the latest edges instead of random ones
+    STRETTO_INDUCED = 16,   // return all edges between the sampled nodes
+    STRETTO_LABOR = 32,     // one random number per source and hop, shared by all targets
+    STRETTO_SHARED = 64,    // with STRETTO_LABOR: the same numbers at every hop
+    STRETTO_EDGE_ID = 128,  // return edge ids
+    STRETTO_CSR = 256       // return rowptr and col beside edge_index
 };
 typedef struct {
     const stretto_node_type* node_types;
@@ -173,10 +173,74 @@ STRETTO_API stretto_engine* stretto_engine_create(stretto_sampler* sampler, int 
 STRETTO_API int stretto_engine_submit(stretto_engine* engine, const stretto_seeds* seeds);
 // Waits for the next batch: 1 and *slot, 0 after timeout_ms without one, -1 if preparing it failed or none is coming.
 STRETTO_API int stretto_engine_next(stretto_engine* engine, int64_t timeout_ms, stretto_slot** slot);
-STRETTO_API void stretto_engine_cancel(stretto_engine* engine);  // forgets every batch not handed out
+STRETTO_API void stretto_engine_cancel(stretto_engine* engine);   // forgets every batch not handed out
 STRETTO_API void stretto_engine_destroy(stretto_engine* engine);  // joins its threads; slots handed out stay valid
-// state[0]: bytes prepared and waiting, [1]: bytes kept for reuse, [2]: most of their sum so far, [3]: batches prepared.
+// state[0]: bytes prepared and waiting, [1]: bytes kept for reuse, [2]: most of their sum so far, [3]: batches
+// prepared.
 STRETTO_API void stretto_engine_state(stretto_engine* engine, int64_t* state);
+
+// ---- attention (kernels/attention*.h) ----
+// alpha = softmax over a row's edges of a score; out[i, h] = sum_e alpha[e, h] * v[j, h]. No array of edges x channels
+// is ever made. The score of edge (i, j) and head h is
+//   GIVEN     edge[e, h]
+//   WEIGHT    edge[e, h] taken as alpha itself: a weighted sum, no softmax
+//   SUM       leaky_relu(left[i, h] + right[j, h] + edge[e, h])                         (edge may be null)
+//   SUM_ROWS  att[h] . leaky_relu(left[i, h] + right[j, h] + edge[e, h]), all of score_width  (edge may be null)
+//   DOT       scale * (left[i, h] . right[j, h] + query[i, h] . attr[e])                (attr and query may be null)
+enum stretto_score {
+    STRETTO_SCORE_GIVEN = 0,
+    STRETTO_SCORE_WEIGHT = 1,
+    STRETTO_SCORE_SUM = 2,
+    STRETTO_SCORE_SUM_ROWS = 3,
+    STRETTO_SCORE_DOT = 4
+};
+// Rows (v, left and right of SUM_ROWS and DOT, edge of SUM_ROWS, attr, query and all their gradients, those of out and
+// out_attr) are in the kernel's dtype; scalars (everything [., heads], att, stats, alpha) and the results out and
+// out_attr in the accumulation type: backward takes their product with the gradient, where rounding them would show. value_heads and
+// right_heads are `heads`, or 1 where all heads share one row. Per-edge arrays are in the user's order.
+typedef struct {
+    int64_t form, heads, width, score_width, attr_width, value_heads, right_heads;
+    const void* v;  // [num_cols, value_heads, width], row stride ldv
+    int64_t ldv;
+    const void* left;  // row stride ldl
+    int64_t ldl;
+    const void* right;  // row stride ldr
+    int64_t ldr;
+    const void* att;    // [heads, score_width]
+    const void* edge;   // [num_edges, heads] or [num_edges, heads * score_width]
+    const void* attr;   // [num_edges, attr_width]
+    const void* query;  // [num_rows, heads, attr_width]
+    double slope, scale, dropout;
+    uint64_t seed;          // of the dropout mask, a function of (seed, edge, head)
+    int64_t alpha_dropped;  // whether `alpha` and `grad_alpha` are of the weights after dropout
+    void* stats;            // [num_rows, heads, 2]: the row's largest score and the inverse of its sum of exponentials
+    void* out;              // [num_rows, heads, width]
+    void* out_attr;         // [num_rows, heads, attr_width]: sum of alpha * attr
+    void* alpha;            // [num_edges, heads], or null
+    const void* grad;       // of out, row stride ldg
+    int64_t ldg;
+    const void* grad_attr;   // of out_attr, or null
+    const void* grad_alpha;  // of alpha, or null
+    const void* row_sum;     // [num_rows, heads]: sum over the row of alpha * d alpha, that is grad . out
+    void* dv;                // any of the gradients may be null
+    void* dleft;
+    void* dright;  // equal to dv: their sum, for v and right that are one array
+    void* datt;
+    void* dedge;  // SUM_ROWS: [num_edges, heads * score_width]
+    void* dattr;
+    void* dquery;
+    void* dscore;  // [num_edges, heads]: of left + right + edge (SUM), of the score (GIVEN, WEIGHT, SUM_ROWS), scaled
+                   // (DOT)
+} stretto_attention;
+// Fills stats, out, out_attr, alpha.
+STRETTO_API int stretto_attention_forward(const stretto_csr* g, int dtype, const stretto_attention* a, int threads);
+// One pass over the transposed edges: dv, dright, datt, dedge, dattr, dscore. g is the transposed graph.
+STRETTO_API int stretto_attention_backward(const stretto_csr* g, int dtype, const stretto_attention* a, int threads);
+// What is summed by destination, from dscore: dleft, dquery. g is the graph.
+STRETTO_API int stretto_attention_left(const stretto_csr* g, int dtype, const stretto_attention* a, int threads);
+// out[i, h] = a[i, h] . b[i, h], added to what is there if `add`.
+STRETTO_API int stretto_row_dot(int dtype, const void* a, int64_t lda, const void* b, int64_t ldb, int64_t rows,
+                                int64_t heads, int64_t width, void* out, int add, int threads);
 
 #ifdef __cplusplus
 }

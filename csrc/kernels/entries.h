@@ -11,5 +11,21 @@ int spmm_bf16(const SpmmArgs&);
 int spmm_f16(const SpmmArgs&);
 int gather_rows(const GatherArgs&);
 int gather_ceiling(const GatherArgs&);
+int attention_forward_f32(const AttentionArgs&);
+int attention_forward_f64(const AttentionArgs&);
+int attention_forward_bf16(const AttentionArgs&);
+int attention_forward_f16(const AttentionArgs&);
+int attention_backward_f32(const AttentionArgs&);
+int attention_backward_f64(const AttentionArgs&);
+int attention_backward_bf16(const AttentionArgs&);
+int attention_backward_f16(const AttentionArgs&);
+int attention_left_f32(const AttentionArgs&);
+int attention_left_f64(const AttentionArgs&);
+int attention_left_bf16(const AttentionArgs&);
+int attention_left_f16(const AttentionArgs&);
+int row_dot_f32(const RowDotArgs&);
+int row_dot_f64(const RowDotArgs&);
+int row_dot_bf16(const RowDotArgs&);
+int row_dot_f16(const RowDotArgs&);
 
 }  // namespace stretto::STRETTO_ISA

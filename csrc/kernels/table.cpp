@@ -47,6 +47,10 @@ const KernelTable* table() {
         {mul_grad<float>, mul_grad<double>},
         gather_rows,
         gather_ceiling,
+        {attention_forward_f32, attention_forward_f64, attention_forward_bf16, attention_forward_f16},
+        {attention_backward_f32, attention_backward_f64, attention_backward_bf16, attention_backward_f16},
+        {attention_left_f32, attention_left_f64, attention_left_bf16, attention_left_f16},
+        {row_dot_f32, row_dot_f64, row_dot_bf16, row_dot_f16},
     };
     return &all;
 }

@@ -67,6 +67,22 @@ struct GatherArgs {
     int threads;
 };
 
+struct AttentionArgs {
+    const stretto_csr* g;
+    const stretto_attention* a;
+    int threads;
+};
+
+struct RowDotArgs {
+    const void* a;
+    int64_t lda;
+    const void* b;
+    int64_t ldb, rows, heads, width;
+    void* out;
+    int add;
+    int threads;
+};
+
 struct KernelTable {
     int (*spmm[4])(const SpmmArgs&);  // by stretto_dtype
     int (*spmm_extremum_grad[4])(const ExtremumGradArgs&);
@@ -77,6 +93,10 @@ struct KernelTable {
     int (*mul_grad[2])(const EdgeArgs&);
     int (*gather_rows)(const GatherArgs&);
     int (*gather_ceiling)(const GatherArgs&);
+    int (*attention_forward[4])(const AttentionArgs&);
+    int (*attention_backward[4])(const AttentionArgs&);
+    int (*attention_left[4])(const AttentionArgs&);
+    int (*row_dot[4])(const RowDotArgs&);
 };
 
 namespace baseline {

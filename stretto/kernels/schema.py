@@ -1,7 +1,7 @@
 """Signature and output of every kernel: the whole native surface on one page.
 
 A kernel takes tensors and a Csr and returns tensors; it knows no autograd, no Graph, no PyG. Each is written three
-times: reference.py (plain PyTorch: specification, oracle, fallback), native.py over csrc/kernels (CPU) and triton/ (GPU).
+times: reference.py (plain PyTorch: specification, oracle, fallback), cpu.py over csrc/kernels, and triton/ (GPU).
 
     kernel              arguments                                             result
     spmm                x [m, k] or [m, h, f], weight [E] or [E, h] ...       [n, k] or [n, h, f] (and tie counts)
@@ -15,7 +15,7 @@ times: reference.py (plain PyTorch: specification, oracle, fallback), native.py 
     segment_matmul      x [N, i], ptr [S + 1], weight [S, i, o]               [N, o]
 
 n rows (destinations), m columns (sources), E entries; per-edge arrays are in the user's edge order.
-Values are fp32, fp64, bf16 or fp16; weights and scales fp64 for fp64 values, else fp32; sums are taken in that type too.
+Values are fp32, fp64, bf16 or fp16; weights and scales fp64 for fp64 values, else fp32, and so are sums.
 """
 
 from enum import Enum
@@ -85,6 +85,10 @@ SIGNATURES = {
     "stretto_mul_grad": "pnppipn",
     "stretto_gather_rows": "pipiipn",
     "stretto_gather_ceiling": "pipiinp",
+    "stretto_attention_forward": "pnpn",
+    "stretto_attention_backward": "pnpn",
+    "stretto_attention_left": "pnpn",
+    "stretto_row_dot": "npipiiiipnn",
 }
 RESULTS = {
     "stretto_version": "s",

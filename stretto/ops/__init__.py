@@ -1,11 +1,13 @@
 """The operators: autograd over kernels, in terms of Graph. OPS lists them all."""
 
+from stretto.ops import attention as _attention
 from stretto.ops import matmul as _matmul
 from stretto.ops import rows as _rows
 from stretto.ops import sddmm as _sddmm
 from stretto.ops import segment as _segment
 from stretto.ops import softmax as _softmax
 from stretto.ops import spmm as _spmm
+from stretto.ops.attention import attention, cosine_attention
 from stretto.ops.matmul import segment_matmul
 from stretto.ops.op import Op, Sample
 from stretto.ops.registered import REGISTERED
@@ -16,7 +18,8 @@ from stretto.ops.softmax import edge_softmax
 from stretto.ops.spmm import spmm
 
 OPS: dict[str, Op] = {
-    op.name: op for op in (_spmm.OP, _sddmm.OP, _softmax.OP, _segment.OP, _rows.GATHER, _rows.SCATTER, _matmul.OP)
+    op.name: op
+    for op in (_spmm.OP, _sddmm.OP, _softmax.OP, _segment.OP, _rows.GATHER, _rows.SCATTER, _matmul.OP, _attention.OP)
 }
 
 __all__ = [
@@ -24,6 +27,8 @@ __all__ = [
     "REGISTERED",
     "Op",
     "Sample",
+    "attention",
+    "cosine_attention",
     "edge_softmax",
     "gather_rows",
     "scatter_rows",

@@ -34,6 +34,13 @@ SCHEMAS = (
     "segment_mul(Tensor handle, Tensor src, SymInt num_rows) -> Tensor",
     "segment_mul_grad(Tensor handle, Tensor src, Tensor grad) -> Tensor",
     "segment_matmul(Tensor x, SymInt[] ptr, Tensor weight) -> Tensor",
+    "attention(Tensor handle, Tensor? v, Tensor? left, Tensor? right, Tensor? att, Tensor? edge, Tensor? attr, "
+    "Tensor? query, Tensor? seed, str form, float slope, float scale, float dropout, bool weights, bool dropped, "
+    "SymInt num_rows, SymInt num_edges) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "attention_grad(Tensor handle, Tensor? v, Tensor? left, Tensor? right, Tensor? att, Tensor? edge, Tensor? attr, "
+    "Tensor? query, Tensor? seed, str form, float slope, float scale, float dropout, bool weights, bool dropped, "
+    "Tensor out, Tensor out_attr, Tensor alpha, Tensor stats, Tensor wide, Tensor? grad, Tensor? grad_attr, "
+    "Tensor? grad_alpha, bool[] needs) -> Tensor[]",
 )
 for _schema in SCHEMAS:
     LIBRARY.define(_schema)

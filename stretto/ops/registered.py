@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stretto.graph import Graph
 from stretto.kernels import accumulate_type, reference
-from stretto.ops import extremum, matmul, rows, segment, softmax
+from stretto.ops import extremum, matmul, registered_attention, rows, segment, softmax
 from stretto.ops.library import LIBRARY
 from stretto.ops.sddmm import run as run_sddmm
 from stretto.ops.spmm import run as run_spmm
@@ -287,6 +287,7 @@ REGISTERED: dict[
         _save_matmul,
         _matmul_backward,
     ),
+    **registered_attention.ENTRIES,
 }
 
 for _name, (_implementation, _fake, _save, _backward) in REGISTERED.items():

@@ -1,0 +1,40 @@
+// The attention and edge-message half of the C ABI: packs the arguments and calls the table of the instruction set in
+// use.
+#include "abi.h"
+#include "core/cpu.h"
+#include "core/error.h"
+
+using namespace stretto;
+
+namespace {
+
+int finish(int status) { return status == -2 ? error("out of memory for partial results") : status; }
+
+bool bad_dtype(int dtype) { return dtype < 0 || dtype >= 4; }
+
+}  // namespace
+
+extern "C" {
+
+int stretto_attention_forward(const stretto_csr* g, int dtype, const stretto_attention* a, int threads) {
+    if (bad_dtype(dtype)) return error("attention_forward: dtype %d is not one of 0..3", dtype);
+    return finish(kernels().attention_forward[dtype]({g, a, threads}));
+}
+
+int stretto_attention_backward(const stretto_csr* g, int dtype, const stretto_attention* a, int threads) {
+    if (bad_dtype(dtype)) return error("attention_backward: dtype %d is not one of 0..3", dtype);
+    return finish(kernels().attention_backward[dtype]({g, a, threads}));
+}
+
+int stretto_attention_left(const stretto_csr* g, int dtype, const stretto_attention* a, int threads) {
+    if (bad_dtype(dtype)) return error("attention_left: dtype %d is not one of 0..3", dtype);
+    return finish(kernels().attention_left[dtype]({g, a, threads}));
+}
+
+int stretto_row_dot(int dtype, const void* a, int64_t lda, const void* b, int64_t ldb, int64_t rows, int64_t heads,
+                    int64_t width, void* out, int add, int threads) {
+    if (bad_dtype(dtype)) return error("row_dot: dtype %d is not one of 0..3", dtype);
+    return kernels().row_dot[dtype]({a, lda, b, ldb, rows, heads, width, out, add, threads});
+}
+
+}  // extern "C"

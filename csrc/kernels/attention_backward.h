@@ -1,0 +1,308 @@
+// Attention, backward: one pass over the transposed edges. Weights are computed again from the row's two statistics.
+// The row sum of the softmax gradient is grad . out, known before, so that one read of a destination's gradient serves
+// both d alpha and dv. What is summed by destination instead (dleft, dquery) takes a second pass over the scalars d
+// score, which for SUM_ROWS and DOT reads the right rows again.
+#pragma once
+#include "kernels/attention.h"
+
+namespace stretto::STRETTO_ISA {
+
+// One tile of the gradient of att . leaky_relu(near + far + edge): into += t and datt += t * z over the block's edges,
+// with t = d score * leaky_relu'(z); dedge <- att * t.
+template <class T, int NV>
+STRETTO_INLINE void leaky_tile(const T* near, const T* far, int64_t ld, const T* edge, int64_t edge_ld, T* dedge,
+                               const EdgeBlock& block, const Acc<T>* dscore, Acc<T> slope, const Acc<T>* att,
+                               Acc<T>* into, Acc<T>* datt, int tail) {
+    using A = Acc<T>;
+    constexpr int L = lanes<A>;
+    const auto lanes_of = [&](int k) { return k == NV - 1 ? tail : L; };
+    Vec<A> fixed[NV], sum[NV], sum_att[NV];
+    for (int k = 0; k < NV; ++k) {
+        fixed[k] = load_lanes(near + k * L, lanes_of(k));
+        sum[k] = sum_att[k] = Vec<A>{};
+    }
+    for (int b = 0; b < block.n; ++b) {
+        const T* row = far + block.other[b] * ld;
+        const A high = dscore[b], low = dscore[b] * slope;
+#pragma GCC unroll 4
+        for (int k = 0; k < NV; ++k) {
+            Vec<A> z = fixed[k] + load_lanes(row + k * L, lanes_of(k));
+            if (edge) z += load_lanes(edge + block.id[b] * edge_ld + k * L, lanes_of(k));
+            const Vec<A> t = z > 0 ? broadcast<A>(high) : broadcast<A>(low);
+            sum[k] += t;
+            sum_att[k] += t * z;
+            if (dedge)
+                store_lanes(dedge + block.id[b] * edge_ld + k * L, t * load_lanes(att + k * L, lanes_of(k)),
+                            lanes_of(k));
+        }
+    }
+    for (int k = 0; k < NV; ++k) {
+        store_lanes(into + k * L, sum[k] + load_lanes(into + k * L, lanes_of(k)), lanes_of(k));
+        if (datt) store_lanes(datt + k * L, sum_att[k] + load_lanes(datt + k * L, lanes_of(k)), lanes_of(k));
+    }
+}
+
+template <class T>
+void leaky_rows(const T* near, const T* far, int64_t ld, const T* edge, int64_t edge_ld, T* dedge,
+                const EdgeBlock& block, const Acc<T>* dscore, Acc<T> slope, const Acc<T>* att, int64_t width,
+                Acc<T>* into, Acc<T>* datt) {
+    constexpr int L = lanes<Acc<T>>;
+    for (int64_t c = 0; c < width;) {
+        const int64_t left = width - c;
+        const int vectors = left >= 4 * L ? 4 : 1;
+        const int tail = left < L ? static_cast<int>(left) : L;
+        const T* e = edge ? edge + c : nullptr;
+        T* de = dedge ? dedge + c : nullptr;
+        Acc<T>* da = datt ? datt + c : nullptr;
+        if (vectors == 4)
+            leaky_tile<T, 4>(near + c, far + c, ld, e, edge_ld, de, block, dscore, slope, att + c, into + c, da, L);
+        else
+            leaky_tile<T, 1>(near + c, far + c, ld, e, edge_ld, de, block, dscore, slope, att + c, into + c, da, tail);
+        c += vectors * L;
+    }
+}
+
+template <class A>
+STRETTO_INLINE A sum_block(const A* values, int count) {
+    A sum = 0;
+    for (int b = 0; b < count; ++b) sum += values[b];
+    return sum;
+}
+
+template <class A>
+void multiply(A* values, const A* factors, int64_t n) {
+    for (int64_t k = 0; k < n; ++k) values[k] *= factors[k];
+}
+
+template <class T>
+struct AttentionBackward : Attention<T> {
+    using A = Acc<T>;
+    using Base = Attention<T>;
+    using Base::a, Base::g, Base::H, Base::F, Base::K, Base::D;
+    static constexpr int B = block_edges;
+    const T* grad;
+    const T* grad_attr;
+    const A *stats, *row_sum, *grad_alpha;
+    T* dedge;
+    A* dscore;
+    const int64_t values, rights;  // sizes of a row's dv and dright; 0 where not wanted
+
+    AttentionBackward(const stretto_csr& graph, const stretto_attention& args)
+        : Base(graph, args),
+          grad(static_cast<const T*>(a.grad)),
+          grad_attr(static_cast<const T*>(a.grad_attr)),
+          stats(static_cast<const A*>(a.stats)),
+          row_sum(static_cast<const A*>(a.row_sum)),
+          grad_alpha(static_cast<const A*>(a.grad_alpha)),
+          dedge(static_cast<T*>(a.dedge)),
+          dscore(static_cast<A*>(a.dscore)),
+          values(a.dv ? a.value_heads * F : 0),
+          rights(!a.dright                     ? 0
+                 : a.form == STRETTO_SCORE_SUM ? H
+                                               : a.right_heads * K) {}
+
+    // Edges [begin, end) of source j: dv into into[0, values), dright after it, datt of this task.
+    void edges(int64_t j, int64_t begin, int64_t end, int64_t ahead_end, A* into, A* datt, Scratch& scratch) const {
+        constexpr int L = lanes<A>;
+        A *score = scratch.take<A>(H * B), *inner = scratch.take<A>(H * B), *dalpha = scratch.take<A>(H * B);
+        const T* near = this->v + j * a.ldv;
+        A* dright = into + values;
+        for_each_block(g, begin, end, ahead_end, [&](const EdgeBlock& block) {
+            this->scores(block, j, false, score, inner);
+            for (int b = 0; b < block.n; ++b) {  // d alpha of the weights after dropout
+                if (!this->reads_rows())
+                    prefetch_bytes(grad + block.ahead[b] * a.ldg, H * F * static_cast<int64_t>(sizeof(T)));
+                const T* far = grad + block.other[b] * a.ldg;
+                for (int64_t h = 0; h < H; ++h) {
+                    A d = dot_rows(far + h * F, near + h * this->value_step, F);
+                    if (grad_attr)
+                        d += dot_rows(grad_attr + (block.other[b] * H + h) * D, this->attr + block.id[b] * D, D);
+                    dalpha[h * B + b] = d;
+                }
+            }
+            for (int64_t h = 0; h < H; ++h) {
+                A *p = score + h * B, *d = dalpha + h * B;
+                A factor[B];
+                weights(block, h, p, factor);
+                if (a.dropout > 0)
+                    for (int b = 0; b < B; ++b) d[b] *= factor[b];
+                if (grad_alpha) {
+                    A more[B];
+                    gather(grad_alpha + h, block.id, H, block.n, more);
+                    const bool masked = a.dropout > 0 && a.alpha_dropped;
+                    for (int b = 0; b < B; ++b) d[b] += masked ? more[b] * factor[b] : more[b];
+                }
+                if (a.form != STRETTO_SCORE_WEIGHT) {
+                    A sum[B];
+                    gather(row_sum + h, block.other, H, block.n, sum);
+                    for (int b = 0; b < B; ++b) d[b] = p[b] * (d[b] - sum[b]);
+                }
+                if (a.form == STRETTO_SCORE_SUM)
+                    for (int b = 0; b < B; ++b) d[b] *= inner[h * B + b] > 0 ? A(1) : this->slope;
+                if (a.form == STRETTO_SCORE_DOT)
+                    for (int b = 0; b < B; ++b) d[b] *= this->scale;
+                if (a.dropout > 0)
+                    for (int b = 0; b < B; ++b) p[b] *= factor[b];
+                if (values) add_rows(grad + h * F, block.other, a.ldg, p, block.n, F, into + h * this->value_step);
+                right_side(block, j, h, d, dright, datt);
+            }
+            if (dscore)
+                for (int b = 0; b < block.n; ++b)
+                    for (int64_t h = 0; h < H; ++h) dscore[block.id[b] * H + h] = dalpha[h * B + b];
+            if (a.dattr) attributes(block, score, dalpha);
+        });
+        static_assert(B % L == 0);
+    }
+
+    // From the scores p of head h to its weights before dropout, with the dropout factors beside them.
+    STRETTO_INLINE void weights(const EdgeBlock& block, int64_t h, A* p, A* factor) const {
+        constexpr int L = lanes<A>;
+        if (a.form != STRETTO_SCORE_WEIGHT) {
+            A most[B], inverse[B];
+            gather(stats + 2 * h, block.other, 2 * H, block.n, most);
+            gather(stats + 2 * h + 1, block.other, 2 * H, block.n, inverse);
+            for (int b = 0; b < block.padded; b += L)
+                store(p + b, exponential_of(load(p + b) - load(most + b)) * load(inverse + b));
+        }
+        if (a.dropout > 0) this->mask(block, h, factor);
+    }
+
+    STRETTO_INLINE void right_side(const EdgeBlock& block, int64_t j, int64_t h, const A* ds, A* dright,
+                                   A* datt) const {
+        if (a.form == STRETTO_SCORE_SUM) {
+            if (rights) dright[h] += sum_block(ds, block.n);
+        } else if (a.form == STRETTO_SCORE_DOT) {
+            if (rights)
+                add_rows(this->left_rows + h * K, block.other, a.ldl, ds, block.n, K, dright + h * this->right_step);
+        } else if (a.form == STRETTO_SCORE_SUM_ROWS && (rights || datt || dedge)) {
+            const T* edge = this->edge_rows ? this->edge_rows + h * K : nullptr;
+            leaky_rows(this->right_rows + j * a.ldr + h * this->right_step, this->left_rows + h * K, a.ldl, edge, H * K,
+                       dedge ? dedge + h * K : nullptr, block, ds, this->slope, this->att + h * K, K,
+                       dright + h * this->right_step, datt ? datt + h * K : nullptr);
+        }
+    }
+
+    // dattr[e] = sum_h of d score * query[i, h] (d score is scaled already) + weight * grad_attr[i, h].
+    void attributes(const EdgeBlock& block, const A* p, const A* ds) const {
+        constexpr int L = lanes<A>;
+        T* dattr = static_cast<T*>(a.dattr);
+        for (int b = 0; b < block.n; ++b)
+            for (int64_t k = 0; k < D; k += L) {
+                const int n = static_cast<int>(D - k < L ? D - k : L);
+                Vec<A> sum{};
+                for (int64_t h = 0; h < H; ++h) {
+                    const int64_t at = (block.other[b] * H + h) * D + k;
+                    if (this->query) sum += ds[h * B + b] * load_lanes(this->query + at, n);
+                    if (grad_attr) sum += p[h * B + b] * load_lanes(grad_attr + at, n);
+                }
+                store_lanes(dattr + block.id[b] * D + k, sum, n);
+            }
+    }
+
+    int run(int threads) const {
+        const bool want_att = a.datt && a.form == STRETTO_SCORE_SUM_ROWS;
+        // dright of SUM_ROWS is summed without the factor att; it is needed as a place even if only datt is wanted.
+        const int64_t place = rights || a.form != STRETTO_SCORE_SUM_ROWS ? rights : a.right_heads * K;
+        A* parts = nullptr;  // of datt, one per task
+        if (want_att && g.num_tasks > 0) {
+            parts = static_cast<A*>(__builtin_calloc(static_cast<size_t>(g.num_tasks * H * K), sizeof(A)));
+            if (!parts) return -2;
+        }
+        const int status = sum_over_rows<A>(
+            g, threads, values + place, 3 * H * B * static_cast<int64_t>(sizeof(A)),
+            [&](int64_t j, int64_t begin, int64_t end, int64_t ahead_end, A* into, Scratch& scratch, int64_t task) {
+                edges(j, begin, end, ahead_end, into, parts ? parts + task * H * K : nullptr, scratch);
+            },
+            [&](int64_t j, A* into) {
+                A* dright = into + values;
+                if (rights && a.form == STRETTO_SCORE_SUM_ROWS) multiply(dright, this->att, rights);
+                if (a.dv == a.dright)  // v and right are one array
+                    for (int64_t k = 0; k < values; ++k) into[k] += dright[k];
+                if (values) store_scaled(static_cast<T*>(a.dv) + j * values, into, A(1), values);
+                if (!rights || a.dv == a.dright) return;
+                if (a.form == STRETTO_SCORE_SUM)
+                    for (int64_t h = 0; h < H; ++h) static_cast<A*>(a.dright)[j * H + h] = dright[h];
+                else
+                    store_scaled(static_cast<T*>(a.dright) + j * rights, dright, A(1), rights);
+            });
+        if (want_att) {
+            A* datt = static_cast<A*>(a.datt);
+            for (int64_t k = 0; k < H * K; ++k) datt[k] = 0;
+            for (int64_t t = 0; t < g.num_tasks; ++t)
+                for (int64_t k = 0; k < H * K; ++k) datt[k] += parts[t * H * K + k];
+            __builtin_free(parts);
+        }
+        return status;
+    }
+
+    // The pass by destination.
+    int run_left(int threads) const {
+        const bool scalar = a.form == STRETTO_SCORE_SUM;
+        const int64_t lefts = !a.dleft ? 0 : scalar ? H : H * K, queries = a.dquery ? H * D : 0;
+        return sum_over_rows<A>(
+            g, threads, lefts + queries, 2 * H * B * static_cast<int64_t>(sizeof(A)),
+            [&](int64_t i, int64_t begin, int64_t end, int64_t ahead_end, A* into, Scratch& scratch, int64_t) {
+                A* ds = scratch.take<A>(H * B);
+                const T* right = this->right_rows;
+                for_each_block(g, begin, end, ahead_end, [&](const EdgeBlock& block) {
+                    for (int b = 0; b < block.n; ++b) {
+                        if (!scalar)
+                            prefetch_bytes(right + block.ahead[b] * a.ldr,
+                                           a.right_heads * K * static_cast<int64_t>(sizeof(T)));
+                        for (int64_t h = 0; h < H; ++h) ds[h * B + b] = dscore[block.id[b] * H + h];
+                    }
+                    for (int64_t h = 0; h < H; ++h) {
+                        const A* d = ds + h * B;
+                        if (lefts && scalar) {
+                            into[h] += sum_block(d, block.n);
+                        } else if (lefts && a.form == STRETTO_SCORE_DOT) {
+                            add_rows(right + h * this->right_step, block.other, a.ldr, d, block.n, K, into + h * K);
+                        } else if (lefts) {
+                            const T* edge = this->edge_rows ? this->edge_rows + h * K : nullptr;
+                            leaky_rows<T>(this->left_rows + i * a.ldl + h * K, right + h * this->right_step, a.ldr,
+                                          edge, H * K, nullptr, block, d, this->slope, this->att + h * K, K,
+                                          into + h * K, nullptr);
+                        }
+                        if (queries) add_rows(this->attr, block.id, D, d, block.n, D, into + lefts + h * D);
+                    }
+                });
+            },
+            [&](int64_t i, A* into) {
+                if (lefts && scalar) {
+                    for (int64_t h = 0; h < H; ++h) static_cast<A*>(a.dleft)[i * H + h] = into[h];
+                } else if (lefts) {
+                    if (a.form == STRETTO_SCORE_SUM_ROWS) multiply(into, this->att, lefts);
+                    store_scaled(static_cast<T*>(a.dleft) + i * lefts, into, A(1), lefts);
+                }
+                if (queries) store_scaled(static_cast<T*>(a.dquery) + i * queries, into + lefts, A(1), queries);
+            });
+    }
+};
+
+template <class T>
+int run_attention_backward(const AttentionArgs& args) {
+    return AttentionBackward<T>(*args.g, *args.a).run(args.threads);
+}
+template <class T>
+int run_attention_left(const AttentionArgs& args) {
+    return AttentionBackward<T>(*args.g, *args.a).run_left(args.threads);
+}
+
+template <class T>
+int run_row_dot(const RowDotArgs& r) {
+    using A = Acc<T>;
+    constexpr int64_t chunk = 1024;
+    const auto *p = static_cast<const T*>(r.a), *q = static_cast<const T*>(r.b);
+    auto* out = static_cast<A*>(r.out);
+    parallel_for((r.rows + chunk - 1) / chunk, r.threads, [&](int64_t t) {
+        const int64_t stop = (t + 1) * chunk < r.rows ? (t + 1) * chunk : r.rows;
+        for (int64_t i = t * chunk; i < stop; ++i)
+            for (int64_t h = 0; h < r.heads; ++h) {
+                const A d = dot_rows(p + i * r.lda + h * r.width, q + i * r.ldb + h * r.width, r.width);
+                out[i * r.heads + h] = r.add ? out[i * r.heads + h] + d : d;
+            }
+    });
+    return 0;
+}
+
+}  // namespace stretto::STRETTO_ISA

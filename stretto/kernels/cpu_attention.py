@@ -1,0 +1,210 @@
+"""The attention kernels on the CPU: pointers out of tensors, then one call into libstretto per pass."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from stretto.kernels import native
+from stretto.kernels.attention import FORMS, TENSORS, Attention
+from stretto.kernels.cpu import _lib, _pointer, _rows, empty, struct
+from stretto.kernels.csr import Csr
+from stretto.kernels.schema import DTYPES, accumulate_type
+
+_GRADS = ("dv", "dleft", "dright", "datt", "dedge", "dattr", "dquery", "dscore")
+
+
+class _AttentionStruct(ctypes.Structure):
+    """stretto_attention of csrc/abi.h."""
+
+    _fields_ = (
+        *[
+            (name, ctypes.c_int64)
+            for name in ("form", "heads", "width", "score_width", "attr_width", "value_heads", "right_heads")
+        ],
+        ("v", ctypes.c_void_p),
+        ("ldv", ctypes.c_int64),
+        ("left", ctypes.c_void_p),
+        ("ldl", ctypes.c_int64),
+        ("right", ctypes.c_void_p),
+        ("ldr", ctypes.c_int64),
+        *[(name, ctypes.c_void_p) for name in ("att", "edge", "attr", "query")],
+        *[(name, ctypes.c_double) for name in ("slope", "scale", "dropout")],
+        ("seed", ctypes.c_uint64),
+        ("alpha_dropped", ctypes.c_int64),
+        *[(name, ctypes.c_void_p) for name in ("stats", "out", "out_attr", "alpha", "grad")],
+        ("ldg", ctypes.c_int64),
+        *[(name, ctypes.c_void_p) for name in ("grad_attr", "grad_alpha", "row_sum", *_GRADS)],
+    )
+
+
+class _Call:
+    """The C struct of an Attention, with the tensors it points to kept alive."""
+
+    def __init__(self, a: Attention) -> None:
+        v = _rows(a.values)
+        self.dtype = v.dtype
+        self.acc = accumulate_type(v.dtype)
+        rows = a.form in ("gatv2", "dot")
+        self.heads, self.width = a.heads, v.size(2)
+        self.kept: list[Tensor | None] = [v]
+        self.fields = f = _AttentionStruct(
+            form=FORMS[a.form],
+            heads=self.heads,
+            width=self.width,
+            value_heads=v.size(1),
+            right_heads=self.heads,
+            slope=a.slope,
+            scale=a.scale,
+            dropout=a.dropout,
+            seed=a.seed & (2**64 - 1),
+            alpha_dropped=int(a.dropped),
+            v=v.data_ptr(),
+            ldv=v.stride(0),
+        )
+        if a.left is not None and a.right is not None:
+            left = _rows(a.left) if rows else self.scalars(a.left)
+            right = (v if a.v is None else _rows(a.right)) if rows else self.scalars(a.right)
+            self.kept += [left, right]
+            f.left, f.ldl, f.right, f.ldr = left.data_ptr(), left.stride(0), right.data_ptr(), right.stride(0)
+            if rows:
+                f.score_width, f.right_heads = left.size(2), right.size(1)
+        if a.edge is not None:
+            f.edge = self.keep(a.edge.contiguous() if rows else self.scalars(a.edge))
+        if a.att is not None:
+            f.att = self.keep(self.scalars(a.att))
+        if a.attr is not None:
+            f.attr, f.attr_width = self.keep(a.attr.contiguous()), a.attr.size(1)
+        if a.query is not None:
+            f.query = self.keep(a.query.contiguous())
+
+    def scalars(self, t: Tensor) -> Tensor:
+        return t.to(self.acc).contiguous()
+
+    def keep(self, t: Tensor) -> int:
+        self.kept.append(t)
+        return t.data_ptr()
+
+    def run(self, name: str, csr: Csr) -> None:
+        function = getattr(_lib(), name)
+        native.check(function(struct(csr), DTYPES[self.dtype], ctypes.byref(self.fields), torch.get_num_threads()))
+
+
+def attention(csr: Csr, a: Attention, *, weights: bool) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """out, out_attr (with attributes only), alpha (if wanted) and the row statistics backward needs.
+
+    All in the accumulation type: backward wants them unrounded.
+    """
+    call = _Call(a)
+    f, h = call.fields, call.heads
+    out = empty((csr.num_rows, h, call.width), call.acc)
+    stats = torch.empty(csr.num_rows, h, 2, dtype=call.acc)
+    out_attr = None if a.attr is None else torch.empty(csr.num_rows, h, a.attr.size(1), dtype=call.acc)
+    alpha = empty((csr.num_edges, h), call.acc) if weights else None
+    f.out, f.stats, f.out_attr, f.alpha = out.data_ptr(), stats.data_ptr(), _pointer(out_attr), _pointer(alpha)
+    if csr.num_rows and h:
+        call.run("stretto_attention_forward", csr)
+    return out, out_attr, alpha, stats
+
+
+def attention_grad(
+    csr: Csr,
+    csr_t: Csr,
+    a: Attention,
+    out: Tensor,
+    out_attr: Tensor | None,
+    alpha: Tensor | None,
+    stats: Tensor,
+    grad: Tensor,
+    grad_attr: Tensor | None,
+    grad_alpha: Tensor | None,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Gradients of a.tensors where needed, rows in their type, scalars in the accumulation type."""
+    call = _Call(a)
+    f, h, acc = call.fields, call.heads, call.acc
+    grad = _rows(grad)
+    need = dict(zip(TENSORS, needs, strict=True))
+    f.stats, f.grad, f.ldg = stats.data_ptr(), grad.data_ptr(), grad.stride(0)
+    if a.attr is not None and grad_attr is not None:
+        f.grad_attr = call.keep(grad_attr.contiguous())
+    if grad_alpha is not None:
+        f.grad_alpha = call.keep(call.scalars(grad_alpha))
+    if a.form != "weight":
+        f.row_sum = call.keep(_row_sum(csr, out, out_attr, alpha, grad, grad_attr, grad_alpha))
+    rows = a.form in ("gatv2", "dot")
+    by_row = need["left"] or need["query"]
+    scalar_edge = a.edge is not None and not rows
+    found: dict[str, Tensor | None] = dict.fromkeys(TENSORS)
+    if a.v is not None and need["v"]:
+        found["v"] = empty(a.v.shape, call.dtype)
+    for name in ("left", "right", "att", "attr", "query"):
+        tensor = getattr(a, name)
+        if tensor is not None and need[name]:
+            scalar = name == "att" or (name in ("left", "right") and not rows)
+            found[name] = empty(tensor.shape, acc if scalar else call.dtype)
+    if rows and a.edge is not None and need["edge"]:
+        found["edge"] = empty(a.edge.shape, call.dtype)
+    dscore = None
+    if by_row or (scalar_edge and need["edge"]):
+        dscore = empty((csr.num_edges, h), acc)
+        if scalar_edge and need["edge"]:
+            found["edge"] = dscore
+    f.dv = _pointer(found["right"] if a.v is None else found["v"])
+    f.dright, f.datt, f.dattr, f.dscore = (
+        _pointer(found["right"]),
+        _pointer(found["att"]),
+        _pointer(found["attr"]),
+        _pointer(dscore),
+    )
+    f.dedge = _pointer(found["edge"]) if rows else None
+    f.dleft, f.dquery = _pointer(found["left"]), _pointer(found["query"])
+    call.run("stretto_attention_backward", csr_t)
+    if by_row:
+        call.run("stretto_attention_left", csr)
+    return tuple(found[name] for name in TENSORS)
+
+
+def _row_sum(
+    csr: Csr,
+    out: Tensor,
+    out_attr: Tensor | None,
+    alpha: Tensor | None,
+    grad: Tensor,
+    grad_attr: Tensor | None,
+    grad_alpha: Tensor | None,
+) -> Tensor:
+    """Sum over each row of alpha * d alpha, which is grad . out. [n, h]"""
+    total = row_dot(grad.to(out.dtype), out)
+    if grad_attr is not None and out_attr is not None:
+        row_dot(grad_attr.to(out.dtype), out_attr, into=total)
+    if grad_alpha is not None and alpha is not None:
+        products = csr.to_csr_order(alpha * grad_alpha.to(alpha.dtype))
+        total.index_add_(0, csr.rows(), products)
+    return total
+
+
+def row_dot(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
+    """Dot product of equal rows. a, b [n, h, f] -> [n, h] in the accumulation type, added to `into`."""
+    a, b = _rows(a), _rows(b)
+    n, heads, width = a.shape
+    out = torch.empty(n, heads, dtype=accumulate_type(a.dtype)) if into is None else into
+    if out.numel():
+        native.check(
+            _lib().stretto_row_dot(
+                DTYPES[a.dtype],
+                a.data_ptr(),
+                a.stride(0),
+                b.data_ptr(),
+                b.stride(0),
+                n,
+                heads,
+                width,
+                out.data_ptr(),
+                int(into is not None),
+                torch.get_num_threads(),
+            )
+        )
+    return out
