@@ -126,12 +126,17 @@ def _sparse_product(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> 
     )
 
 
+def _expanded(index: Spec) -> Size:
+    """Elements that share one entry of the index."""
+    return product([s for s, step in zip(index.shape, index.stride, strict=True) if step == 0])
+
+
 def _gather(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     table, result = tensors(args)[0], tensors(out)[0]
     if name.startswith(("aten::embedding", "aten::index.", "aten::index_select", "aten::index")):
         row = table.row * table.itemsize
-    else:  # gather: an index for every element
-        row = table.itemsize
+    else:  # gather: an index for every element, or one for a whole row where it was expanded
+        row = _expanded(tensors(args)[1]) * table.itemsize
     indices = sum(spec.nbytes for spec in tensors(args)[1:])
     return Cost("gather", 0, indices + result.nbytes, result.numel * table.itemsize, row, table.nbytes)
 
@@ -144,7 +149,7 @@ def _scatter(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     adds = not (name.startswith("aten::index_put") and not (len(args) > 3 and args[3]))
     plain = name.split(".")[0].endswith("_")
     copies = 0 if plain else 2 * target.nbytes
-    width = product([s for s, step in zip(index[0].shape, index[0].stride, strict=True) if step == 0]) if index else 1
+    width = _expanded(index[0]) if index else 1
     row = (source.row if name.startswith(("aten::index_add", "aten::index_put")) else width) * source.itemsize
     moved = source.numel * source.itemsize
     return Cost(
@@ -203,7 +208,7 @@ ATEN: dict[str, Formula] = {
     **_same("empty empty_like new_empty empty_strided new_empty_strided resize_ set_ _local_scalar_dense", _view),
     **_same("is_same_size sym_size detach_ _unsafe_view lift_fresh sparse_csr_tensor _indices _values _nnz", _view),
     **_same("_sparse_csr_tensor_unsafe _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims_and_tensors", _view),
-    **_same("is_coalesced _coalesced_ _sparse_compressed_tensor_unsafe", _view),
+    **_same("is_coalesced _coalesced_ _sparse_compressed_tensor_unsafe unsafe_split unsafe_split_with_sizes", _view),
     **_same("sum mean amax amin max min prod any all argmax argmin norm linalg_vector_norm", _reduce()),
     **_same("count_nonzero bincount equal", _reduce()),
     **_same("var var_mean std logsumexp", _reduce(3)),
@@ -305,14 +310,23 @@ KERNELS: dict[str, Formula] = {
 }
 
 
+def _on_sparse(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    """Ops on torch's sparse matrices: products with a dense one are spmm; what fills in cannot be known beforehand."""
+    product_like = "mm" in name.split("::")[1].split(".")[0]
+    if product_like and tensors(args) and tensors(out):
+        return _sparse_product(name, args, kwargs, out)
+    moved = _bytes(args, kwargs) + _bytes(out)
+    return Cost("sparse", sum(m.num_edges for m in matrices(args)), moved, known=not product_like)
+
+
 def of_aten(name: str, tags: frozenset[str], is_view: bool, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     """Cost of an ATen op or of another library's; name like "aten::mm"."""
     space, _, base = name.split(".")[0].partition("::")
-    if space == "aten" and base in ("mm", "addmm") and matrices(args):
-        return _sparse_product(name, args, kwargs, out)
+    if space == "aten" and matrices(args):
+        return _on_sparse(name, args, kwargs, out)
     if space == "aten" and base in ATEN:
         return ATEN[base](name, args, kwargs, out)
-    if is_view:
+    if is_view or space == "profiler":  # marks of record_function, in every optimizer's step
         return _view(name, args, kwargs, out)
     if "pointwise" in tags or base.startswith("_foreach"):
         return _pointwise()(name, args, kwargs, out)

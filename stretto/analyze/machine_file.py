@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
@@ -24,7 +26,10 @@ from stretto.errors import expect
 from stretto.tune import machine as tuned
 from stretto.tune import store
 
+logger = logging.getLogger("stretto")
+
 KIND = "analysis-1"
+BUSY = 0.75  # share of the cores that others may take before a measurement is doubted
 ROWS = (4, 64, 256, 1024)  # bytes of a gathered row
 SPANS = (1 << 17, 1 << 22, 1 << 26)  # bytes the rows are spread over
 STREAMS = (1 << 16, 1 << 20, 1 << 24, 1 << 27)  # bytes moved by an elementwise op
@@ -51,6 +56,7 @@ class Machine:
     link_latency: float = 2e-5  # seconds of one message between workers
     link_bandwidth: float = 1e9  # byte/s between two workers
     workers: int = 1  # workers that can run at once here
+    busy: float = 0.0  # load of the system while it was measured; a busy machine looks slower than it is
 
     def to_dict(self) -> dict[str, Any]:
         """As it is written to a file."""
@@ -93,27 +99,28 @@ def near_row(curve: Any, row: float, span: float) -> float:
     return near([(r, rate) for r, s, rate in curve if s == closest], row)
 
 
-def get(machine: Machine | str | Path = "auto") -> Machine:
-    """A Machine: given, from a file, or this one ("auto": measured once and kept)."""
+def get(machine: Machine | str | Path = "auto", *, again: bool = False) -> Machine:
+    """A Machine: given, from a file, or this one ("auto": measured once and kept; again: measured now)."""
     if isinstance(machine, Machine):
         return machine
     if str(machine) != "auto":
         return Machine.load(machine)
     about = {**tuned.describe(), "analysis": KIND}
-    kept = store.read(KIND, about)
-    if "machine" in kept:
-        return Machine(**kept["machine"])
-    found = probe()
-    store.add(KIND, about, {"machine": found.to_dict()})
+    kept = {} if again else store.read(KIND, about)
+    found = Machine(**kept["machine"]) if "machine" in kept else probe()
+    if "machine" not in kept:
+        store.add(KIND, about, {"machine": found.to_dict()})
+    if found.busy > BUSY * facts.cores():
+        logger.warning("stretto: this machine was busy when it was measured (load %.1f): measure again", found.busy)
     return found
 
 
 def _best(call: Callable[[], Any], seconds: float = 0.03) -> float:
-    """Seconds of one call: the fastest of as many as fit in the time, at least five. Whatever else runs only slows."""
+    """Seconds of one call: the fastest of as many as fit in the time, at least eight. Whatever else runs only slows."""
     call()
     samples: list[float] = []
     end = time.perf_counter() + seconds
-    while len(samples) < 5 or (time.perf_counter() < end and len(samples) < 200):
+    while len(samples) < 8 or (time.perf_counter() < end and len(samples) < 200):
         start = time.perf_counter()
         call()
         samples.append(time.perf_counter() - start)
@@ -141,6 +148,7 @@ def _probe() -> Machine:
         memory=float(facts.memory_bytes() or 8e9),
         launch=_best(lambda: tiny + tiny),
         workers=facts.cores(),
+        busy=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
     )
     machine.host = _host()
     machine.gemm = [(2.0 * n * k * c, 2.0 * n * k * c / _gemm(n, k, c)) for n, k, c in GEMMS]

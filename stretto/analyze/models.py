@@ -13,7 +13,6 @@ from torch_geometric import nn as pyg_nn
 
 from stretto.errors import fail
 
-
 pyg: Any = pyg_nn  # its convs inherit abstract methods that no checker sees implemented
 
 

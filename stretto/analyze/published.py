@@ -7,6 +7,7 @@ Bounds are per iteration, training or inference, up to constants. `work` and `de
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -243,7 +244,7 @@ INCONSISTENCIES = (
 )
 
 
-def evaluate(expression: Expr, values: dict[str, float]) -> float:
+def evaluate(expression: Expr, values: Mapping[str, float]) -> float:
     """A number for the formula; log is to base 2. values by letter: n, m, d, k, L, K, T, c."""
     table: Any = {s: values[str(s)] for s in expression.free_symbols}
     numeric: Any = expression.subs(table).replace(sympy.Function("log"), lambda x: sympy.log(sympy.Max(x, 2), 2))

@@ -6,14 +6,14 @@ from typing import Annotated
 import torch
 import typer
 
-from stretto.bench import foundation, report
+from stretto.bench import findings, foundation, report
 from stretto.bench.case import OURS, Spec
 from stretto.bench.run import run
 from stretto.datasets import grammar
 from stretto.errors import fail
 from stretto.ops import OPS
 
-SUITES = {"foundation": foundation.command}
+SUITES = {"foundation": foundation.command, "hosseini": findings.command}
 
 
 def command(

@@ -1,0 +1,72 @@
+"""`stretto analyze`: would more hardware help?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from stretto.analyze.analysis import analyze
+from stretto.analyze.machine_file import get
+from stretto.analyze.models import MODELS
+from stretto.analyze.report import Report
+from stretto.analyze.subject import subject
+from stretto.analyze.svg import short
+from stretto.bench.report import console
+from stretto.errors import fail
+
+
+def command(
+    target: Annotated[str, typer.Argument(help=f"FILE.py:FUNCTION, or {', '.join(MODELS)}.")] = "gcn",
+    graph: Annotated[
+        str, typer.Option(help="For a built-in model: cora, a path to .npz, rmat:SCALE:EDGES, ...")
+    ] = "cora",
+    hidden: Annotated[int, typer.Option(help="Hidden width of a built-in model.")] = 64,
+    layers: Annotated[int, typer.Option(help="Layers of a built-in model.")] = 2,
+    mode: Annotated[str, typer.Option(help="train or infer.")] = "train",
+    procs: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "1,2,4,8,16",
+    machine: Annotated[str, typer.Option(help="auto: this machine, measured once; or a machine file.")] = "auto",
+    probe_again: Annotated[bool, typer.Option("--probe", help="Measure this machine again, and keep that.")] = False,
+    save_machine: Annotated[Path | None, typer.Option(help="Write the machine file, to edit and plan with.")] = None,
+    validate: Annotated[bool, typer.Option(help="Run what can run here beside the predictions.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one page.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
+) -> None:
+    """Work, depth, memory and communication of a model on a graph, and which way of running it on P workers is best."""
+    words = procs.split(",")
+    if not all(word.isdigit() and int(word) >= 1 for word in words):
+        fail(f"analyze: '--procs' is {procs!r}, wanted numbers from 1, separated by commas")
+    model, data = subject(target, graph, hidden, layers)
+    computer = get(machine, again=probe_again)
+    if save_machine is not None:
+        computer.save(save_machine)
+    report = analyze(model, data, procs=[int(word) for word in words], machine=computer, mode=mode)
+    if validate:
+        report.validate()
+    show(console(), report)
+    if html is not None:
+        report.to_html(html)
+    if json is not None:
+        report.to_json(json)
+
+
+def show(out: Console, report: Report) -> None:
+    """The report on a terminal."""
+    out.print(report.explain(), soft_wrap=True, highlight=False)
+    table = Table(title="strategies, fastest first", title_justify="left")
+    for column in ("strategy", "workers", "ms", "bytes", "messages", "syncs", "memory"):
+        table.add_column(column, justify="left" if column == "strategy" else "right")
+    table.add_column("why")
+    for s in report.strategies[:12]:
+        cells = (short(s.seconds * 1e3), short(s.bytes), str(s.messages), str(s.syncs), short(s.memory))
+        table.add_row(s.name, str(s.workers), *cells, s.reason)
+    out.print(table)
+    if report.checks:
+        checks = Table(title="predicted, counted, measured", title_justify="left")
+        for column in ("what", "unit", "predicted", "counted", "measured", "predicted / true"):
+            checks.add_column(column)
+        for row in report.checks:
+            values = ["-" if row[k] is None else short(row[k]) for k in ("predicted", "counted", "measured", "ratio")]
+            checks.add_row(row["what"], row["unit"], *values)
+        out.print(checks)

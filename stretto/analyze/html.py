@@ -1,0 +1,320 @@
+"""The two reports as pages: why a step is slow, and whether more hardware would help."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from stretto.analyze.machine_file import Machine, near_row
+from stretto.analyze.page import card, grid, items, numbers, page, table
+from stretto.analyze.svg import COLOURS, bars, lines, roofline, short
+
+if TYPE_CHECKING:
+    from stretto.analyze.report import Report
+    from stretto.profile.profiling import Profile
+
+TOP = 12
+
+
+def _roofs(machine: Machine) -> tuple[float, dict[str, float]]:
+    return max(rate for _, rate in machine.gemm), {
+        "stream": max(rate for _, rate in machine.stream),
+        "memory": min(rate for _, rate in machine.stream),
+        "random rows": near_row(machine.gather, 256, 1 << 26),
+    }
+
+
+def _short_op(name: str, shapes: str) -> str:
+    return f"{name.partition('::')[2]} [{shapes}]"
+
+
+def analysis_page(report: Report) -> str:
+    """The page of stretto.analyze."""
+    rows = report.rows()
+    g, best = report.graph, report.best
+    peak, widths = _roofs(report.machine)
+    total = sum(row["ms"] for row in rows) or 1.0
+    points = [
+        (
+            _short_op(r["op"], r["shapes"]),
+            r["flops"] / r["bytes"] if r["bytes"] else 0.0,
+            r["flops"] / (r["ms"] / 1e3),
+            r["bound"],
+            r["ms"] / total,
+        )
+        for r in rows
+        if r["ms"] > 0
+    ]
+    by_layer: dict[str, float] = {}
+    for row in rows:
+        by_layer[row["module"] or "model"] = by_layer.get(row["module"] or "model", 0.0) + row["ms"]
+    parts = [
+        numbers(
+            {
+                "predicted step": f"{report.seconds * 1e3:.3g} ms",
+                "work": f"{short(report.work)}flop",
+                "compulsory traffic": f"{short(report.bytes)}B",
+                "depth": f"{report.depth.steps:.0f} steps",
+                "parallelism": short(report.parallelism),
+                "dependent kernels": f"{report.depth.launches} of {report.trace.launches}",
+                "memory": f"{short(report.memory['total'])}B, {'fits' if report.memory['fits'] else 'does not fit'}",
+            }
+        ),
+        card("In words", items(report.explain().splitlines())),
+        grid(
+            [
+                card("Roofline, predicted", roofline(points, peak, widths, "roofline of the ops")),
+                card(
+                    "Predicted time by op",
+                    bars(
+                        [(_short_op(r["op"], r["shapes"]), r["ms"], COLOURS[r["bound"]]) for r in rows[:TOP]],
+                        "time by op",
+                        "ms",
+                    ),
+                ),
+                card(
+                    "Predicted time by layer",
+                    bars(
+                        [(k, v, "c1") for k, v in sorted(by_layer.items(), key=lambda i: -i[1])[:TOP]],
+                        "time by layer",
+                        "ms",
+                    ),
+                ),
+                card("Work by plan", bars(_plans(report), "work by plan", log=True)),
+                card("Scaling", lines(_scaling(report), "step time against workers", "workers", "seconds a step")),
+                card("Communication by strategy", bars(_traffic(report), "bytes by strategy", "B", log=True)),
+            ]
+        ),
+        card(
+            "Strategies, fastest first",
+            table(
+                "strategies",
+                [_strategy(s, report.seconds) for s in report.strategies],
+                ("strategy", "workers", "ms", "speed-up", "bytes", "messages", "syncs", "memory", "exact", "reason"),
+            ),
+        ),
+        card(
+            "Layers",
+            table(
+                "layers",
+                [_layer(c) for c in report.costs],
+                (
+                    "layer",
+                    "module",
+                    "class",
+                    "published work",
+                    "as implemented",
+                    "flops",
+                    "best flops",
+                    "bytes",
+                    "best bytes",
+                ),
+            ),
+        ),
+        card(
+            "Forms of parallelism",
+            table("forms", [asdict(f) for f in report.forms], ("level", "form", "available", "degree", "reason")),
+        ),
+        card(
+            "Published bound and what runs",
+            table(
+                "bounds",
+                report.inconsistencies,
+                ("key", "where", "published bound", "as implemented", "published", "implemented", "reason"),
+            ),
+        ),
+        card(
+            "Partitions",
+            table(
+                "parts",
+                [_part(p) for p in report.partitions],
+                ("parts", "method", "halo rows", "push rows", "cut edges", "uneven rows", "uneven edges"),
+            ),
+        ),
+        card(
+            "Predicted, counted, measured",
+            table("checks", report.checks, ("what", "unit", "predicted", "counted", "measured", "ratio"))
+            if report.checks
+            else "<p>call validate() to run and compare</p>",
+        ),
+        card("Ops", table("ops", rows, ("op", "module", "phase", "shapes", "calls", "ms", "flops", "bytes", "bound"))),
+    ]
+    subtitle = (
+        f"{g.num_nodes:,} nodes, {g.num_edges:,} edges, largest degree {g.max_degree:,}; {report.mode}; "
+        f"{report.machine.name}, {report.machine.threads} threads. Best: {best.name} on {best.workers}."
+    )
+    return page(f"Would more hardware help? {report.model}", subtitle, parts)
+
+
+def _plans(report: Report) -> list[tuple[str, float, str]]:
+    known: list[Any] = [c.published.get("work here", 0.0) for c in report.costs]
+    return [
+        ("published bound, operations", float(sum(known)), "c5"),
+        ("as it runs, flops", sum(c.flops for c in report.costs), "c1"),
+        ("best re-association, flops", sum(c.best_flops for c in report.costs), "c2"),
+        ("as it runs, bytes", sum(c.bytes for c in report.costs), "c3"),
+        ("best re-association, bytes", sum(c.best_bytes for c in report.costs), "c4"),
+    ]
+
+
+def _scaling(report: Report) -> dict[str, list[tuple[float, float]]]:
+    one = report.seconds
+    found: dict[str, list[tuple[float, float]]] = {}
+    for s in report.strategies:
+        if s.workers > 1:
+            found.setdefault(s.name, [(1.0, one)]).append((float(s.workers), s.seconds))
+    found["limit: work / workers"] = [(b["workers"], one * b["at least"] / max(report.work, 1.0)) for b in report.brent]
+    return found
+
+
+def _traffic(report: Report) -> list[tuple[str, float, str]]:
+    most = max((s.workers for s in report.strategies), default=1)
+    return [
+        (f"{s.name}, {s.workers} workers", s.bytes, "c3" if s.exact else "c4")
+        for s in report.strategies
+        if s.workers == most
+    ]
+
+
+def _strategy(s: Any, one: float) -> dict[str, Any]:
+    shown = {"strategy": s.name, "ms": s.seconds * 1e3, "exact": "yes" if s.exact else "no"}
+    return {**s.to_dict(), **shown, "speed-up": one / max(s.seconds, 1e-12)}
+
+
+def _layer(c: Any) -> dict[str, Any]:
+    return {
+        "layer": c.path or "model",
+        "module": c.module,
+        "class": c.name,
+        "published work": c.published.get("work", "-"),
+        "as implemented": c.formula,
+        "flops": c.flops,
+        "best flops": c.best_flops,
+        "bytes": c.bytes,
+        "best bytes": c.best_bytes,
+    }
+
+
+def _part(p: Any) -> dict[str, Any]:
+    return {
+        "parts": p.parts,
+        "method": p.method,
+        "halo rows": sum(p.halo),
+        "push rows": sum(p.push),
+        "cut edges": p.cut,
+        "uneven rows": p.imbalance["rows"],
+        "uneven edges": p.imbalance["edges"],
+    }
+
+
+def profile_page(profile: Profile) -> str:
+    """The page of stretto.profile."""
+    trace, found = profile.trace, profile.to_dict()
+    peak, widths = _roofs(profile.machine)
+    groups = found["groups"]
+    points = [
+        (_short_op(p["op"], p["shapes"]), p["intensity"], p["flop_per_s"], p["bound"], p["share"])
+        for p in found["roofline"]
+    ]
+    hot = profile.hot()
+    saved = [r for r in profile.advice if r["saves_ms"] > 0]
+    charts = [
+        card("Roofline, measured", roofline(points, peak, widths, "roofline of the ops")),
+        card(
+            "Time by op",
+            bars(
+                [(_short_op(g.name, g.shapes), g.seconds * 1e3, COLOURS.get(g.bound, "c5")) for g in hot[:TOP]],
+                "time by op",
+                "ms",
+            ),
+        ),
+        card(
+            "Time by layer",
+            bars(
+                [(k or "outside layers", v * 1e3, "c1") for k, v in list(found["layers"].items())[:TOP]],
+                "time by layer",
+                "ms",
+            ),
+        ),
+    ]
+    if saved:
+        charts.append(
+            card(
+                "Speed-up by site",
+                bars([(f"{r['site']}: {r['best']}", r["speedup"][0], "c2") for r in saved], "speed-up", "x"),
+            )
+        )
+    if profile.applied.get("realised_ms") and profile.applied["predicted_ms"] is not None:
+        gain = [
+            ("predicted", profile.applied["predicted_ms"], "c5"),
+            ("realised", profile.applied["realised_ms"], "c2"),
+        ]
+        charts.append(card("Gain of the step", bars(gain, "gain", "ms")))
+    advice = [f"{r['site']}, {r['now']}: {r['advice']}. {r['reason']}." for r in profile.advice]
+    if profile.applied:
+        advice.append(f"Applied: {profile.applied['reason']}.")
+    parts = [
+        numbers(
+            {
+                "a step": f"{trace.step_seconds * 1e3:.3g} ms",
+                "kernels": str(trace.launches),
+                "attributed": f"{trace.attributed:.1%}",
+                "inside ops": f"{trace.in_ops:.0%}",
+                "hot groups": f"{len(hot)} of {len(groups)}",
+                "work": f"{short(float(trace.flops))}flop",
+                "peak memory": f"{short(float(trace.peak_bytes))}B",
+            }
+        ),
+        grid(charts),
+        card("Advice", items(advice) if advice else "<p>call recommend() for advice</p>"),
+        card(
+            "Ops",
+            table(
+                "ops",
+                [{**g, "modules": ", ".join(m or "model" for m in g["modules"])} for g in groups],
+                ("op", "phase", "shapes", "modules", "calls", "ms", "share", "flops", "bytes", "bound", "attainable"),
+            ),
+        ),
+        card(
+            "Replay with real and shuffled indices",
+            table(
+                "replays",
+                [_replay(r) for r in profile.replays],
+                ("op", "phase", "shapes", "in model ms", "real ms", "shuffled ms", "ratio"),
+            ),
+        ),
+        card(
+            "Sweep",
+            table(
+                "sweep",
+                profile.sweeps,
+                (
+                    "op",
+                    "axis",
+                    "candidate",
+                    "width",
+                    "order",
+                    "law",
+                    "dtype",
+                    "index",
+                    "sparsity",
+                    "direction",
+                    "threads",
+                    "cache",
+                    "median_ms",
+                    "q20_ms",
+                    "q80_ms",
+                    "peak_bytes",
+                    "error",
+                    "reason",
+                ),
+            ),
+        ),
+    ]
+    subtitle = f"{found['mode']}; {profile.machine.name}, {profile.machine.threads} threads"
+    return page(f"Why is it slow? {profile.model}", subtitle, parts)
+
+
+def _replay(row: dict[str, Any]) -> dict[str, Any]:
+    real, other = row["real indices"], row.get("shuffled indices", {})
+    return {**row, "real ms": real["median_ms"], "shuffled ms": other.get("median_ms")}

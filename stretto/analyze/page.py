@@ -1,0 +1,73 @@
+"""The frame of a report: style, script and the pieces every page has. No network, no dependency, one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from stretto.analyze.svg import short
+
+STYLE = Path(__file__).with_name("report.css").read_text()
+SCRIPT = Path(__file__).with_name("report.js").read_text()
+
+
+def page(title: str, subtitle: str, parts: Sequence[str]) -> str:
+    """A whole document."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><h1>{escape(title)}</h1>"
+        f'<p class="dim">{escape(subtitle)}</p>{"".join(parts)}<script>{SCRIPT}</script></body></html>\n'
+    )
+
+
+def numbers(facts: dict[str, str]) -> str:
+    """A row of large numbers, each with its name."""
+    return '<div class="numbers">' + "".join(
+        f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in facts.items()
+    ) + "</div>"  # fmt: skip
+
+
+def card(title: str, body: str) -> str:
+    """A titled box."""
+    return f'<section class="card"><h2>{escape(title)}</h2>{body}</section>'
+
+
+def grid(cards: Sequence[str]) -> str:
+    """Boxes side by side where there is room."""
+    return f'<div class="grid">{"".join(cards)}</div>'
+
+
+def items(sentences: Sequence[str]) -> str:
+    """A list of sentences."""
+    if not sentences:
+        return "<p>nothing to say</p>"
+    return "<ul>" + "".join(f"<li>{escape(s)}</li>" for s in sentences) + "</ul>"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return f"<td>{escape('' if value is None else str(value))}</td>"
+    if isinstance(value, (int, float)):
+        shown = f"{value:,}" if isinstance(value, int) and abs(value) < 1e6 else short(float(value))
+        return f'<td class="num" data-value="{float(value)!r}">{shown}</td>'
+    return f"<td>{escape(str(value))}</td>"
+
+
+def table(name: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
+    """A table that sorts by a click on a heading and filters by what is typed above it."""
+    if not rows:
+        return "<p>nothing to show</p>"
+    numeric = {
+        c for c in columns if all(isinstance(r.get(c), (int, float)) and not isinstance(r.get(c), bool) for r in rows)
+    }
+    head = "".join(f'<th class="{"num" if c in numeric else ""}">{escape(c)}</th>' for c in columns)
+    body = "".join("<tr>" + "".join(_cell(row.get(c)) for c in columns) + "</tr>" for row in rows)
+    return (
+        f'<input type="search" data-for="{name}" placeholder="search {len(rows)} rows" aria-label="search">'
+        f'<div class="scroll"><table id="{name}" data-sort><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )

@@ -1,0 +1,29 @@
+"""What a command line names: a built-in model on a graph, or FILE.py:FUNCTION that makes a model and its data."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from stretto import datasets
+from stretto.analyze.models import MODELS, as_data, make
+from stretto.errors import expect, fail
+
+WIDTH = 64  # features of graphs that have none
+
+
+def subject(target: str, graph: str, hidden: int, layers: int) -> tuple[nn.Module, Any]:
+    """(model, data) for a target."""
+    if target in MODELS:
+        data = as_data(datasets.load_graph(graph), width=WIDTH)
+        return make(target, data.x.size(1), hidden, int(data.y.max()) + 1, layers), data
+    path, _, function = target.rpartition(":")
+    if not path.endswith(".py"):
+        fail(f"no model {target!r}, wanted FILE.py:FUNCTION or one of {', '.join(MODELS)}")
+    expect(Path(path).is_file(), f"no file {path!r}")
+    names = runpy.run_path(path)
+    expect(callable(names.get(function)), f"{path} has no function {function!r} that returns a model and its data")
+    return names[function]()

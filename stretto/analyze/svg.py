@@ -1,0 +1,157 @@
+"""Charts as inline SVG: bars, lines, a roofline. 400 units wide, so that text stays legible on a phone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+WIDTH = 400
+COLOURS = {"compute": "c1", "bandwidth": "c2", "gather latency": "c3", "launch": "c4"}
+
+
+def short(value: float) -> str:
+    """1234567 -> 1.23M."""
+    for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def _svg(height: float, body: str, label: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}" '
+        f'xmlns="http://www.w3.org/2000/svg">{body}</svg>'
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", extra: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{extra}">{escape(text)}</text>'
+
+
+def bars(rows: Sequence[tuple[str, float, str]], label: str, unit: str = "", *, log: bool = False) -> str:
+    """Horizontal bars: (name, value, colour class). The name stands above its bar, so that long ones fit."""
+    rows = [row for row in rows if row[1] > 0]
+    if not rows:
+        return "<p>nothing to show</p>"
+    most = max(value for _, value, _ in rows)
+    least = min(value for _, value, _ in rows)
+    parts, y = [], 4.0
+    for name, value, colour in rows:
+        share = value / most
+        if log and most > least:
+            share = 0.05 + 0.95 * math.log(value / least) / math.log(most / least)
+        parts.append(_text(0, y + 10, name if len(name) <= 58 else name[:57] + "…"))
+        parts.append(
+            f'<rect x="0" y="{y + 14:.1f}" width="{max(1.0, share * 330):.1f}" height="11" rx="2" class="{colour}">'
+            f"<title>{escape(name)}: {short(value)} {escape(unit)}</title></rect>"
+        )
+        parts.append(_text(max(1.0, share * 330) + 5, y + 24, f"{short(value)} {unit}".strip(), extra="dim"))
+        y += 33
+    return _svg(y + 2, "".join(parts), label)
+
+
+def _scale(values: Sequence[float], low: float, high: float) -> tuple[float, float, float]:
+    """Map of log10 values onto low..high: (offset, least, factor)."""
+    logs = [math.log10(v) for v in values if v > 0] or [0.0]
+    least, most = math.floor(min(logs)), math.ceil(max(logs))
+    most = most if most > least else least + 1
+    return low, least, (high - low) / (most - least)
+
+
+def _ticks(scale: tuple[float, float, float], end: float) -> list[tuple[float, str]]:
+    low, least, factor = scale
+    count = round(abs((end - low) / factor))
+    step = max(1, count // 5)
+    return [(low + i * factor, short(10.0 ** (least + i))) for i in range(0, count + 1, step)]
+
+
+def lines(series: dict[str, list[tuple[float, float]]], label: str, xlabel: str, ylabel: str) -> str:
+    """Line chart, both axes logarithmic. series: name -> [(x, y)]."""
+    series = {name: [p for p in points if p[0] > 0 and p[1] > 0] for name, points in series.items()}
+    series = {name: points for name, points in series.items() if points}
+    if not series:
+        return "<p>nothing to show</p>"
+    sx = _scale([x for points in series.values() for x, _ in points], 48, 390)
+    sy = _scale([y for points in series.values() for _, y in points], 225, 12)
+    body = [_axes(sx, sy, 390, 12, 225, xlabel, ylabel)]
+    for i, points in enumerate(series.values()):
+        path = " ".join(f"{_at(sx, x):.1f},{_at(sy, y):.1f}" for x, y in sorted(points))
+        body.append(f'<polyline points="{path}" class="line l{i % 8}"/>')
+        body += [f'<circle cx="{_at(sx, x):.1f}" cy="{_at(sy, y):.1f}" r="3" class="dot l{i % 8}"/>' for x, y in points]
+    y = 272.0
+    for i, name in enumerate(series):
+        body.append(
+            f'<rect x="4" y="{y - 8:.1f}" width="14" height="4" class="key l{i % 8}"/>' + _text(24, y - 2, name)
+        )
+        y += 16
+    return _svg(y, "".join(body), label)
+
+
+def _at(scale: tuple[float, float, float], value: float) -> float:
+    low, least, factor = scale
+    return low + (math.log10(value) - least) * factor
+
+
+def _axes(
+    sx: tuple[float, float, float],
+    sy: tuple[float, float, float],
+    right: float,
+    top: float,
+    bottom: float,
+    xlabel: str,
+    ylabel: str,
+) -> str:
+    parts = [f'<path d="M{sx[0]} {top} V{bottom} H{right}" class="axis"/>']
+    parts += [
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" class="grid"/>'
+        + _text(x, bottom + 13, text, "middle", "dim")
+        for x, text in _ticks(sx, right)
+    ]
+    parts += [
+        f'<line x1="{sx[0]}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>'
+        + _text(sx[0] - 4, y + 4, text, "end", "dim")
+        for y, text in _ticks(sy, top)
+    ]
+    parts.append(_text((sx[0] + right) / 2, bottom + 28, xlabel, "middle"))
+    middle = (top + bottom) / 2
+    parts.append(
+        f'<text transform="translate(10 {middle:.0f}) rotate(-90)" text-anchor="middle">{escape(ylabel)}</text>'
+    )
+    return "".join(parts)
+
+
+def roofline(
+    points: Sequence[tuple[str, float, float, str, float]], peak: float, bandwidths: dict[str, float], label: str
+) -> str:
+    """points: (name, flop/byte, flop/s, bound, share of time). Roofs: peak flop/s, and byte/s by name."""
+    shown = [p for p in points if p[1] > 0 and p[2] > 0]
+    xs = [p[1] for p in shown] + [0.01, peak / max(bandwidths.values())]
+    ys = [p[2] for p in shown] + [peak * 1.5]
+    sx, sy = _scale(xs, 48, 390), _scale(ys, 250, 12)
+    left, right = 10.0 ** sx[1], 10.0 ** (sx[1] + (390 - 48) / sx[2])
+    floor = 10.0 ** sy[1]
+    body = [_axes(sx, sy, 390, 12, 250, "flop per byte", "flop per second")]
+    for name, rate in bandwidths.items():
+        start, knee = max(left, floor / rate), min(right, peak / rate)
+        body.append(
+            f'<polyline points="{_at(sx, start):.1f},{_at(sy, start * rate):.1f} '
+            f'{_at(sx, knee):.1f},{_at(sy, knee * rate):.1f}" class="roof">'
+            f"<title>{escape(name)}: {short(rate)}B/s</title></polyline>"
+        )
+        body.append(_text(_at(sx, start) + 4, _at(sy, start * rate) - 4, f"{name} {short(rate)}B/s", extra="dim small"))
+    flat = _at(sy, peak)
+    knee = _at(sx, peak / max(bandwidths.values()))
+    body.append(f'<line x1="{knee:.1f}" x2="390" y1="{flat:.1f}" y2="{flat:.1f}" class="roof"/>')
+    body.append(_text(388, flat - 4, f"GEMM {short(peak)}flop/s", "end", "dim small"))
+    for name, x, y, bound, share in shown:
+        body.append(
+            f'<circle cx="{_at(sx, x):.1f}" cy="{_at(sy, y):.1f}" r="{3 + 9 * math.sqrt(share):.1f}" '
+            f'class="point {COLOURS.get(bound, "c5")}">'
+            f"<title>{escape(name)}: {short(y)}flop/s, {bound}</title></circle>"
+        )
+    x = 4.0
+    for bound, colour in COLOURS.items():
+        body.append(f'<circle cx="{x + 5:.0f}" cy="292" r="5" class="{colour}"/>' + _text(x + 14, 296, bound))
+        x += 30 + 6.4 * len(bound)
+    return _svg(304, "".join(body), label)

@@ -1,0 +1,136 @@
+"""The three findings of the operator study, as statements with the numbers of this machine: true or false here."""
+
+from dataclasses import dataclass
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from stretto.bench import report
+from stretto.bench.hosseini import SAME, SKIPPED, SPARSITIES, Cell, cells, run
+from stretto.bench.run import threads as limited
+from stretto.errors import fail
+from stretto.tune.timing import ratio
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A statement of the study and what was found here."""
+
+    statement: str
+    holds: bool
+    numbers: str
+
+
+def sparsity_effect(cell: Cell, name: str) -> float | None:
+    """How many times faster the op is with 99 % zeros than with none (or than with the fewest there are)."""
+    known = [s for s in SPARSITIES if (s, name) in cell.timings]
+    if len(known) < 2:
+        return None
+    return cell.timings[known[0], name].median / cell.timings[known[-1], name].median
+
+
+def findings(done: list[Cell]) -> list[Finding]:
+    """The statements, judged on the cells that ran."""
+    return [f for f in (_locality(done), _native(done), _oblivious(done)) if f is not None]
+
+
+def _locality(done: list[Cell]) -> Finding | None:
+    """Memory access decides more than sparsity does."""
+    by_shape: dict[tuple[str, str], dict[int, float]] = {}
+    effects = []
+    for cell in done:
+        if cell.op in ("index_select", "gather") and (0.0, cell.op) in cell.timings:
+            by_shape.setdefault((cell.op, cell.shape), {})[cell.dim] = cell.timings[0.0, cell.op].median
+            effect = sparsity_effect(cell, cell.op)
+            effects += [max(effect, 1 / effect)] if effect else []
+    axis = {key: max(times.values()) / min(times.values()) for key, times in by_shape.items() if len(times) > 1}
+    if not axis or not effects:
+        return None
+    (op, shape), most = max(axis.items(), key=lambda item: item[1])
+    text = (
+        f"the index dimension changes {op} on the {shape} {most:.1f}x, sparsity changes gathers {median(effects):.2f}x"
+    )
+    return Finding("memory inefficiency dominates over sparsity", most > median(effects), text)
+
+
+def _native(done: list[Cell]) -> Finding | None:
+    """torch's own ops match or beat PyG's at low to moderate sparsity."""
+    wins = total = 0
+    for cell in done:
+        pairs = [(s, "torch", "PyG") for s in SPARSITIES[:3]]
+        for sparsity, native, other in pairs:
+            if (sparsity, native) in cell.timings and (sparsity, other) in cell.timings:
+                total += 1
+                times, _, _ = ratio(cell.timings[sparsity, other], cell.timings[sparsity, native])
+                wins += times >= 1 - SAME
+    if not total:
+        return None
+    text = f"torch as fast or faster in {wins} of {total} cells with up to 90 % zeros"
+    return Finding("native ops often match or beat PyG's at low to moderate sparsity", wins * 2 >= total, text)
+
+
+def _oblivious(done: list[Cell]) -> Finding | None:
+    """Many central ops ignore sparsity."""
+    effects: dict[str, list[float]] = {}
+    for cell in done:
+        for name in cell.candidates:
+            if not cell.structural and (effect := sparsity_effect(cell, name)) is not None:
+                effects.setdefault(cell.op, []).append(effect)
+    if not effects:
+        return None
+    flat = sorted(op for op, values in effects.items() if median(values) <= 1 + SAME)
+    text = f"no benefit from 99 % zeros in {len(flat)} of {len(effects)} ops: {', '.join(flat)}"
+    return Finding("many central ops ignore sparsity", len(flat) * 2 >= len(effects), text)
+
+
+def command(out: Console, *, threads: int, repeats: int, only: str) -> list[dict[str, object]]:
+    """Run the study's cells whose label contains `only`, show them, then the findings."""
+    chosen = [cell for cell in cells() if only in cell.label]
+    if not chosen:
+        fail(f"bench ops: no cell of the suite contains {only!r}")
+    with limited(threads), report.progress(len(chosen), "hosseini") as step:
+        for cell in chosen:
+            run(cell, repeats)
+            step(cell.label)
+    table = Table(title="milliseconds by share of zeros", title_justify="left")
+    for column in ("op", "shape", "dim", "rf", "candidate", *[f"{s:.0%}" for s in SPARSITIES], "error"):
+        table.add_column(column, justify="left" if column in ("op", "shape", "candidate") else "right")
+    for cell in chosen:
+        for name in cell.candidates:
+            shown = [_milliseconds(cell, s, name) for s in SPARSITIES]
+            worst = max((e for (_, n), e in cell.errors.items() if n == name), default=0.0)
+            table.add_row(cell.op, cell.shape, str(cell.dim), str(cell.factor), name, *shown, f"{worst:.0e}")
+    out.print(table)
+    for op, reason in SKIPPED.items():
+        out.print(f"not run: {op}: {reason}", style="dim", highlight=False)
+    found = findings(chosen)
+    for finding in found:
+        word = "TRUE here" if finding.holds else "FALSE here"
+        out.print(f"{word}: {finding.statement}: {finding.numbers}", soft_wrap=True, highlight=False)
+    return [
+        *_records(chosen),
+        *({"finding": f.statement, "holds": f.holds, "numbers": f.numbers, "reason": ""} for f in found),
+    ]
+
+
+def _milliseconds(cell: Cell, sparsity: float, name: str) -> str:
+    timing = cell.timings.get((sparsity, name))
+    return "-" if timing is None else f"{timing.median * 1e3:.3f}"
+
+
+def _records(done: list[Cell]) -> list[dict[str, object]]:
+    records: list[dict[str, object]] = []
+    for cell in done:
+        for key in cell.errors | dict.fromkeys(cell.reasons, 0.0):
+            timing = cell.timings.get(key)
+            records.append(
+                {
+                    "suite": "hosseini", "op": cell.op, "shape": cell.shape, "dim": cell.dim,
+                    "reduce_factor": cell.factor,
+                    "sparsity": key[0], "candidate": key[1], "error": cell.errors.get(key),
+                    "reason": cell.reasons.get(key, ""), "structural": cell.structural,
+                    **(timing.to_dict() if timing is not None else {}),
+                }
+            )  # fmt: skip
+    return records

@@ -1,0 +1,222 @@
+"""The operator study of Hosseini, Simini and Vishwanath (arXiv 2207.09955) on this machine, with what it lacked.
+
+`stretto bench ops --suite hosseini [--only TEXT]`: its ops, sparsities, reduce factors, index dimensions and shapes, at
+sizes that fit here; every candidate agrees with fp64 before it is timed; all sparsities of a cell take turns on the
+clock, so that their ratio means something; quantiles of at least 20 samples. "Sparsity" is of stored values unless the
+op takes a sparse matrix. At the end the study's three findings stand as statements with this machine's numbers.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch_geometric.utils as pyg
+from torch import Tensor
+
+from stretto.bench.run import relative_error
+from stretto.ops import scatter_rows
+from stretto.tune.timing import Timing, measure
+
+SPARSITIES = (0.0, 0.5, 0.9, 0.99)
+FACTORS = (1, 2, 4, 8)
+LINE, SIDE, CUBE, TALL = 1 << 18, 512, 64, (1 << 14, 16)
+ALLOWED = 1e-5
+SAME = 0.05  # a change below this is none
+REPEATS = 20
+SKIPPED = {"spline_conv": "torch_spline_conv has no counterpart in torch or PyG"}
+
+Call = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Cell:
+    """One op at one shape: candidates as functions of the values, and the values for each sparsity."""
+
+    op: str
+    shape: str
+    values: tuple[int, ...]
+    candidates: dict[str, Call]
+    reference: Call  # of the values in fp64
+    factor: int = 1
+    dim: int = 0
+    structural: bool = False  # sparsity of a sparse matrix, not of stored values
+    timings: dict[tuple[float, str], Timing] = field(default_factory=dict)
+    errors: dict[tuple[float, str], float] = field(default_factory=dict)
+    reasons: dict[tuple[float, str], str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The cell in words."""
+        return f"{self.op} {self.shape} dim {self.dim} rf {self.factor}"
+
+
+def _values(shape: tuple[int, ...], sparsity: float) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(shape, generator=generator) + 0.5
+    return x * (torch.rand(shape, generator=generator) >= sparsity)
+
+
+def _index(size: int, limit: int) -> Tensor:
+    return torch.randint(max(1, limit), (size,), generator=torch.Generator().manual_seed(1))
+
+
+def _rows(index: Tensor, like: Tensor) -> Tensor:
+    return index.view(-1, *[1] * (like.dim() - 1)).expand_as(like)
+
+
+SHAPES = {"1-D": (LINE,), "square": (SIDE, SIDE), "cube": (CUBE, CUBE, CUBE), "tall": TALL}
+
+
+def cells() -> Iterator[Cell]:
+    """Every cell of the study."""
+    yield from _products()
+    for name, shape in SHAPES.items():
+        for dim in range(len(shape)):
+            yield from _selections(name, shape, dim)
+    for name in ("1-D", "square", "tall"):
+        for factor in FACTORS:
+            yield from _reductions(name, SHAPES[name], factor)
+    yield from _orders()
+    yield from _sparse()
+
+
+def _products() -> Iterator[Cell]:
+    side = torch.rand(SIDE, SIDE)
+    yield Cell("addmm", "square", (SIDE, SIDE), {"addmm": lambda x: torch.addmm(side.to(x.dtype), x, side.to(x.dtype))},
+               lambda x: side.to(x.dtype) + x @ side.to(x.dtype))  # fmt: skip
+    yield Cell(
+        "matmul", "square", (SIDE, SIDE), {"matmul": lambda x: x @ side.to(x.dtype)}, lambda x: x @ side.to(x.dtype)
+    )
+
+
+def _selections(name: str, shape: tuple[int, ...], dim: int) -> Iterator[Cell]:
+    index = _index(shape[dim], shape[dim])
+    yield Cell("index_select", name, shape, {"index_select": lambda x: x.index_select(dim, index)},
+               lambda x: x.index_select(dim, index), dim=dim)  # fmt: skip
+    everywhere = torch.randint(shape[dim], shape, generator=torch.Generator().manual_seed(2))
+    yield Cell(
+        "gather",
+        name,
+        shape,
+        {"gather": lambda x: x.gather(dim, everywhere)},
+        lambda x: x.gather(dim, everywhere),
+        dim=dim,
+    )
+
+
+def _reductions(name: str, shape: tuple[int, ...], factor: int) -> Iterator[Cell]:
+    rows = max(1, shape[0] // factor)
+    index = _index(shape[0], rows)
+
+    def new(x: Tensor) -> Tensor:
+        return x.new_zeros(rows, *x.shape[1:])
+
+    def summed(x: Tensor) -> Tensor:
+        return new(x).index_add_(0, index, x)
+
+    yield Cell("index_add_", name, shape, {"index_add_": summed, "stretto": lambda x: scatter_rows(x, index, rows)},
+               summed, factor)  # fmt: skip
+    for reduce, native in (("sum", "sum"), ("mean", "mean"), ("mul", "prod"), ("max", "amax"), ("min", "amin")):
+
+        def torch_way(x: Tensor, native: str = native) -> Tensor:
+            start = x.new_full((rows, *x.shape[1:]), 1.0 if native == "prod" else 0.0)
+            return start.scatter_reduce_(0, _rows(index, x), x, native, include_self=native == "prod")
+
+        def pyg_way(x: Tensor, reduce: str = reduce) -> Tensor:
+            return pyg.scatter(x, index, 0, rows, reduce)
+
+        candidates: dict[str, Call] = {"torch": torch_way, "PyG": pyg_way}
+        if reduce == "mul":  # PyG wants torch_scatter for it; empty rows give 1 in one and 0 in the other
+            candidates.pop("PyG")
+        yield Cell(f"scatter_{reduce}", name, shape, candidates, torch_way, factor)
+
+
+def _orders() -> Iterator[Cell]:
+    for name in ("1-D", "square"):
+        for stable in (False, True):
+            label = "sort, stable" if stable else "sort"
+
+            def sort(x: Tensor, stable: bool = stable) -> Tensor:
+                return x.sort(stable=stable).values
+
+            yield Cell(label, name, SHAPES[name], {"torch": sort}, sort)
+
+    def swap(x: Tensor) -> Tensor:
+        return x.t().contiguous()
+
+    yield Cell("transpose", "square", (SIDE, SIDE), {"torch": swap}, swap)
+
+
+def _sparse() -> Iterator[Cell]:
+    dense = torch.rand(SIDE, 64)
+
+    half = (SIDE // 2, SIDE // 2)
+    ways: dict[str, Call] = {
+        "torch.sparse.mm": _prepared(lambda m: m @ dense.to(m.dtype), csr=True),
+        "gather + scatter": _edges(dense),
+    }
+    yield Cell("spmm", "square", (SIDE, SIDE), ways, lambda x: x @ dense.to(x.dtype), structural=True)
+    ways = {"torch.sparse.mm": _prepared(lambda m: (m @ m).to_dense(), csr=True)}
+    yield Cell("spspmm", "square", half, ways, lambda x: x @ x, structural=True)
+    ways = {"torch": _prepared(_coalesced, csr=False), "PyG": _prepared(_pyg_coalesced, csr=False)}
+    yield Cell("coalesce", "square", half, ways, lambda x: x, structural=True)
+
+
+def _coalesced(matrix: Tensor) -> Tensor:
+    fresh = torch.sparse_coo_tensor(matrix._indices(), matrix._values(), matrix.shape, check_invariants=False)
+    return fresh.coalesce().to_dense()
+
+
+def _pyg_coalesced(matrix: Tensor) -> Tensor:
+    edges, weight = pyg.coalesce(matrix._indices(), matrix._values())
+    return torch.zeros(matrix.shape, dtype=matrix.dtype).index_put_((edges[0], edges[1]), weight)
+
+
+def _prepared(function: Callable[[Tensor], Tensor], *, csr: bool) -> Call:
+    """The conversion to a sparse matrix is done once per value tensor, outside the clock."""
+    kept: dict[int, tuple[Tensor, Tensor]] = {}  # the values are kept too, so that no other tensor gets their id
+
+    def call(x: Tensor) -> Tensor:
+        if id(x) not in kept:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+                kept[id(x)] = (x, x.to_sparse_csr() if csr else x.to_sparse())
+        return function(kept[id(x)][1])
+
+    return call
+
+
+def _edges(dense: Tensor) -> Call:
+    kept: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+
+    def call(x: Tensor) -> Tensor:
+        if id(x) not in kept:
+            row, col = x.nonzero(as_tuple=True)
+            kept[id(x)] = (x, row, col, x[row, col][:, None])
+        _, row, col, weight = kept[id(x)]
+        return x.new_zeros(x.size(0), dense.size(1)).index_add_(0, row, weight * dense.to(x.dtype)[col])
+
+    return call
+
+
+def run(cell: Cell, repeats: int) -> None:
+    """Check every candidate at every sparsity, then time all of them in turns."""
+    calls: dict[tuple[float, str], Callable[[], object]] = {}
+    for sparsity in SPARSITIES[1:] if cell.structural else SPARSITIES:
+        x = _values(cell.values, sparsity)
+        wanted = cell.reference(x.double())
+        for name, function in cell.candidates.items():
+            key = (sparsity, name)
+            try:
+                cell.errors[key] = relative_error(function(x), wanted)
+            except (RuntimeError, NotImplementedError, ImportError) as error:
+                cell.reasons[key] = f"raises: {str(error).splitlines()[0]}"
+                continue
+            if cell.errors[key] > ALLOWED:
+                cell.reasons[key] = f"wrong: relative error {cell.errors[key]:.1e}"
+            else:
+                calls[key] = lambda function=function, x=x: function(x)  # type: ignore[misc]
+    table = {f"{sparsity} {name}": call for (sparsity, name), call in calls.items()}
+    timings = measure(table, repeats=max(repeats, REPEATS), warmup=1) if table else {}
+    cell.timings = {key: timings[f"{key[0]} {key[1]}"] for key in calls}

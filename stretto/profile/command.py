@@ -1,0 +1,150 @@
+"""`stretto profile`: why is my model slow?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from stretto.analyze import machine_file
+from stretto.analyze.models import MODELS
+from stretto.analyze.subject import subject
+from stretto.analyze.svg import short
+from stretto.bench.report import console
+from stretto.errors import fail
+from stretto.profile.profiling import Profile, profile
+from stretto.profile.script import apply_script, profile_script
+
+
+def command(
+    target: Annotated[str, typer.Argument(help=f"SCRIPT.py, FILE.py:FUNCTION, or {', '.join(MODELS)}.")] = "gcn",
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    graph: Annotated[
+        str, typer.Option(help="For a built-in model: cora, a path to .npz, rmat:SCALE:EDGES, ...")
+    ] = "cora",
+    hidden: Annotated[int, typer.Option(help="Hidden width of a built-in model.")] = 64,
+    layers: Annotated[int, typer.Option(help="Layers of a built-in model.")] = 2,
+    mode: Annotated[str, typer.Option(help="train or infer.")] = "train",
+    repeats: Annotated[int, typer.Option(help="Plain and traced steps to time.")] = 5,
+    share: Annotated[float, typer.Option(help="Share of the time that the hot ops cover.")] = 0.9,
+    replay: Annotated[bool, typer.Option(help="Replay the hot ops with their real and with shuffled indices.")] = False,
+    sweep: Annotated[
+        bool, typer.Option(help="Sweep the hot gathers and scatters over widths, orders, types, ...")
+    ] = False,
+    budget: Annotated[str, typer.Option(help="Time for the sweep, as 60s or 2m.")] = "60s",
+    apply: Annotated[bool, typer.Option("--apply", help="Apply what is recommended and measure the step.")] = False,
+    machine: Annotated[str, typer.Option(help="auto: this machine, measured once; or a machine file.")] = "auto",
+    html: Annotated[Path | None, typer.Option(help="Write the profile as one page.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the profile as JSON.")] = None,
+) -> None:
+    """Every op of a step with its time, what bounds it, and what to do about it."""
+    out = console()
+    computer = machine_file.get(machine)
+    if target.endswith(".py"):
+        found = profile_script(target, arguments or [], computer, repeats=repeats)
+        show(out, found, share)
+        if apply:
+            found.applied = apply_script(found, target, arguments or [], repeats=repeats)
+    else:
+        model, data = subject(target, graph, hidden, layers)
+        found = profile(model, data, mode=mode, repeats=repeats, machine=computer)
+        found.model = target
+        show(out, found, share)
+        if replay:
+            found.replay(share=share)
+            show_replay(out, found)
+        if sweep:
+            with _bar(seconds(budget)) as step:
+                found.sweep(budget=seconds(budget), share=share, progress=step)
+        found.recommend()
+        for row in found.advice:
+            out.print(f"{row['site']}, {row['now']}: {row['advice']}; {row['reason']}", soft_wrap=True, highlight=False)
+        if apply:
+            found.apply()
+    if found.applied:
+        show_applied(out, found)
+    if html is not None:
+        found.to_html(html)
+    if json is not None:
+        found.to_json(json)
+
+
+def seconds(text: str) -> float:
+    """60s, 2m or a plain number of seconds."""
+    unit = {"s": 1.0, "m": 60.0}.get(text[-1:], 0.0)
+    digits = text[:-1] if unit else text
+    try:
+        value = float(digits) * (unit or 1.0)
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        fail(f"profile: '--budget' is {text!r}, wanted a time such as 60s or 2m")
+    return value
+
+
+class _bar:
+    """A bar of the budget that is spent, on standard error, with the time left."""
+
+    def __init__(self, budget: float) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]:.0f} s left"))
+        self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.budget = budget
+
+    def __enter__(self) -> "_bar":
+        self.progress.start()
+        self.task = self.progress.add_task("sweep", total=self.budget, left=self.budget)
+        return self
+
+    def __call__(self, what: str, left: float) -> None:
+        self.progress.update(self.task, completed=self.budget - left, description=what, left=left)
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+
+def show(out: Console, found: Profile, share: float) -> None:
+    """The hot ops on a terminal."""
+    t = found.trace
+    out.print(
+        f"{found.model}: {t.step_seconds * 1e3:.3g} ms a step, {t.launches} kernels, {t.attributed:.1%} attributed "
+        f"({t.in_ops:.0%} inside ops), traced at {t.traced_seconds / t.step_seconds:.1f}x",
+        soft_wrap=True,
+        highlight=False,
+    )
+    hot = found.hot(share)
+    table = Table(title=f"{len(hot)} of {len(found.groups)} groups take {share:.0%} of the time", title_justify="left")
+    for column in ("op", "phase", "shapes", "where"):
+        table.add_column(column, overflow="fold")
+    for column in ("calls", "ms", "share", "bound", "attainable"):
+        table.add_column(column, justify="right")
+    for g in hot:
+        where = ", ".join(p or "model" for p in g.paths)
+        numbers = (str(len(g.ops)), f"{g.seconds * 1e3:.3f}", f"{g.share:.1%}", g.bound, f"{g.attainable:.0%}")
+        table.add_row(g.name, g.phase, g.shapes, where, *numbers)
+    out.print(table)
+    if t.unknown:
+        out.print(f"no formula for: {', '.join(t.unknown)}", style="yellow")
+
+
+def show_replay(out: Console, found: Profile) -> None:
+    """In the model, alone, and alone with shuffled indices."""
+    table = Table(title="replay, ms", title_justify="left")
+    for column in ("op", "shapes", "in the model", "real indices", "shuffled"):
+        table.add_column(column)
+    for row in found.replays:
+        other = row.get("shuffled indices")
+        cells = (short(row["in model ms"]), short(row["real indices"]["median_ms"]))
+        table.add_row(row["op"], row["shapes"], *cells, short(other["median_ms"]) if other else "-")
+    out.print(table)
+
+
+def show_applied(out: Console, found: Profile) -> None:
+    """The realised gain beside the sum predicted."""
+    done = found.applied
+    predicted = done.get("predicted_ms")
+    out.print(done["reason"], highlight=False)
+    if "realised_ms" in done:
+        beside = "" if predicted is None else f", predicted {predicted:.3g} ms"
+        out.print(f"realised gain {done['realised_ms']:.3g} ms a step{beside}", highlight=False)

@@ -1,0 +1,248 @@
+"""profile(model, data): every op of a step with its time, what it could reach, and what is worth changing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from stretto.analyze import machine_file
+from stretto.analyze.machine_file import Machine
+from stretto.analyze.predict import ceilings
+from stretto.analyze.trace import OpRecord, Trace
+from stretto.analyze.workload import Workload
+from stretto.errors import expect
+
+HOT = 0.9
+
+
+@dataclass
+class Group:
+    """Calls of one op with one set of types, layouts and shapes in one phase."""
+
+    name: str
+    family: str
+    phase: str
+    shapes: str
+    dtypes: str
+    layout: str
+    paths: list[str] = field(default_factory=list)
+    ops: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+    share: float = 0.0  # of the time inside ops
+    bound: str = ""
+    attainable: float = 0.0  # share of what the machine's ceilings allow
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; ops are positions in the trace."""
+        calls = len(self.ops)
+        per_second = 1e-9 / self.seconds if self.seconds else 0.0
+        return {
+            "op": self.name, "family": self.family, "phase": self.phase, "shapes": self.shapes, "dtypes": self.dtypes,
+            "layout": self.layout, "modules": self.paths, "calls": calls, "ms": self.seconds * 1e3, "share": self.share,
+            "flops": self.flops, "bytes": self.bytes, "bound": self.bound, "attainable": self.attainable,
+            "gflop_per_s": self.flops * per_second, "gb_per_s": self.bytes * per_second,
+        }  # fmt: skip
+
+
+@dataclass
+class Profile:
+    """A timed trace, grouped. The stages follow one another: hot, roofline, replay, sweep, recommend, apply."""
+
+    workload: Workload
+    trace: Trace
+    machine: Machine
+    groups: list[Group]  # the slowest first
+    model: str = ""
+    replays: list[dict[str, Any]] = field(default_factory=list)
+    sweeps: list[dict[str, Any]] = field(default_factory=list)
+    advice: list[dict[str, Any]] = field(default_factory=list)
+    applied: dict[str, Any] = field(default_factory=dict)
+
+    def hot(self, share: float = HOT) -> list[Group]:
+        """The smallest set of groups that covers `share` of the time inside ops."""
+        expect(0 < share <= 1, f"hot: 'share' is {share}, wanted 0 < share <= 1")
+        total, found = 0.0, []
+        for group in self.groups:
+            if total >= share * self.trace.op_seconds:
+                break
+            found.append(group)
+            total += group.seconds
+        return found
+
+    def roofline(self) -> list[dict[str, Any]]:
+        """One point per group: intensity, rate, what bounds it and its share of that."""
+        return [
+            {
+                "op": g.name, "phase": g.phase, "shapes": g.shapes, "intensity": g.flops / g.bytes if g.bytes else 0.0,
+                "flop_per_s": g.flops / g.seconds, "byte_per_s": g.bytes / g.seconds, "bound": g.bound,
+                "attainable": g.attainable, "share": g.share,
+            }
+            for g in self.groups
+            if g.seconds > 0 and g.family != "view"
+        ]  # fmt: skip
+
+    def replay(self, **options: Any) -> list[dict[str, Any]]:
+        """Hot ops again, alone, with the indices they had in the model and with shuffled ones."""
+        from stretto.profile.replay import replay
+
+        self.replays = replay(self, **options)
+        return self.replays
+
+    def sweep(self, **options: Any) -> list[dict[str, Any]]:
+        """Hot ops over widths, orders, degree laws, types and so on, every candidate checked, then timed."""
+        from stretto.profile.sweep import sweep
+
+        self.sweeps = sweep(self, **options)
+        return self.sweeps
+
+    def recommend(self, **options: Any) -> list[dict[str, Any]]:
+        """What to change, by call site, with the predicted gain; "nothing to gain" is an answer."""
+        from stretto.profile.recommend import recommend
+
+        self.advice = recommend(self, **options)
+        return self.advice
+
+    def apply(self, **options: Any) -> dict[str, Any]:
+        """Apply what was recommended, check the outputs, and measure the step against the sum predicted."""
+        from stretto.profile.recommend import apply
+
+        self.applied = apply(self, **options)
+        return self.applied
+
+    def table(self, share: float = HOT) -> list[dict[str, Any]]:
+        """The hot groups as rows."""
+        return [group.to_dict() for group in self.hot(share)]
+
+    def layers(self) -> dict[str, float]:
+        """Seconds by module, host code included, the slowest first."""
+        found: dict[str, float] = {}
+        for op in self.trace:
+            found[op.path] = found.get(op.path, 0.0) + op.seconds
+        for (path, _), seconds in self.trace.host.items():
+            found[path] = found.get(path, 0.0) + seconds
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in plain values."""
+        t = self.trace
+        return {
+            "model": self.model,
+            "mode": self.workload.mode,
+            "step_ms": t.step_seconds * 1e3,
+            "ops": len(t.ops),
+            "launches": t.launches,
+            "attributed": t.attributed,
+            "in_ops": t.in_ops,
+            "host_ms": t.host_seconds * 1e3,
+            "overhead": t.traced_seconds / t.step_seconds if t.step_seconds else 0.0,
+            "flops": float(t.flops),
+            "bytes": float(t.bytes),
+            "peak_bytes": t.peak_bytes,
+            "unknown_ops": t.unknown,
+            "hot": len(self.hot()),
+            "groups": [group.to_dict() for group in self.groups],
+            "layers": self.layers(),
+            "roofline": self.roofline(),
+            "replays": self.replays,
+            "sweeps": self.sweeps,
+            "advice": self.advice,
+            "applied": self.applied,
+            "machine": self.machine.to_dict(),
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The same as JSON, also written to `path`."""
+        text = json.dumps(self.to_dict(), indent=1, default=str)
+        if path is not None:
+            Path(path).write_text(text + "\n")
+        return text
+
+    def to_html(self, path: str | Path) -> None:
+        """One self-contained page."""
+        from stretto.analyze.html import profile_page
+
+        Path(path).write_text(profile_page(self))
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.model}, {self.workload.mode}: {self.trace.step_seconds * 1e3:.3g} ms a step, "
+            f"{self.trace.launches} kernels, {self.trace.attributed:.1%} attributed"
+        ]
+        for g in self.hot():
+            where = ", ".join(p or "model" for p in g.paths[:3])
+            lines.append(
+                f"{g.share:6.1%} {g.seconds * 1e3:9.3f} ms  {g.name} [{g.shapes}] {g.phase} in {where}: {g.bound}"
+            )
+        return "\n".join(lines)
+
+
+def profile(
+    model: nn.Module,
+    data: Any,
+    *,
+    mode: str = "train",
+    step: Callable[[nn.Module, Any], Any] | None = None,
+    repeats: int = 5,
+    machine: Machine | str | Path = "auto",
+) -> Profile:
+    """Time every op of one step of `model` on `data`; plain and traced steps take turns.
+
+    data: a PyG Data or HeteroData, or a tuple of what forward takes. step(model, data) -> loss replaces the default.
+    """
+    expect(repeats >= 1, f"profile: 'repeats' is {repeats}, wanted at least 1")
+    workload = Workload(model, data, mode, step)
+    trace = workload.timed(repeats=repeats)
+    return make(workload, trace, machine_file.get(machine), type(model).__name__)
+
+
+def make(workload: Workload, trace: Trace, machine: Machine, name: str) -> Profile:
+    """A Profile from a timed trace."""
+    return Profile(workload, trace, machine, groups(trace, machine), name)
+
+
+def _layout(op: OpRecord) -> str:
+    def contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+        expected = 1
+        for size, step in zip(reversed(shape), reversed(stride), strict=True):
+            if size != 1 and step != expected:
+                return False
+            expected *= size
+        return True
+
+    words = ["c" if contiguous(s.shape, s.stride) else "e" if 0 in s.stride else "s" for s in op.inputs]
+    return "".join(words)  # contiguous, expanded or strided, one letter per tensor
+
+
+def groups(trace: Trace, machine: Machine) -> list[Group]:
+    """Ops merged by name, types, layout, shapes and phase; views belong to no group."""
+    table: dict[Any, Group] = {}
+    limits: dict[Any, dict[str, float]] = {}
+    for op in trace:
+        if op.cost.family == "view":
+            continue
+        dtypes = ", ".join(str(spec.dtype).removeprefix("torch.") for spec in op.inputs)
+        key = (op.name, dtypes, _layout(op), op.shapes, op.phase)
+        group = table.setdefault(key, Group(op.name, op.cost.family, op.phase, op.shapes, dtypes, key[2]))
+        group.ops.append(op.index)
+        if op.path not in group.paths:
+            group.paths.append(op.path)
+        group.seconds += op.seconds
+        group.flops += float(op.cost.flops)
+        group.bytes += float(op.cost.bytes)
+        total = limits.setdefault(key, {})
+        for kind, seconds in ceilings(op, machine).items():
+            total[kind] = total.get(kind, 0.0) + seconds
+    whole = trace.op_seconds or 1.0
+    for key, group in table.items():
+        group.share = group.seconds / whole
+        group.bound = max(limits[key], key=lambda kind: limits[key][kind])
+        # Nothing runs faster than its ceiling: where it seems to, the ceiling was measured on a slower day.
+        group.attainable = min(1.0, limits[key][group.bound] / group.seconds) if group.seconds else 0.0
+    return sorted(table.values(), key=lambda g: -g.seconds)

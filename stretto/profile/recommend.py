@@ -1,0 +1,213 @@
+"""From measurements to advice, and from advice to a measured gain.
+
+A layer is a call site of `stretto.accelerate`: it runs alone, stock against accelerated, on the inputs it had in the
+model. What the layers save together is the predicted gain of the step; `apply` then measures the step itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto.analyze.classify import layer_paths
+from stretto.analyze.workload import Workload
+from stretto.bench.run import relative_error
+from stretto.profile.sweep import TIE, rows_of
+from stretto.tune.timing import Timing, measure, ratio
+
+if TYPE_CHECKING:
+    from stretto.profile.profiling import Profile
+
+REPEATS = 20
+SETTLE = 5  # calls in which the tuner tries its variants
+ALLOWED = 1e-4  # relative error of outputs and gradients, fp32
+
+
+def _inputs(profile: Profile) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments of each layer's first call in a step."""
+    model = profile.workload.model
+    modules = dict(model.named_modules())
+    seen: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+    handles = []
+    for path in layer_paths(model, profile.trace):
+
+        def hook(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
+            seen.setdefault(path, (_detached(args), _detached(kwargs)))
+
+        handles.append(modules[path].register_forward_pre_hook(hook, with_kwargs=True))
+    try:
+        profile.workload.run()
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.zero_grad(set_to_none=True)
+    return seen
+
+
+def _detached(value: Any) -> Any:
+    """The value with every tensor inside cut from its graph; those that carried gradients still ask for them."""
+    if isinstance(value, Tensor):
+        return value.detach().requires_grad_() if value.requires_grad else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_detached(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _detached(v) for k, v in value.items()}
+    return value
+
+
+def _layer_step(layer: nn.Module, args: Any, kwargs: Any, train: bool) -> Callable[[], object]:
+    def step() -> object:
+        with torch.set_grad_enabled(train):
+            out = layer(*args, **kwargs)
+            out = out[0] if isinstance(out, tuple) else out
+            if train and out.requires_grad:
+                layer.zero_grad(set_to_none=True)
+                out.sum().backward()
+        return out
+
+    return step
+
+
+def recommend(profile: Profile, *, repeats: int = REPEATS, budget: float | None = 60.0) -> list[dict[str, Any]]:
+    """Advice by call site: layers to accelerate, and single ops where the sweep found a faster candidate."""
+    return [*_layers(profile, repeats, budget), *_ops(profile)]
+
+
+def _layers(profile: Profile, repeats: int, budget: float | None) -> list[dict[str, Any]]:
+    from stretto import accelerate
+    from stretto.nn.classes import FAST, STOCK
+
+    train = profile.workload.mode == "train"
+    modules = dict(profile.workload.model.named_modules())
+    rows: list[dict[str, Any]] = []
+    for path, (args, kwargs) in _inputs(profile).items():
+        layer = modules[path]
+        row: dict[str, Any] = {"site": path or "model", "kind": "layer", "now": type(layer).__name__}
+        rows.append(row)
+        if type(layer) not in FAST:
+            why = "accelerated already" if type(layer) in STOCK else "no fast path for this class"
+            row |= {"best": "as it is", "advice": "nothing to gain", "reason": why, "saves_ms": 0.0}
+            continue
+        stock = copy.deepcopy(layer).train(train)
+        fast = accelerate(copy.deepcopy(layer)).train(train)
+        steps = {
+            "stock": _layer_step(stock, args, kwargs, train),
+            "accelerated": _layer_step(fast, args, kwargs, train),
+        }
+        for _ in range(SETTLE):
+            steps["accelerated"]()
+        timings: dict[str, Timing] = measure(steps, repeats=repeats, warmup=2, budget=budget)
+        times, low, high = ratio(timings["stock"], timings["accelerated"])
+        saves = (timings["stock"].median - timings["accelerated"].median) * 1e3
+        better = low > TIE
+        row |= {
+            "best": "stretto.accelerate" if better else "as it is",
+            "advice": "accelerate" if better else "nothing to gain",
+            "speedup": (times, low, high),
+            "saves_ms": saves if better else 0.0,
+            "reason": f"{times:.2f}x ({low:.2f}-{high:.2f}) alone, on its own inputs" + ("" if better else ": a tie"),
+            **{name: timing.to_dict() for name, timing in timings.items()},
+        }
+    return rows
+
+
+def _ops(profile: Profile) -> list[dict[str, Any]]:
+    """The winner of each swept site at its base point, and whether another order of the index would pay."""
+    rows: list[dict[str, Any]] = []
+    for op, phase, shapes in dict.fromkeys((r["op"], r["phase"], r["shapes"]) for r in profile.sweeps):
+        mine = [r for r in profile.sweeps if (r["op"], r["phase"], r["shapes"]) == (op, phase, shapes)]
+        base = [r for r in mine if r["axis"] == "base" and "median_ms" in r]
+        if not base:
+            continue
+        best = min(base, key=lambda r: r["median_ms"])
+        group = next(g for g in profile.groups if (g.name, g.phase, g.shapes) == (op, phase, shapes))
+        times, low, high = best.get("speedup", (1.0, 1.0, 1.0))
+        better = low > TIE
+        rows.append(
+            {
+                "site": ", ".join(p or "model" for p in group.paths), "kind": "op", "now": op,
+                "best": best["candidate"],
+                "advice": f"use {best['candidate']}" if better else "nothing to gain", "speedup": (times, low, high),
+                "saves_ms": group.seconds * 1e3 * (1 - 1 / times) if better else 0.0,
+                "reason": f"{best['candidate']}: {times:.2f}x ({low:.2f}-{high:.2f}) torch's own speed on this index",
+                "reorder": _reorder(mine, best),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _reorder(rows: list[dict[str, Any]], best: dict[str, Any]) -> str:
+    other = [r for r in rows if r["axis"] == "order" and r["candidate"] == best["candidate"] and "median_ms" in r]
+    if not other:
+        return "not measured"
+    first = min(other, key=lambda r: r["median_ms"])
+    gain = best["median_ms"] / first["median_ms"]
+    return f"{first['order']}: {gain:.2f}x" if gain > TIE else "no"
+
+
+def _outputs(workload: Workload) -> list[Tensor]:
+    torch.manual_seed(0)
+    workload.model.zero_grad(set_to_none=True)
+    model = workload.model.eval()
+    with torch.no_grad():
+        out = workload._forward()
+    model.train()
+    return [v for v in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(v, Tensor)]
+
+
+def _accelerate(model: nn.Module, chosen: list[dict[str, Any]]) -> None:
+    from stretto import accelerate
+
+    modules = dict(model.named_modules())
+    for row in chosen:
+        accelerate(modules["" if row["site"] == "model" else row["site"]])
+
+
+def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
+    """Accelerate the model where that was advised (in place), if its outputs stay equal and its step gets faster."""
+    if not profile.advice:
+        profile.recommend()
+    chosen = [row for row in profile.advice if row["advice"] == "accelerate"]
+    predicted = sum(row["saves_ms"] for row in chosen)
+    workload = profile.workload
+    if not chosen:
+        return {"applied": False, "reason": "nothing to gain", "predicted_ms": 0.0, "realised_ms": 0.0}
+    fast = Workload(copy.deepcopy(workload.model), workload.data, workload.mode, workload.step)
+    _accelerate(fast.model, chosen)
+    pairs = zip(_outputs(workload), _outputs(fast), strict=True)
+    error = max((relative_error(b, a.double()) for a, b in pairs), default=0.0)
+    if error > ALLOWED:
+        return {"applied": False, "reason": f"outputs differ by {error:.1e}", "predicted_ms": predicted, "error": error}
+    for _ in range(SETTLE):
+        fast.run()
+    timings = measure({"stock": workload.run, "accelerated": fast.run}, repeats=repeats, warmup=2)
+    times, low, high = ratio(timings["stock"], timings["accelerated"])
+    realised = (timings["stock"].median - timings["accelerated"].median) * 1e3
+    if times > 1.0:
+        _accelerate(workload.model, chosen)
+    return {
+        "applied": times > 1.0,
+        "reason": f"{len(chosen)} layers accelerated: the step is {times:.2f}x ({low:.2f}-{high:.2f}) as fast",
+        "speedup": (times, low, high),
+        "predicted_ms": predicted,
+        "realised_ms": realised,
+        "agreement": realised / predicted if predicted else None,
+        "error": error,
+        **{name: timing.to_dict() for name, timing in timings.items()},
+    }
+
+
+def dispatch_table(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Call site -> what to run there, from a sweep."""
+    found: dict[str, str] = {}
+    for row in rows:
+        if row["axis"] == "base" and "median_ms" in row:
+            key = f"{row['op']} [{row['shapes']}] {row['phase']}"
+            known = [r for r in rows if f"{r['op']} [{r['shapes']}] {r['phase']}" == key and r["axis"] == "base"]
+            timed = [r for r in known if "median_ms" in r]
+            found[key] = rows_of(timed, min(timed, key=lambda r: r["median_ms"])["candidate"])["candidate"]
+    return found

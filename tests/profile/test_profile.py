@@ -1,0 +1,402 @@
+"""The profiler: ops with shapes and places, hot set, roofline, replay, sweep, advice, apply, scripts."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch_geometric import nn as pyg
+from torch_geometric.data import Data, HeteroData
+from typer.testing import CliRunner
+
+import stretto.profile
+from stretto import StrettoError, cli, datasets
+from stretto.analyze import Machine
+from stretto.analyze.models import as_data, make
+from stretto.analyze.trace import Trace
+from stretto.nn.classes import STOCK
+from stretto.profile.axes import Point, place, points, values
+from stretto.profile.command import seconds
+from stretto.profile.profiling import Group
+from stretto.profile.recommend import dispatch_table
+from stretto.profile.replay import capture, fingerprint, regenerate
+from stretto.profile.sweep import interval, run_point, site, sites
+from stretto.tune.timing import Timing
+
+MACHINE = Machine()
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)  # tests share cores: two threads that wait for one another only make it slow
+
+
+def cora(width: int = 24) -> Data:
+    data = as_data(datasets.load_graph("cora"))
+    data.x = data.x[:, :width].contiguous()
+    return data
+
+
+@pytest.fixture(scope="module")
+def gcn():
+    return stretto.profile(make("gcn", 24, 16, 7), cora(), machine=MACHINE, repeats=2)
+
+
+def test_every_op_has_its_facts(gcn):
+    for op in gcn.trace:
+        assert op.phase in ("forward", "backward")
+        assert all(isinstance(s, int) for spec in op.inputs for s in spec.shape)
+        assert all(len(spec.stride) == len(spec.shape) for spec in op.inputs)
+    assert {op.path for op in gcn.trace} >= {"convs.0", "convs.0.lin", "convs.1", "convs.1.lin"}
+    assert gcn.trace.attributed >= 0.95
+    assert gcn.trace.unknown == []
+
+
+def test_parts_add_up(gcn):
+    total = gcn.trace.op_seconds + gcn.trace.host_seconds
+    assert total <= gcn.trace.traced_seconds
+    assert sum(g.seconds for g in gcn.groups) == pytest.approx(
+        sum(o.seconds for o in gcn.trace if o.cost.family != "view")
+    )
+    assert sum(gcn.layers().values()) == pytest.approx(total)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+def test_hot_is_the_smallest_set(gcn, share):
+    hot = gcn.hot(share)
+    assert sum(g.seconds for g in hot) >= share * sum(g.seconds for g in gcn.groups) - 1e-12
+    assert sum(g.seconds for g in hot[:-1]) < share * gcn.trace.op_seconds
+    assert [g.seconds for g in hot] == sorted((g.seconds for g in hot), reverse=True)
+
+
+def test_no_point_is_above_its_ceiling(gcn):
+    for point in gcn.roofline():
+        assert 0 <= point["attainable"] <= 1
+        assert point["bound"] in ("launch", "bandwidth", "gather latency", "compute")
+
+
+def test_bound_follows_the_work():
+    slow = dataclasses.replace(
+        MACHINE, stream=[(1e5, 1e3), (1e8, 1e3)], gather=[(256, 1e7, 1e20)], scatter=[(256, 1e7, 1e20)]
+    )
+    profile = stretto.profile(make("gcn", 24, 16, 7), cora(), machine=slow, repeats=1)
+    assert {g.bound for g in profile.groups if g.family == "pointwise"} == {"bandwidth"}
+    assert {g.bound for g in profile.groups if g.family == "gather"} == {"launch"}
+
+
+MODELS = {
+    "GCN": lambda: make("gcn", 24, 8, 7),
+    "SAGE": lambda: make("sage", 24, 8, 7),
+    "GIN": lambda: make("gin", 24, 8, 7),
+    "GAT": lambda: make("gat", 24, 8, 7),
+    "GATv2": lambda: make("gatv2", 24, 8, 7),
+    "PNA": lambda: pyg.PNA(24, 8, 2, 7, aggregators=["mean", "max"], scalers=["identity"], deg=torch.tensor([0, 9, 9])),
+    "GraphUNet": lambda: pyg.GraphUNet(24, 8, 7, depth=2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_the_study(name, mode):
+    profile = stretto.profile(MODELS[name](), cora(), mode=mode, machine=MACHINE, repeats=1)
+    assert profile.trace.attributed >= 0.95
+    assert len(profile.hot()) >= 1
+    families = {g.family for g in profile.groups}
+    assert families >= {"gemm", "gather", "pointwise"}
+    if mode == "train":  # the backward of a gather is a scatter
+        scatters = [op for op in profile.trace if op.cost.family == "scatter" and op.phase == "backward"]
+        assert any(profile.trace.ops[op.site].cost.family == "gather" for op in scatters if op.site is not None)
+
+
+def test_attentive_fp():
+    torch.manual_seed(0)
+    graph = datasets.load_graph("er:60:150")
+    edges = graph.edge_index
+    data = Data(
+        x=torch.randn(60, 8), edge_index=edges, edge_attr=torch.randn(edges.size(1), 4), batch=torch.arange(60) // 20
+    )
+    model = pyg.AttentiveFP(8, 16, 2, edge_dim=4, num_layers=2, num_timesteps=2)
+    profile = stretto.profile(model, data, machine=MACHINE, repeats=1)
+    assert profile.trace.attributed >= 0.95
+    assert profile.trace.unknown == [] or all("gru" in name for name in profile.trace.unknown)
+
+
+def test_hetero_data():
+    data = HeteroData()
+    data["a"].x, data["b"].x = torch.randn(5, 4), torch.randn(6, 4)
+    data["a", "to", "b"].edge_index = torch.tensor([[0, 1, 2], [3, 4, 5]])
+    data["b", "back", "a"].edge_index = torch.tensor([[3, 4, 5], [0, 1, 2]])
+    model = pyg.HeteroConv({t: pyg.SAGEConv(4, 3) for t in data.edge_types})
+    profile = stretto.profile(
+        model, data, machine=MACHINE, repeats=1, step=lambda m, d: m(d.x_dict, d.edge_index_dict)["a"].sum()
+    )
+    assert profile.trace.flops > 0
+
+
+def test_json_and_text(gcn, tmp_path):
+    found = json.loads(gcn.to_json(tmp_path / "p.json"))
+    assert json.loads((tmp_path / "p.json").read_text()) == found
+    assert found["groups"][0]["ms"] >= found["groups"][-1]["ms"]
+    assert "attributed" in str(gcn)
+    assert gcn.table()[0]["op"] == gcn.hot()[0].name
+
+
+def test_steps_that_differ_are_refused():
+    class Moody(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin, self.calls = torch.nn.Linear(24, 7), 0
+
+        def forward(self, x, edge_index):
+            self.calls += 1
+            for _ in range(self.calls):
+                x = x + 1
+            return self.lin(x)
+
+    with pytest.raises(StrettoError, match="runs other ops each time"):
+        stretto.profile(Moody(), cora(), machine=MACHINE, repeats=1)
+
+
+def test_captured_inputs_are_the_models_own(gcn):
+    (group,) = [g for g in gcn.groups if g.name == "aten::index_select" and g.shapes.startswith("2708x16")]
+    ((function, args, kwargs),) = capture(gcn, [group]).values()
+    sources = torch.cat([cora().edge_index[0], torch.arange(2708)])
+    assert torch.equal(args[2], sources)
+    assert function(*args, **kwargs).shape == (13264, 16)
+    index, rows, width = site(args, "gather")
+    assert torch.equal(index, sources)
+    assert (rows, width) == (2708, 16)
+
+
+def test_replay(gcn):
+    rows = gcn.replay(repeats=2)
+    assert len(rows) == len(gcn.hot())
+    for row in rows:
+        assert row["real indices"]["repeats"] == 2
+        if row["index"] is not None and not row["op"].startswith("aten::nll"):
+            assert "shuffled indices" in row
+
+
+@pytest.mark.parametrize("shape", ["sorted", "random", "hub", "empty"])
+def test_a_fingerprint_gives_an_index_like_it(shape):
+    generator = torch.Generator().manual_seed(0)
+    index = {
+        "sorted": torch.randint(50, (400,), generator=generator).sort().values,
+        "random": torch.randint(50, (400,), generator=generator),
+        "hub": torch.cat([torch.zeros(300, dtype=torch.long), torch.arange(50)]),
+        "empty": torch.empty(0, dtype=torch.long),
+    }[shape]
+    mark = fingerprint(index, 50)
+    like = fingerprint(regenerate(mark), 50)
+    assert like["entries"] == mark["entries"]
+    assert like["degrees"] == mark["degrees"]
+    assert abs(like["sorted"] - mark["sorted"]) < 0.15
+    if shape != "empty":
+        other = fingerprint(index[torch.randperm(len(index), generator=generator)], 50)
+        assert other["hash"] != mark["hash"]
+        assert other["degrees"] == mark["degrees"]
+
+
+BASE = Point(width=8)
+
+
+@pytest.mark.parametrize("family", ["gather", "scatter"])
+@pytest.mark.parametrize(
+    "point", list(points(BASE, 2)), ids=lambda p: f"{p.moved(BASE)}-{getattr(p, p.moved(BASE), '')}"
+)
+def test_every_axis_is_checked_before_it_is_timed(family, point):
+    if point.cache == "cold":
+        point = dataclasses.replace(point, width=9)
+    index = torch.randint(30, (200,), generator=torch.Generator().manual_seed(0))
+    rows = run_point(family, index, 30, point, repeats=2)
+    names = {row["candidate"] for row in rows}
+    assert "stretto" in names
+    assert names >= (
+        {"index_select", "x[index]"} if family == "gather" else {"index_add_", "scatter_add_", "PyG scatter"}
+    )
+    for row in rows:
+        assert ("median_ms" in row) == (row["reason"] == "")
+        if "median_ms" in row:
+            assert row["error"] is not None
+            assert row["ci_ms"][0] <= row["median_ms"] <= row["ci_ms"][1]
+            assert row["peak_bytes"] > 0
+    ours = next(row for row in rows if row["candidate"] == "stretto")
+    assert ours["reason"] == ""
+
+
+def test_a_wrong_candidate_is_never_timed(monkeypatch):
+    from stretto.profile import sweep
+
+    table = dict(sweep.FAMILIES)
+    monkeypatch.setitem(
+        table, "gather", lambda index, n: {"index_select": lambda x: x[index], "liar": lambda x: x[index] + 1}
+    )
+    monkeypatch.setattr(sweep, "FAMILIES", table)
+    rows = run_point("gather", torch.arange(5), 5, BASE, repeats=2)
+    liar = next(row for row in rows if row["candidate"] == "liar")
+    assert liar["reason"].startswith("wrong")
+    assert "median_ms" not in liar
+
+
+def test_axes():
+    index = torch.tensor([3, 0, 3, 1])
+    assert place(index, 4, dataclasses.replace(BASE, order="sorted"))[0].tolist() == [0, 1, 3, 3]
+    assert place(index, 4, dataclasses.replace(BASE, index="int32"))[0].dtype == torch.int32
+    renamed = place(index, 4, dataclasses.replace(BASE, order="by degree"))[0]
+    assert renamed[0] == renamed[2] == 0
+    for law in ("regular", "power law", "grid"):
+        other, rows = place(torch.randint(100, (500,)), 100, dataclasses.replace(BASE, law=law))
+        assert other.numel() == 500
+        assert 0 <= int(other.min()) <= int(other.max()) < rows
+    zeros = values(1000, dataclasses.replace(BASE, sparsity=0.9))
+    assert float((zeros == 0).float().mean()) == pytest.approx(0.9, abs=0.02)
+    assert len(set(points(BASE, 2))) == len(list(points(BASE, 2)))
+
+
+def test_sweep_keeps_to_its_budget_and_says_so(gcn):
+    said = []
+    rows = gcn.sweep(budget=0.5, share=1.0, repeats=2, progress=lambda what, left: said.append(left))
+    assert rows
+    assert said == sorted(said, reverse=True)
+    assert all(left > 0 for left in said)
+    assert set(dispatch_table(rows)) == {f"{r['op']} [{r['shapes']}] {r['phase']}" for r in rows if r["axis"] == "base"}
+    assert sites(gcn, 1.0)
+
+
+def test_interval_of_a_constant_and_of_noise():
+    assert interval(Timing((1.0,) * 20)) == (1.0, 1.0)
+    low, high = interval(Timing(tuple(range(20))))
+    assert low < 9.5 < high
+
+
+def test_advice_and_apply():
+    data, model = cora(64), make("gcn", 64, 32, 7)
+    stock = model(data.x, data.edge_index)
+    profile = stretto.profile(model, data, machine=MACHINE, repeats=1)
+    advice = profile.recommend(repeats=3)
+    assert [row["site"] for row in advice] == ["convs.0", "convs.1"]
+    assert all(row["advice"] in ("accelerate", "nothing to gain") for row in advice)
+    assert all(row["saves_ms"] >= 0 and row["reason"] for row in advice)
+    done = profile.apply(repeats=3)
+    assert torch.allclose(model(data.x, data.edge_index), stock, atol=1e-5)
+    if done["applied"]:
+        assert done["error"] < 1e-4
+        assert {"predicted_ms", "realised_ms"} <= set(done)
+        again = stretto.profile(model, data, machine=MACHINE, repeats=1)
+        assert any(type(module) in STOCK for module in model.modules())
+        kept = {row["site"] for row in advice if row["advice"] == "accelerate"}
+        reasons = {row["site"]: row["reason"] for row in again.recommend(repeats=2)}
+        assert all(reasons[path] == "accelerated already" for path in kept)
+
+
+def test_nothing_to_gain_is_an_answer():
+    model = pyg.Linear(24, 7)
+
+    class Plain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = model
+
+        def forward(self, x, edge_index):
+            return self.lin(x)
+
+    profile = stretto.profile(Plain(), cora(), machine=MACHINE, repeats=1)
+    assert profile.recommend() == []
+    assert profile.apply()["reason"] == "nothing to gain"
+
+
+SCRIPT = """
+import sys
+import torch
+from torch_geometric.nn import GCNConv
+x, edge_index = torch.randn(40, 8), torch.randint(40, (2, 160))
+conv = GCNConv(8, 3)
+optimizer = torch.optim.Adam(conv.parameters())
+for _ in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    conv(x, edge_index).sum().backward()
+    optimizer.step()
+print("came to the end")
+"""
+
+
+def test_script(tmp_path):
+    script, machine = tmp_path / "train.py", tmp_path / "machine.json"
+    script.write_text(SCRIPT)
+    MACHINE.save(machine)
+    words = ["profile", str(script), "50", "--machine", str(machine), "--repeats", "2", "--apply"]
+    result = CliRunner().invoke(
+        cli.app, [*words, "--json", str(tmp_path / "p.json"), "--html", str(tmp_path / "p.html")]
+    )
+    assert result.exit_code == 0, result.output
+    assert "came to the end" not in result.output  # it was stopped when enough was known
+    found = json.loads((tmp_path / "p.json").read_text())
+    assert {group["phase"] for group in found["groups"]} == {"forward", "backward", "optimizer"}
+    assert any(m.startswith("GCNConv") for group in found["groups"] for m in group["modules"])
+    assert found["attributed"] > 0.9
+    assert "realised gain" in result.output
+
+
+def test_script_without_enough_steps(tmp_path):
+    script, machine = tmp_path / "train.py", tmp_path / "machine.json"
+    script.write_text(SCRIPT)
+    MACHINE.save(machine)
+    result = CliRunner().invoke(cli.app, ["profile", str(script), "2", "--machine", str(machine)])
+    assert isinstance(result.exception, StrettoError)
+    assert "2 optimizer steps" in str(result.exception)
+
+
+def test_command(tmp_path):
+    machine = tmp_path / "machine.json"
+    MACHINE.save(machine)
+    words = [
+        "profile",
+        "gcn",
+        "--graph",
+        "er:50:200",
+        "--machine",
+        str(machine),
+        "--repeats",
+        "1",
+        "--replay",
+        "--sweep",
+    ]
+    result = CliRunner().invoke(cli.app, [*words, "--budget", "0.2s", "--html", str(tmp_path / "p.html")])
+    assert result.exit_code == 0, result.output
+    assert "groups take 90%" in result.output
+    assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
+
+
+def test_analyze_command(tmp_path):
+    machine, made = tmp_path / "machine.json", tmp_path / "mine.py"
+    MACHINE.save(machine)
+    made.write_text(
+        "from stretto import datasets\nfrom stretto.analyze.models import as_data, make\n"
+        "def build():\n    data = as_data(datasets.load_graph('er:50:200'), width=8)\n"
+        "    return make('sage', 8, 4, 8), data\n"
+    )
+    words = ["analyze", f"{made}:build", "--machine", str(machine), "--procs", "1,2", "--validate"]
+    result = CliRunner().invoke(
+        cli.app, [*words, "--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html")]
+    )
+    assert result.exit_code == 0, result.output
+    assert "strategies, fastest first" in result.output
+    assert json.loads((tmp_path / "a.json").read_text())["checks"][0]["ratio"] == 1
+    bad = CliRunner().invoke(cli.app, ["analyze", "gcn", "--procs", "two"])
+    assert "'--procs' is 'two'" in str(bad.exception)
+
+
+@pytest.mark.parametrize(("text", "value"), [("60s", 60), ("2m", 120), ("5", 5), ("0.5s", 0.5)])
+def test_budgets(text, value):
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-3s", "s"])
+def test_wrong_budgets(text):
+    with pytest.raises(StrettoError, match="--budget"):
+        seconds(text)
+
+
+def test_empty_trace_and_group():
+    assert Trace().attributed == 1.0
+    assert Group("a", "view", "forward", "", "", "").to_dict()["ms"] == 0
