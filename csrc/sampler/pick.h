@@ -153,13 +153,16 @@ inline int64_t pick_labor(uint64_t key, const Row* row, int64_t first, int64_t n
     for (int64_t start = 0; start < n; start += kChunk) {
         const int64_t size = std::min(kChunk, n - start);
         const Row* sources = row + first + start;
+        uint32_t least = UINT32_MAX;
         for (int64_t i = 0; i < size; ++i) {
             uint32_t x = static_cast<uint32_t>(sources[i]) ^ low;
             x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
             x = (x ^ (x >> 13) ^ high) * 0xC2B2AE35u;
             x = (x ^ (x >> 16)) * 0x9E3779B1u;
             rank[i] = x ^ (x >> 15);
+            least = std::min(least, rank[i]);
         }
+        if (least >= worst && static_cast<int64_t>(hashed.size()) == k) continue;  // most chunks of a hub
         for (int64_t i = 0; i < size; ++i) {
             if (rank[i] >= worst && static_cast<int64_t>(hashed.size()) == k) continue;
             if (static_cast<int64_t>(hashed.size()) == k) {
