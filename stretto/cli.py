@@ -26,6 +26,7 @@ COMMANDS = {
 # stretto bench NAME -> "module:function"
 BENCHES = {
     "ops": "stretto.bench.ops:command",
+    "analysis": "stretto.bench.analysis:command",
     "loader": "stretto.bench.loader:command",
     "models": "stretto.bench.models:command",
     "gpu": "stretto.bench.gpu:command",

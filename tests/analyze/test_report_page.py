@@ -1,0 +1,207 @@
+"""The HTML reports in a headless browser: they open without errors, sort, filter, fit a phone and turn dark."""
+
+import base64
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+import torch
+
+import stretto.analyze
+import stretto.profile
+from stretto import datasets
+from stretto.analyze import Machine
+from stretto.analyze.models import as_data, make
+from stretto.analyze.page import table
+from stretto.analyze.svg import bars, lines, roofline, short
+
+MACHINE = Machine()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Both reports, written once."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("pages")
+    data = as_data(datasets.load_graph("er:200:800"), width=16)
+    report = stretto.analyze(make("gat", 16, 8, 8), data, machine=MACHINE, procs=[1, 2, 4])
+    report.validate(repeats=1)
+    report.to_html(folder / "analysis.html")
+    profile = stretto.profile(make("gcn", 16, 8, 8), data, machine=MACHINE, repeats=1)
+    profile.replay(repeats=2)
+    profile.sweep(budget=0.2, repeats=2)
+    profile.recommend(repeats=2)
+    profile.apply(repeats=2)
+    profile.to_html(folder / "profile.html")
+    return folder
+
+
+NAMES = ("analysis", "profile")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_self_contained(pages, name):
+    text = (pages / f"{name}.html").read_text()
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"<(link|img|iframe)|src=", text)
+    assert text.count("<svg") == text.count("</svg>") >= 3
+    assert "nan" not in re.sub(r"[a-z]*nan[a-z]+|[a-z]+nan[a-z]*", "", text.lower())
+
+
+class Browser:
+    """Chromium through its driver's own protocol."""
+
+    def __init__(self, width: int, height: int) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.driver = subprocess.Popen(
+            ["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self.base = f"http://127.0.0.1:{port}"
+        arguments = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            f"--window-size={width},{height}",
+        ]
+        wanted = {"goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}}
+        for _ in range(100):
+            try:
+                session = self.post("/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+                break
+            except urllib.error.URLError:
+                time.sleep(0.1)
+        else:
+            self.driver.terminate()
+            pytest.skip("chromedriver does not answer")
+        self.base += f"/session/{session}"
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.cdp("Emulation.setDeviceMetricsOverride", metrics)
+
+    def post(self, path: str, body: dict) -> object:
+        request = urllib.request.Request(
+            self.base + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["value"]
+
+    def cdp(self, command: str, parameters: dict) -> None:
+        self.post("/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def open(self, path) -> None:
+        self.post("/url", {"url": path.as_uri()})
+
+    def js(self, code: str) -> object:
+        return self.post("/execute/sync", {"script": code, "args": []})
+
+    def errors(self) -> list[str]:
+        return [entry["message"] for entry in self.post("/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
+
+    def screenshot(self, path) -> None:
+        with urllib.request.urlopen(self.base + "/screenshot", timeout=60) as answer:
+            path.write_bytes(base64.b64decode(json.load(answer)["value"]))
+
+    def close(self) -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(self.base, method="DELETE"), timeout=20).close()
+        finally:
+            self.driver.terminate()
+            self.driver.wait(20)
+
+
+@pytest.fixture(scope="module", params=[(1200, 1600), (390, 844)], ids=["desktop", "phone"])
+def browser(request):
+    if shutil.which("chromedriver") is None:
+        pytest.skip("no chromedriver: install Debian's chromium and chromium-driver to test the report in a browser")
+    opened = Browser(*request.param)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_opens_without_errors(browser, pages, name):
+    browser.open(pages / f"{name}.html")
+    assert browser.errors() == []
+    assert browser.js("return document.querySelectorAll('svg').length") >= 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sorting(browser, pages, name):
+    browser.open(pages / f"{name}.html")
+    column = (
+        "const t=document.getElementById('ops');"
+        "const i=[...t.querySelectorAll('th')].findIndex(h=>h.textContent==='ms');"
+    )
+    read = column + "return [...t.tBodies[0].rows].map(r=>parseFloat(r.cells[i].dataset.value))"
+    click = column + "t.querySelectorAll('th')[i].click();"
+    browser.js(click)
+    down = browser.js(read)
+    assert down == sorted(down, reverse=True)
+    browser.js(click)
+    up = browser.js(read)
+    assert up == sorted(down)
+    assert len(up) > 5
+    words = "const t=document.getElementById('ops');t.querySelectorAll('th')[0].click();"
+    names = browser.js(words + "return [...t.tBodies[0].rows].map(r=>r.cells[0].textContent)")
+    assert names == sorted(names, reverse=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_searching(browser, pages, name):
+    browser.open(pages / f"{name}.html")
+    type_in = "const i=document.querySelector('input[data-for=ops]');i.value='{}';i.dispatchEvent(new Event('input'));"
+    shown = "return [...document.getElementById('ops').tBodies[0].rows].filter(r=>!r.hidden).map(r=>r.textContent)"
+    rows = browser.js(type_in.format("backward mm") + shown)
+    assert rows
+    assert all("backward" in row and "mm" in row for row in rows)
+    assert browser.js(type_in.format("no such op") + shown) == []
+    assert len(browser.js(type_in.format("") + shown)) > len(rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fits_and_is_legible(browser, pages, name):
+    browser.open(pages / f"{name}.html")
+    assert browser.js("return document.documentElement.scrollWidth<=window.innerWidth")
+    heights = browser.js(
+        "return [...document.querySelectorAll('svg text:not(.small)')].map(t=>t.getBoundingClientRect().height)"
+    )
+    assert min(h for h in heights if h) >= 8
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", NAMES)
+def test_screenshot(browser, pages, name, scheme, tmp_path):
+    image = pytest.importorskip("matplotlib.image", reason="matplotlib reads the screenshot")
+    browser.cdp("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    browser.open(pages / f"{name}.html")
+    browser.screenshot(tmp_path / "page.png")
+    pixels = (image.imread(tmp_path / "page.png")[..., :3] * 255).astype(int)
+    codes = pixels[..., 0] * 65536 + pixels[..., 1] * 256 + pixels[..., 2]
+    colours, counts = torch.from_numpy(codes).flatten().unique(return_counts=True)
+    background = int(colours[counts.argmax()])
+    brightness = (background >> 16) + (background >> 8 & 255) + (background & 255)
+    assert (brightness > 600) if scheme == "light" else (brightness < 200)
+    assert len(colours) > 30
+    assert 0.02 < 1 - float(counts.max()) / codes.size < 0.98
+
+
+def test_charts_of_nothing():
+    assert "nothing" in bars([], "x")
+    assert "nothing" in lines({"a": [(0, 0)]}, "x", "x", "y")
+    assert "nothing" in table("t", [], ["a"])
+    assert "<svg" in roofline([], 1e9, {"stream": 1e9}, "x")
+    assert short(1234567) == "1.23M"
+    assert short(0) == "0"
+
+
+def test_text_is_escaped():
+    assert "<script>" not in bars([("<script>", 1.0, "c1")], "x")
+    assert "<script>" not in table("t", [{"a": "<script>"}], ["a"])
