@@ -6,7 +6,6 @@ the forward of each stock class; unpatch() puts the very same function back.
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections import Counter
@@ -21,7 +20,7 @@ from stretto import settings
 from stretto.errors import StrettoError, expect
 from stretto.loader import swap
 from stretto.nn import AGGREGATIONS, CONVS
-from stretto.nn.base import accelerated_forward
+from stretto.nn.base import accelerated_forward, in_place_of
 from stretto.nn.classes import FAST, STOCK
 
 logger = logging.getLogger("stretto")
@@ -119,13 +118,12 @@ def _guarded(stock: type, fast: Callable[..., Any]) -> Callable[..., Any]:
     stock_forward = stock.forward  # type: ignore[attr-defined]
     accelerated_one = accelerated_forward(stock, fast)
 
-    @functools.wraps(stock_forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if type(self) is stock:
             return accelerated_one(self, *args, **kwargs)
         return stock_forward(self, *args, **kwargs)
 
-    return forward
+    return in_place_of(stock_forward, run)
 
 
 def _say(count: int, left: Sequence[torch.nn.Module]) -> None:

@@ -22,6 +22,8 @@ def graph_of(conv: Any, edge_index: Any, num_src: int, num_dst: int) -> Graph:
     """The graph of a conv's input, rows the nodes that receive messages under the conv's flow."""
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dtype not in _INDEX:
         raise Decline(f"edge_index is {edge_index.dtype}")
+    if isinstance(edge_index, Tensor) and edge_index.dim() != 2:
+        raise Decline("edge_index is a sparse matrix of vectors")
     if conv.flow == "target_to_source":
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             raise Decline("flow target_to_source with a sparse matrix")

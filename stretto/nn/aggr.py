@@ -1,8 +1,8 @@
 """PyG's aggregation modules over the cached index: what any MessagePassing layer, a user's own included, reduces with.
 
 Messages are as the layer makes them; their sum (mean, maximum, softmax, ...) walks the sorted index without atomics.
-The index is sorted once: the same edge_index, or one of equal content, is known again. StdAggregation needs no entry: it
-asks the VarAggregation inside it.
+The index is sorted once: the same edge_index, or one of equal content, is known again. StdAggregation needs no entry:
+it asks the VarAggregation inside it.
 """
 
 from __future__ import annotations

@@ -57,6 +57,15 @@ def is_plain(edge_index: Any) -> bool:
     return isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
 
 
+def unpacked(edge_index: Any, edge_attr: Any, size: Any = None) -> tuple[Any, Any, Any]:
+    """A sparse matrix with a vector of features per entry as edge_index, edge_attr and size; the rest as it is."""
+    sparse = isinstance(edge_index, Tensor) and edge_index.layout == torch.sparse_coo
+    if sparse and edge_attr is None and edge_index.dense_dim() == 1 and edge_index.is_coalesced():
+        rows, cols = edge_index.shape[:2]
+        return edge_index.indices().flip(0), edge_index.values(), (cols, rows) if size is None else size
+    return edge_index, edge_attr, size
+
+
 def graph_between(conv: Any, edge_index: Any, x_src: Tensor, x_dst: Tensor | None, size: Any = None) -> Graph:
     """The graph of a call, as PyG infers its sizes."""
     num_dst = destinations(edge_index, size, x_dst, x_src)

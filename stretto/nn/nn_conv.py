@@ -16,6 +16,7 @@ from stretto.ops.attention import attention
 
 def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
     """What NNConv.forward computes."""
+    edge_index, edge_attr, size = edges.unpacked(edge_index, edge_attr, size)
     x_src, x_dst, _ = edges.ends(x)
     reduce = edges.check_aggr(conv, "add", "sum", "mean")
     graph = edges.plain_graph(conv, edge_index, x_src, x_dst, size)

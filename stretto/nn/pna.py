@@ -29,6 +29,7 @@ LEAST = 1e-5  # stock's threshold below which a variance counts as 0
 
 def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
     """What PNAConv.forward computes."""
+    edge_index, edge_attr, _ = edges.unpacked(edge_index, edge_attr)
     x, _, _ = edges.ends(x)
     names = _aggregations(conv)
     if any(len(nn) != 1 for nn in conv.pre_nns):
