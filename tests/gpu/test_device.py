@@ -98,10 +98,10 @@ def compiled() -> int:
     total = 0
     for info in pkgutil.iter_modules(package.__path__):
         module = importlib.import_module(f"{package.__name__}.{info.name}")
-        for function in vars(module).values():
-            caches = getattr(function, "device_caches", None)
-            if caches is not None and function.__module__ == module.__name__:
-                total += sum(len(entry[0]) for entry in caches.values())
+        for kernel in vars(module).values():
+            function = getattr(kernel, "function", None)
+            if function is not None and function.fn.__module__ == module.__name__:
+                total += sum(len(entry[0]) for entry in function.device_caches.values())
     return total
 
 

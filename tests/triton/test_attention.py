@@ -110,7 +110,7 @@ def test_widths_in_fp32(name, width, make, device, check):
 
 @pytest.mark.parametrize("name", ["gat", "gatv2 own values", "dot"])
 def test_rows_wider_than_a_tile(name, make, device, check, monkeypatch):
-    monkeypatch.setattr(import_module("stretto.kernels.triton.attention"), "WIDEST", 4)
+    monkeypatch.setattr(import_module("stretto.kernels.triton.attention"), "WIDEST", {"scalars": 4, "rows": 4})
     csr = make("hub")
     check(csr, build(name, csr, F64, 2, 10, 6, device), F64)
     check(csr, build(name, csr, F64, 2, 3, 9, device), F64)

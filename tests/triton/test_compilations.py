@@ -22,8 +22,9 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> set[tuple]:
     for info in pkgutil.iter_modules(package.__path__):
         module = importlib.import_module(f"{package.__name__}.{info.name}")
         for name, kernel in vars(module).items():
-            if hasattr(kernel, "run") and hasattr(kernel, "fn") and kernel.fn.__module__ == module.__name__:
-                monkeypatch.setattr(kernel, "run", recorder(seen, f"{info.name}.{name}", kernel))
+            function = getattr(kernel, "function", None)
+            if function is not None and function.fn.__module__ == module.__name__:
+                monkeypatch.setattr(function, "run", recorder(seen, f"{info.name}.{name}", function))
     return seen
 
 

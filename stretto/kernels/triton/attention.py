@@ -16,9 +16,11 @@ from stretto.kernels.triton import attention_forward as forward
 from stretto.kernels.triton.operands import acc_of, offsets, power, rows, vector
 from stretto.kernels.triton.pieces import pieces
 
-WIDEST = 256  # columns of a tile at most, over all its heads; wider rows take several
-TILE = 512  # values of a tile: loads in flight against registers
-WARPS = 1
+# Columns of a tile at most, over all its heads (wider rows take several), and values of a tile: loads in flight against
+# registers (docs/gpu.md). Where scores are made of rows, several tiles are alive at once.
+WIDEST = {"scalars": 256, "rows": 128}
+TILE = {"scalars": 512, "rows": 256}
+NARROW = 128  # columns up to which a tile of scalar scores holds twice as many values
 
 
 @functools.lru_cache(maxsize=256)
@@ -52,12 +54,15 @@ class Call:
         shared = self.right is not None and self.rows and self.right.size(1) == 1 and self.heads > 1
         self.right_step = 0 if shared else self.score_width
         widest = max(self.width, self.score_width)
-        self.block = max(power(widest, WIDEST), 4)
-        self.block_heads = power(self.heads, max(1, WIDEST // self.block))
+        kind = "rows" if self.rows else "scalars"
+        self.block = max(power(widest, WIDEST[kind]), 4)
+        self.block_heads = power(self.heads, max(1, WIDEST[kind] // self.block))
+        columns = self.block * self.block_heads
         self.tiles = triton.cdiv(widest, self.block)
         self.head_tiles = triton.cdiv(self.heads, self.block_heads)
-        self.edges = max(2, min(32, TILE // (self.block * self.block_heads)))
-        self.warps = WARPS
+        tile = TILE[kind] * (2 if columns <= NARROW and not self.rows else 1)
+        self.edges = max(2, min(32, tile // columns))
+        self.warps = 1
         # Nothing of a tile of heads and columns sticks out: only missing edges need a mask.
         self.even = self.heads % self.block_heads == 0 and all(
             w in (0, self.block) for w in (self.width, self.score_width)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import triton.language as tl
 
 from stretto.kernels.triton.attention_forward import SIZES
-from stretto.kernels.triton.operands import at_entry, jit, locate
+from stretto.kernels.triton.launch import jit, kernel
+from stretto.kernels.triton.operands import at_entry, locate
 from stretto.kernels.triton.scores import DOT, SUM, SUM_ROWS, WEIGHT, dropped, inner, row_dot, scores
 
 
-@jit(do_not_specialize=[*SIZES, "ldg"])
+@kernel(*SIZES, "ldg")
 def pieces_kernel(
     edge_of, row_of, slot_of, col, edge_id, v, ldv, left, ldl, right, ldr, att, edge, attr, query, grad, ldg,
     grad_attr, grad_alpha, row_sum, constants, drop_below, seed_low, seed_high, stats,
@@ -148,7 +149,7 @@ def store_rows(sums, into, part, place, slot, mh, f, score_width):
         tl.store(into + to, sums.to(into.dtype.element_ty), mask=within)
 
 
-@jit(do_not_specialize=["ldl", "ldr", "heads", "score_width", "right_step", "num_rows"])
+@kernel("ldl", "ldr", "heads", "score_width", "right_step", "num_rows")
 def left_kernel(
     edge_of, row_of, slot_of, col, edge_id, left, ldl, right, ldr, edge, dscore, constants, dleft, part,
     heads, score_width, right_step, num_rows,
@@ -186,7 +187,7 @@ def left_kernel(
     store_rows(tl.sum(acc, 0), dleft, part, place, slot, mh, f, score_width)
 
 
-@jit(do_not_specialize=["ld", "rows", "columns", "att_columns", "rows_each"])
+@kernel("ld", "rows", "columns", "att_columns", "rows_each")
 def finish_kernel(
     sums, near, ld, att, more, out, part, rows, columns, att_columns, rows_each,
     ACC: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -215,7 +216,7 @@ def finish_kernel(
         tl.store(part + tl.program_id(0) * columns + k, tl.sum(acc, 0), mask=live)
 
 
-@jit(do_not_specialize=["heads", "attr_width"])
+@kernel("heads", "attr_width")
 def attributes_kernel(
     edge_of, row_of, slot_of, edge_id, dscore, alpha, query, grad_attr, dattr, heads, attr_width,
     ACC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -241,7 +242,7 @@ def attributes_kernel(
         tl.store(dattr + to, acc.to(dattr.dtype.element_ty), mask=there[:, None] & live[None, :])
 
 
-@jit(do_not_specialize=["lda", "ldb", "rows", "heads", "width"])
+@kernel("lda", "ldb", "rows", "heads", "width")
 def row_dot_kernel(
     a, lda, b, ldb, out, rows, heads, width, ADD: tl.constexpr, ACC: tl.constexpr, VEC: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr,

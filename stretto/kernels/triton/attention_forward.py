@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from stretto.kernels.triton.operands import at_entry, jit, locate
+from stretto.kernels.triton.launch import jit, kernel
+from stretto.kernels.triton.operands import at_entry, locate
 from stretto.kernels.triton.scores import WEIGHT, dropped, scores
 
 SIZES = [
@@ -46,7 +47,7 @@ def finish(most, total, acc, row, h, mh, heads, width, f, some, out, stats, firs
     tl.store(out + to, acc.to(out.dtype.element_ty), mask=mh[:, None] & (f < width)[None, :])
 
 
-@jit(do_not_specialize=SIZES)
+@kernel(*SIZES)
 def pieces_kernel(
     edge_of, row_of, slot_of, col, edge_id, v, ldv, left, ldl, right, ldr, att, edge, attr, query,
     constants, drop_below, seed_low, seed_high, out, stats, part, part_stats,
@@ -113,7 +114,7 @@ def pieces_kernel(
         finish(most, total, acc, row, h, mh, heads, width, f, end > start, out, stats, tl.program_id(2) == 0, FORM)
 
 
-@jit(do_not_specialize=["heads", "width", "num_rows"])
+@kernel("heads", "width", "num_rows")
 def hubs_kernel(
     hub_row, hub_slot, part, part_stats, out, stats, heads, width, num_rows,
     FORM: tl.constexpr, ACC: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr,
@@ -152,7 +153,7 @@ def hubs_kernel(
     finish(most, total, acc, row, h, mh, heads, width, f, True, out, stats, tl.program_id(2) == 0, FORM)
 
 
-@jit(do_not_specialize=[n for n in SIZES if n not in ("ldv", "width", "value_step", "num_rows")])
+@kernel(*[n for n in SIZES if n not in ("ldv", "width", "value_step", "num_rows")])
 def alpha_kernel(
     edge_of, row_of, slot_of, col, edge_id, left, ldl, right, ldr, att, edge, attr, query,
     constants, drop_below, seed_low, seed_high, stats, alpha, heads, score_width, attr_width, right_step,

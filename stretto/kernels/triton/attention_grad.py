@@ -12,7 +12,7 @@ from stretto.kernels.attention import TENSORS, Attention
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import REDUCES, accumulate_type
 from stretto.kernels.triton import attention_backward as backward
-from stretto.kernels.triton.attention import Call, by_edge, sum_attr, weighted, weights_of
+from stretto.kernels.triton.attention import NARROW, Call, by_edge, sum_attr, weighted, weights_of
 from stretto.kernels.triton.operands import acc_of, power, rows, vector
 from stretto.kernels.triton.pieces import Pieces, pieces
 from stretto.kernels.triton.spmm import _hubs as sum_hubs
@@ -35,6 +35,8 @@ def attention_grad(
     """Gradients of a.tensors where needed, rows in their type, scalars in the accumulation type."""
     grad = rows(grad)
     call = Call(a, csr.num_edges, (grad,))
+    if call.block * call.block_heads > NARROW:
+        call.warps = 2
     h, acc = call.heads, call.acc
     need = dict(zip(TENSORS, needs, strict=True))
     new = functools.partial(call.v.new_empty, dtype=acc)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import REDUCES, accumulate_type
-from stretto.kernels.triton.operands import acc_of, at_entry, jit, locate, plain, power, vector
+from stretto.kernels.triton.launch import jit, kernel
+from stretto.kernels.triton.operands import acc_of, at_entry, locate, plain, power, vector
 from stretto.kernels.triton.pieces import pieces
 from stretto.kernels.triton.spmm import _hubs, blocks
 
@@ -25,7 +26,7 @@ def flowing(v, w, out, share, at, inside, X: tl.constexpr):
     return tl.load(share + at, mask=hit, other=0.0)
 
 
-@jit(do_not_specialize=SIZES)
+@kernel(*SIZES)
 def _dx(
     edge, row_of, slot_of, col, edge_id, x, weight, heads, head_width, out, share, dx, part, width, num_rows,
     PER_HEAD: tl.constexpr, ACC: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -60,7 +61,7 @@ def _dx(
         tl.store(dx + row * width + k, total, mask=live)
 
 
-@jit(do_not_specialize=[*SIZES, "weight_heads", "weight_width"])
+@kernel(*SIZES, "weight_heads", "weight_width")
 def _dweight(
     edge, row_of, slot_of, col, edge_id, x, weight, weight_heads, weight_width, out, share, dweight, width, num_rows,
     ACC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,

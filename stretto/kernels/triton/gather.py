@@ -7,13 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stretto.kernels.triton.operands import jit, power
+from stretto.kernels.triton.launch import kernel
+from stretto.kernels.triton.operands import power
 
 # A copy knows no types, only sizes: rows travel as the widest integers that divide them.
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
-@jit(do_not_specialize=["words", "n"])
+@kernel("words", "n")
 def _gather(x, index, out, words, n, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK_E + tl.arange(0, BLOCK_E)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
-from stretto.kernels.triton.operands import acc_of, at_entry, jit, locate, power
+from stretto.kernels.triton.launch import jit, kernel
+from stretto.kernels.triton.operands import acc_of, at_entry, locate, power
 from stretto.kernels.triton.pieces import pieces
 
 
@@ -30,7 +31,7 @@ def write(x, grad, dx, edge_id, row, start, end, k, width, zeros, rest, ACC: tl.
         tl.store(dx + at, r, mask=live)
 
 
-@jit(do_not_specialize=["width"])
+@kernel("width")
 def _pieces(
     edge, row_of, slot_of, edge_id, x, grad, dx, part, width, ACC: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
@@ -52,7 +53,7 @@ def _pieces(
         write(x, grad, dx, edge_id, row, start, end, k, width, zeros, rest, ACC)
 
 
-@jit(do_not_specialize=["width"])
+@kernel("width")
 def _hubs(
     edge, row_of, slot_piece, slot_first, slot_last, edge_id, x, grad, dx, part, width,
     ACC: tl.constexpr, BLOCK_K: tl.constexpr,

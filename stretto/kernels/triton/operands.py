@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from stretto.kernels.schema import accumulate_type
-
-# Untyped: a launch passes plain values where a kernel is annotated to take constants.
-jit: Any = triton.jit
+from stretto.kernels.triton.launch import jit
 
 ACC = {torch.float32: tl.float32, torch.float64: tl.float64}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from stretto.kernels.triton.operands import jit
+from stretto.kernels.triton.launch import jit
 
 GIVEN, WEIGHT, SUM, SUM_ROWS, DOT = (tl.constexpr(n) for n in range(5))
 

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
-from stretto.kernels.triton.operands import acc_of, at_entry, jit, locate, power, rows, vector
+from stretto.kernels.triton.launch import kernel
+from stretto.kernels.triton.operands import acc_of, at_entry, locate, power, rows, vector
 from stretto.kernels.triton.pieces import pieces
 from stretto.kernels.triton.scores import row_dot
 
 
-@jit(do_not_specialize=["lda", "ldb", "heads", "width"])
+@kernel("lda", "ldb", "heads", "width")
 def _dot(
     edge, row_of, slot_of, col, edge_id, a, lda, b, ldb, out, heads, width,
     ACC: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr,
@@ -34,7 +35,7 @@ def _dot(
         tl.store(out + to, d, mask=inside)
 
 
-@jit(do_not_specialize=["heads"])
+@kernel("heads")
 def _add(
     edge, row_of, slot_of, col, edge_id, a, b, out, heads,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,

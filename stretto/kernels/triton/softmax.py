@@ -13,7 +13,8 @@ from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
-from stretto.kernels.triton.operands import acc_of, at_entry, jit, locate, power
+from stretto.kernels.triton.launch import jit, kernel
+from stretto.kernels.triton.operands import acc_of, at_entry, locate, power
 from stretto.kernels.triton.pieces import pieces
 
 
@@ -50,7 +51,7 @@ def write(a, b, out, edge_id, start, end, h, heads, most, total, SOFTMAX: tl.con
         tl.store(out + at, r, mask=inside)
 
 
-@jit(do_not_specialize=["heads"])
+@kernel("heads")
 def _pieces(
     edge, row_of, slot_of, edge_id, a, b, out, part, heads,
     SOFTMAX: tl.constexpr, ACC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
@@ -82,7 +83,7 @@ def _pieces(
         write(a, b, out, edge_id, start, end, h, heads, most, total, SOFTMAX, BLOCK_E)
 
 
-@jit(do_not_specialize=["heads"])
+@kernel("heads")
 def _hubs(
     edge, slot_piece, slot_first, slot_last, edge_id, a, b, out, part, heads,
     SOFTMAX: tl.constexpr, ACC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import REDUCES, accumulate_type
-from stretto.kernels.triton.operands import acc_of, at_entry, jit, locate, offsets, plain, power, rows, vector
+from stretto.kernels.triton.launch import jit, kernel
+from stretto.kernels.triton.operands import acc_of, at_entry, locate, offsets, plain, power, rows, vector
 from stretto.kernels.triton.pieces import pieces
 
 TILE = 512  # values of a tile: loads in flight against registers (benchmarks/results/gpu.json)
@@ -73,7 +74,7 @@ def finish(acc, row, k, live, empty, row_scale, y, ldy, beta, out, width, REDUCE
     tl.store(out + row * width + k, acc.to(out.dtype.element_ty), mask=live)
 
 
-@jit(do_not_specialize=SIZES)
+@kernel(*SIZES)
 def _pieces(
     edge, row_of, slot_of, col, edge_id, x, ldx, weight, heads, head_width, row_scale, col_scale, y, ldy, beta,
     out, ties, part, part_ties, width, num_rows,
@@ -132,7 +133,7 @@ def _pieces(
             tl.store(ties + row * width + k, often, mask=live)
 
 
-@jit(do_not_specialize=["ldy", "width", "num_rows"])
+@kernel("ldy", "width", "num_rows")
 def _hubs(
     hub_row, hub_slot, part, part_ties, row_scale, y, ldy, beta, out, ties, width, num_rows,
     REDUCE: tl.constexpr, TIES: tl.constexpr, ACC: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,

@@ -1,0 +1,63 @@
+"""Launches that cost little: a signature seen before goes straight to its compiled kernel.
+
+Triton's own binder looks at every argument again at each launch, which takes several times as long as a small kernel
+runs. Here a signature is what the compiler would tell apart: constants, types, alignment, and whether an integer needs
+64 bits; the values of sizes are no part of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+# Untyped: a launch passes plain values where a kernel is annotated to take constants.
+jit: Any = triton.jit
+
+
+class Kernel:
+    """A Triton kernel: kernel[grid](*args, **kwargs), constants in capitals by name."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.names: list[str] = list(inspect.signature(function.fn).parameters)
+        self.constant = [name.isupper() for name in self.names]
+        self.known: dict[tuple[Any, ...], Any] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *args, **kwargs: self.launch(grid, args, kwargs)
+
+    def launch(self, grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run the kernel; compile it if its signature is new."""
+        if not hasattr(self.function, "device_caches"):  # the interpreter compiles nothing
+            self.function[grid](*args, **kwargs)
+            return
+        values = [*args, *[kwargs[name] for name in self.names[len(args) :]]]
+        signature = tuple(
+            [
+                (v.dtype, v.data_ptr() & 15 == 0)
+                if isinstance(v, Tensor)
+                else v
+                if constant or v is None
+                else -(2**31) <= v < 2**31
+                if type(v) is int
+                else float
+                for v, constant in zip(values, self.constant, strict=True)
+            ]
+        )
+        key = (signature, kwargs["num_warps"], torch.cuda.current_device())
+        compiled = self.known.get(key)
+        if compiled is None:
+            self.known[key] = self.function[grid](*args, **kwargs)
+        else:
+            whole = (*grid, 1, 1)
+            compiled[whole](*values)
+
+
+def kernel(*sizes: str) -> Callable[[Any], Kernel]:
+    """Decorator: a kernel whose integer arguments are all run-time values."""
+    return lambda fn: Kernel(jit(do_not_specialize=list(sizes))(fn))
