@@ -205,7 +205,9 @@ def _times_att(
         return (sums.to(call.dtype) if want else None), (torch.zeros_like(att) if want_att else None)
     near = near.view(sums.shape) if near.dim() != 3 else near
     dtype = call.dtype if call.right_step else call.acc  # heads that share a row are still to be added
-    out = torch.empty_like(sums, dtype=dtype) if want else None
+    out = (
+        (sums if sums.dtype == dtype else torch.empty_like(sums, dtype=dtype)) if want else None
+    )  # in place if it fits
     rows_each = max(64, triton.cdiv(rows, 2048))
     blocks = triton.cdiv(rows, rows_each)
     part = sums.new_empty(blocks, columns) if want_att else None
