@@ -196,8 +196,8 @@ enum stretto_score {
 };
 // Rows (v, left and right of SUM_ROWS and DOT, edge of SUM_ROWS, attr, query and all their gradients, those of out and
 // out_attr) are in the kernel's dtype; scalars (everything [., heads], att, stats, alpha) and the results out and
-// out_attr in the accumulation type: backward takes their product with the gradient, where rounding them would show. value_heads and
-// right_heads are `heads`, or 1 where all heads share one row. Per-edge arrays are in the user's order.
+// out_attr in the accumulation type: backward takes their product with the gradient, where rounding them would show.
+// value_heads and right_heads are `heads`, or 1 where all heads share one row. Per-edge arrays are in the user's order.
 typedef struct {
     int64_t form, heads, width, score_width, attr_width, value_heads, right_heads;
     const void* v;  // [num_cols, value_heads, width], row stride ldv
@@ -241,6 +241,53 @@ STRETTO_API int stretto_attention_left(const stretto_csr* g, int dtype, const st
 // out[i, h] = a[i, h] . b[i, h], added to what is there if `add`.
 STRETTO_API int stretto_row_dot(int dtype, const void* a, int64_t lda, const void* b, int64_t ldb, int64_t rows,
                                 int64_t heads, int64_t width, void* out, int add, int threads);
+
+// ---- messages from edge features (kernels/edge_*.h) ----
+enum stretto_activation {
+    STRETTO_ACT_ONE = 0,  // the factor is absent
+    STRETTO_ACT_IDENTITY = 1,
+    STRETTO_ACT_RELU = 2,
+    STRETTO_ACT_SIGMOID = 3,
+    STRETTO_ACT_SOFTPLUS = 4,
+    STRETTO_ACT_SILU = 5
+};
+// out[i] = sum_e act[0](row[0][i] + col[0][j] + edge[0][e]) * act[1](row[1][i] + col[1][j] + edge[1][e]), channel by
+// channel; absent terms (null) are 0. All arrays have `width` columns, contiguous, in the kernel's dtype.
+typedef struct {
+    int64_t width;
+    int64_t act[2];
+    const void* row[2];
+    const void* col[2];
+    const void* edge[2];
+    void* out;
+    const void* grad;
+    void* drow[2];
+    void* dcol[2];
+    void* dedge[2];
+} stretto_messages;
+// pass 0: out. 1, g transposed: dcol and dedge. 2: drow. Gradients may be null.
+STRETTO_API int stretto_edge_messages(const stretto_csr* g, int dtype, const stretto_messages* m, int pass,
+                                      int threads);
+// out[i] = sum_e p * y, y = act(x[j] + edge[e]) + shift, p = softmax over row i of temperature * y, channel by channel.
+// x, edge, grad, dx, dedge in the kernel's dtype, the rest in the accumulation type. most and inverse [num_rows,
+// width]: the largest temperature * y and the inverse of the sum of exponentials. detached: p counts as constant.
+typedef struct {
+    int64_t width, act, detached;
+    double shift;
+    const void* x;
+    const void* edge;
+    const void* temperature;  // [width]
+    void* out;
+    void* most;
+    void* inverse;
+    const void* grad;
+    void* dx;
+    void* dedge;
+    void* dtemperature;  // [width]
+} stretto_softmax_sum;
+// pass 0: out, most, inverse. 1, g transposed: the gradients.
+STRETTO_API int stretto_edge_softmax_sum(const stretto_csr* g, int dtype, const stretto_softmax_sum* m, int pass,
+                                         int threads);
 
 #ifdef __cplusplus
 }

@@ -37,4 +37,14 @@ int stretto_row_dot(int dtype, const void* a, int64_t lda, const void* b, int64_
     return kernels().row_dot[dtype]({a, lda, b, ldb, rows, heads, width, out, add, threads});
 }
 
+int stretto_edge_messages(const stretto_csr* g, int dtype, const stretto_messages* m, int pass, int threads) {
+    if (bad_dtype(dtype)) return error("edge_messages: dtype %d is not one of 0..3", dtype);
+    return finish(kernels().messages[dtype]({g, m, pass, threads}));
+}
+
+int stretto_edge_softmax_sum(const stretto_csr* g, int dtype, const stretto_softmax_sum* m, int pass, int threads) {
+    if (bad_dtype(dtype)) return error("edge_softmax_sum: dtype %d is not one of 0..3", dtype);
+    return finish(kernels().softmax_sum[dtype]({g, m, pass, threads}));
+}
+
 }  // extern "C"

@@ -27,5 +27,13 @@ int row_dot_f32(const RowDotArgs&);
 int row_dot_f64(const RowDotArgs&);
 int row_dot_bf16(const RowDotArgs&);
 int row_dot_f16(const RowDotArgs&);
+int messages_f32(const MessagesArgs&);
+int messages_f64(const MessagesArgs&);
+int messages_bf16(const MessagesArgs&);
+int messages_f16(const MessagesArgs&);
+int softmax_sum_f32(const SoftmaxSumArgs&);
+int softmax_sum_f64(const SoftmaxSumArgs&);
+int softmax_sum_bf16(const SoftmaxSumArgs&);
+int softmax_sum_f16(const SoftmaxSumArgs&);
 
 }  // namespace stretto::STRETTO_ISA

@@ -51,6 +51,8 @@ const KernelTable* table() {
         {attention_backward_f32, attention_backward_f64, attention_backward_bf16, attention_backward_f16},
         {attention_left_f32, attention_left_f64, attention_left_bf16, attention_left_f16},
         {row_dot_f32, row_dot_f64, row_dot_bf16, row_dot_f16},
+        {messages_f32, messages_f64, messages_bf16, messages_f16},
+        {softmax_sum_f32, softmax_sum_f64, softmax_sum_bf16, softmax_sum_f16},
     };
     return &all;
 }

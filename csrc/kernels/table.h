@@ -73,6 +73,18 @@ struct AttentionArgs {
     int threads;
 };
 
+struct MessagesArgs {
+    const stretto_csr* g;
+    const stretto_messages* m;
+    int pass, threads;
+};
+
+struct SoftmaxSumArgs {
+    const stretto_csr* g;
+    const stretto_softmax_sum* m;
+    int pass, threads;
+};
+
 struct RowDotArgs {
     const void* a;
     int64_t lda;
@@ -97,6 +109,8 @@ struct KernelTable {
     int (*attention_backward[4])(const AttentionArgs&);
     int (*attention_left[4])(const AttentionArgs&);
     int (*row_dot[4])(const RowDotArgs&);
+    int (*messages[4])(const MessagesArgs&);
+    int (*softmax_sum[4])(const SoftmaxSumArgs&);
 };
 
 namespace baseline {

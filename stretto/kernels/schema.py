@@ -89,6 +89,8 @@ SIGNATURES = {
     "stretto_attention_backward": "pnpn",
     "stretto_attention_left": "pnpn",
     "stretto_row_dot": "npipiiiipnn",
+    "stretto_edge_messages": "pnpnn",
+    "stretto_edge_softmax_sum": "pnpnn",
 }
 RESULTS = {
     "stretto_version": "s",

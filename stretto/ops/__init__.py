@@ -1,6 +1,8 @@
 """The operators: autograd over kernels, in terms of Graph. OPS lists them all."""
 
 from stretto.ops import attention as _attention
+from stretto.ops import edge_messages as _edge_messages
+from stretto.ops import edge_softmax_sum as _edge_softmax_sum
 from stretto.ops import matmul as _matmul
 from stretto.ops import rows as _rows
 from stretto.ops import sddmm as _sddmm
@@ -8,6 +10,10 @@ from stretto.ops import segment as _segment
 from stretto.ops import softmax as _softmax
 from stretto.ops import spmm as _spmm
 from stretto.ops.attention import attention, cosine_attention
+from stretto.ops.edge_messages import edge_messages
+from stretto.ops.edge_mlp import edge_mlp
+from stretto.ops.edge_softmax_sum import softmax_sum
+from stretto.ops.edge_statistics import neighbour_statistics
 from stretto.ops.matmul import segment_matmul
 from stretto.ops.op import Op, Sample
 from stretto.ops.registered import REGISTERED
@@ -19,7 +25,18 @@ from stretto.ops.spmm import spmm
 
 OPS: dict[str, Op] = {
     op.name: op
-    for op in (_spmm.OP, _sddmm.OP, _softmax.OP, _segment.OP, _rows.GATHER, _rows.SCATTER, _matmul.OP, _attention.OP)
+    for op in (
+        _spmm.OP,
+        _sddmm.OP,
+        _softmax.OP,
+        _segment.OP,
+        _rows.GATHER,
+        _rows.SCATTER,
+        _matmul.OP,
+        _attention.OP,
+        _edge_messages.OP,
+        _edge_softmax_sum.OP,
+    )
 }
 
 __all__ = [
@@ -29,11 +46,15 @@ __all__ = [
     "Sample",
     "attention",
     "cosine_attention",
+    "edge_messages",
+    "edge_mlp",
     "edge_softmax",
     "gather_rows",
+    "neighbour_statistics",
     "scatter_rows",
     "sddmm",
     "segment_matmul",
     "segment_reduce",
+    "softmax_sum",
     "spmm",
 ]

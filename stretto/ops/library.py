@@ -41,6 +41,14 @@ SCHEMAS = (
     "Tensor? query, Tensor? seed, str form, float slope, float scale, float dropout, bool weights, bool dropped, "
     "Tensor out, Tensor out_attr, Tensor alpha, Tensor stats, Tensor wide, Tensor? grad, Tensor? grad_attr, "
     "Tensor? grad_alpha, bool[] needs) -> Tensor[]",
+    "edge_messages(Tensor handle, Tensor? row, Tensor? col, Tensor? edge, Tensor? row2, Tensor? col2, Tensor? edge2, "
+    "str act, str act2, SymInt num_rows) -> Tensor",
+    "edge_messages_grad(Tensor handle, Tensor? row, Tensor? col, Tensor? edge, Tensor? row2, Tensor? col2, "
+    "Tensor? edge2, str act, str act2, Tensor grad, bool[] needs) -> Tensor[]",
+    "softmax_sum(Tensor handle, Tensor x, Tensor? edge, Tensor heat, str act, float shift, bool detached, "
+    "SymInt num_rows) -> (Tensor, Tensor, Tensor, Tensor)",
+    "softmax_sum_grad(Tensor handle, Tensor x, Tensor? edge, Tensor heat, str act, float shift, bool detached, "
+    "Tensor out, Tensor most, Tensor inverse, Tensor grad, bool[] needs) -> Tensor[]",
 )
 for _schema in SCHEMAS:
     LIBRARY.define(_schema)

@@ -11,6 +11,10 @@ from stretto.graph import Graph
 from stretto.kernels import accumulate_type
 from stretto.kernels.attention import TENSORS
 from stretto.ops.attention import run, run_grad
+from stretto.ops.edge_messages import run as run_messages
+from stretto.ops.edge_messages import run_grad as run_messages_grad
+from stretto.ops.edge_softmax_sum import run as run_softmax_sum
+from stretto.ops.edge_softmax_sum import run_grad as run_softmax_sum_grad
 
 _COUNT = len(TENSORS)
 
@@ -68,8 +72,88 @@ def _fake_attention_grad(handle: Tensor, *args: Any) -> list[Tensor]:
     ]
 
 
+def _given(found: Any, like: Tensor) -> list[Tensor]:
+    return [like.new_empty(0) if g is None else g for g in found]
+
+
+def _fake_gradients(tensors: Any, needs: Any, like: Tensor) -> list[Tensor]:
+    return [
+        like.new_empty(0) if t is None or not need else t.new_empty(t.shape)
+        for t, need in zip(tensors, needs, strict=True)
+    ]
+
+
+def _messages(handle: Tensor, *args: Any) -> Tensor:
+    return run_messages(Graph.numbered(int(handle)), args[:6], args[6:8])
+
+
+def _fake_messages(handle: Tensor, *args: Any) -> Tensor:
+    first = next(t for t in args[:6] if t is not None)
+    return first.new_empty(args[8], first.shape[1])
+
+
+def _save_messages(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.acts = inputs[7:9]
+    ctx.save_for_backward(*inputs[:7])
+
+
+def _messages_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    needs = [bool(n) for n in ctx.needs_input_grad[1:7]]
+    found = torch.ops.stretto.edge_messages_grad(*ctx.saved_tensors, *ctx.acts, grad, needs)
+    return None, *(g if need else None for g, need in zip(found, needs, strict=True)), None, None, None
+
+
+def _messages_grad(handle: Tensor, *args: Any) -> list[Tensor]:
+    grad, needs = args[8], tuple(args[9])
+    found = run_messages_grad(Graph.numbered(int(handle)), args[:6], args[6:8], grad, needs)
+    return _given(found, grad)
+
+
+def _softmax_sum(handle: Tensor, x: Tensor, edge: Any, heat: Tensor, act: str, shift: float, *rest: Any) -> Any:
+    return run_softmax_sum(Graph.numbered(int(handle)), x, edge, heat, act, shift)
+
+
+def _fake_softmax_sum(handle: Tensor, x: Tensor, edge: Any, heat: Tensor, *rest: Any) -> Any:
+    shape = (rest[-1], x.shape[1])
+    acc = accumulate_type(x.dtype)
+    return x.new_empty(shape), *(x.new_empty(shape, dtype=acc) for _ in range(3))
+
+
+def _save_softmax_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.options = inputs[4:7]
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*inputs[:4], *output[1:])
+
+
+def _softmax_sum_backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Any, ...]:
+    needs = [bool(n) for n in ctx.needs_input_grad[1:4]]
+    saved = ctx.saved_tensors
+    found = torch.ops.stretto.softmax_sum_grad(*saved[:4], *ctx.options, *saved[4:], grad, needs)
+    return None, *(g if need else None for g, need in zip(found, needs, strict=True)), None, None, None, None
+
+
+def _softmax_sum_grad(handle: Tensor, x: Tensor, edge: Any, heat: Tensor, *rest: Any) -> list[Tensor]:
+    options, kept, grad, needs = rest[:3], rest[3:6], rest[6], tuple(rest[7])
+    found = run_softmax_sum_grad(Graph.numbered(int(handle)), x, edge, heat, options, kept, grad, needs)
+    return _given(found, grad)
+
+
 # name -> (implementation, fake kernel, save for backward, backward)
 ENTRIES: dict[str, tuple[Any, Any, Any, Any]] = {
     "attention": (_attention, _fake_attention, _save_attention, _attention_backward),
     "attention_grad": (_attention_grad, _fake_attention_grad, None, None),
+    "edge_messages": (_messages, _fake_messages, _save_messages, _messages_backward),
+    "edge_messages_grad": (
+        _messages_grad,
+        lambda handle, *args: _fake_gradients(args[:6], args[9], args[8]),
+        None,
+        None,
+    ),
+    "softmax_sum": (_softmax_sum, _fake_softmax_sum, _save_softmax_sum, _softmax_sum_backward),
+    "softmax_sum_grad": (
+        _softmax_sum_grad,
+        lambda handle, *args: _fake_gradients(args[:3], args[10], args[9]),
+        None,
+        None,
+    ),
 }
