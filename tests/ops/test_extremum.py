@@ -1,4 +1,4 @@
-"""max and min: ties, isolated rows, NaN and infinity, all as PyG's scatter has them; and the mean that iSpLib got wrong."""
+"""max and min as PyG's scatter has them: ties, isolated rows, NaN and infinity; and the mean that iSpLib got wrong."""
 
 import pytest
 import torch

@@ -1,0 +1,128 @@
+"""Environment variables: read on one page, checked, and each does what the page says."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stretto import StrettoError, settings
+from stretto.kernels import native
+from stretto.ops import OPS
+from tests.compare import evaluate
+from tests.graphs import ZOO, graph_of
+
+# Every op on part of the zoo, with gradients: what the fallback must reproduce.
+NAMES = ("empty", "isolated", "duplicates", "wide", "tall", "no_nodes")
+
+
+def everything() -> list[torch.Tensor]:
+    """Results and gradients of every op and option in fp64, always from the same numbers."""
+    torch.manual_seed(3)
+    found = []
+    for name in NAMES:
+        assert name in ZOO
+        for op in OPS.values():
+            for sample in op.samples(graph_of(name), torch.float64):
+                out = op.function(*sample.args, **sample.kwargs)
+                found += evaluate(op.function, sample, torch.ones(out.shape, dtype=torch.float64))
+    return found
+
+
+COMPUTE = """
+import logging, sys, torch
+import stretto
+from stretto import Graph, ops
+from stretto.kernels import native
+from tests.test_settings import everything
+torch.save(everything(), sys.argv[1] if len(sys.argv) > 1 else PATH)
+edge_index = torch.tensor([[0, 1, 2], [1, 2, 2]])
+graph = Graph.of(edge_index, 3)
+assert Graph.of(edge_index.clone(), 3) is graph
+layer = torch.compile(lambda i, x: ops.spmm(Graph.of(i, 3), x, reduce="mean"), fullgraph=True, backend="aot_eager")
+x = torch.randn(3, 2, requires_grad=True)
+layer(edge_index.clone(), x).sum().backward()
+print(native.isa(), "|", native.why_not(), "|", native.threads_runtime())
+"""
+
+
+def warnings_of(finished) -> list[str]:
+    return [line for line in finished.stderr.splitlines() if "stretto" in line.lower() and "File " not in line]
+
+
+def compute(run_python, path: Path, **environment: str):
+    finished = run_python(COMPUTE.replace("PATH", repr(str(path))), **environment)
+    assert finished.returncode == 0, finished.stderr
+    return finished
+
+
+@pytest.mark.usefixtures("needs_native")
+def test_without_the_library_everything_is_the_same(run_python, tmp_path):
+    """STRETTO_NATIVE=0 stands for a machine without a compiler: one line says so, results are equal."""
+    finished = compute(run_python, tmp_path / "results.pt", STRETTO_NATIVE="0")
+    assert len(warnings_of(finished)) == 1, finished.stderr
+    assert "native kernels are off, plain PyTorch runs instead: STRETTO_NATIVE=0" in finished.stderr
+    assert finished.stdout.startswith("none | STRETTO_NATIVE=0 | torch")
+    theirs = torch.load(tmp_path / "results.pt")
+    for mine, their in zip(everything(), theirs, strict=True):
+        torch.testing.assert_close(mine, their, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.usefixtures("needs_native")
+def test_the_instruction_set_can_be_chosen(run_python):
+    code = "from stretto.kernels import native; print(native.isa(), native.isas())"
+    finished = run_python(code, STRETTO_CPU="baseline")
+    assert finished.stdout.split()[0] == "baseline"
+    finished = run_python(code, STRETTO_CPU="mmx")
+    assert finished.stdout.split()[0] == "none"
+    assert len(warnings_of(finished)) == 1
+    assert f"instruction set 'mmx' is not available, wanted one of: {' '.join(native.isas())}" in finished.stderr
+
+
+def test_a_library_that_is_not_there_is_told_once(run_python):
+    code = "import stretto; from stretto.kernels import native; native.isa(); native.isa(); print(native.why_not())"
+    finished = run_python(code, STRETTO_LIBRARY="nowhere.so")
+    assert finished.returncode == 0
+    assert "nowhere.so" in finished.stdout
+    assert len(warnings_of(finished)) == 1
+
+
+def test_values_are_read_when_asked_for(monkeypatch):
+    monkeypatch.setenv("STRETTO_GRAPH_CACHE", "7")
+    assert settings.integer("STRETTO_GRAPH_CACHE") == 7
+    monkeypatch.delenv("STRETTO_GRAPH_CACHE")
+    assert settings.integer("STRETTO_GRAPH_CACHE") == int(settings.VARIABLES["STRETTO_GRAPH_CACHE"][0])
+    monkeypatch.setenv("STRETTO_DISABLE", "1")
+    assert settings.flag("STRETTO_DISABLE")
+    for off in ("0", ""):
+        monkeypatch.setenv("STRETTO_DISABLE", off)
+        assert not settings.flag("STRETTO_DISABLE")
+
+
+def test_bad_values_are_told(monkeypatch):
+    for value in ("many", "-3", "1.5", ""):
+        monkeypatch.setenv("STRETTO_GRAPH_CACHE", value)
+        with pytest.raises(StrettoError, match=r"STRETTO_GRAPH_CACHE='.*': wanted an integer >= 0"):
+            settings.integer("STRETTO_GRAPH_CACHE")
+    monkeypatch.setenv("STRETTO_INDEX", "int16")
+    with pytest.raises(StrettoError, match="STRETTO_INDEX='int16': wanted one of 'auto', 'int32', 'int64'"):
+        graph_of("directed").with_self_loops  # noqa: B018
+    with pytest.raises(StrettoError, match="unknown variable 'STRETTO_SPEED'"):
+        settings.get("STRETTO_SPEED")
+
+
+def test_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("STRETTO_CACHE", str(tmp_path / "own"))
+    assert settings.cache_folder() == tmp_path / "own"
+    monkeypatch.delenv("STRETTO_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert settings.cache_folder() == tmp_path / "xdg" / "stretto"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert settings.cache_folder() == tmp_path / ".cache" / "stretto"
+
+
+def test_every_variable_says_what_it_is_for():
+    for name, (default, meaning) in settings.VARIABLES.items():
+        assert name.startswith("STRETTO_")
+        assert isinstance(default, str)
+        assert len(meaning) > 10
