@@ -163,6 +163,7 @@ class _Evaluation:
             return self.value(node.of) * self.call.scalars[node.by]
         if isinstance(node, Add):
             return self._add(node)
+        assert isinstance(node, Horner)
         return self._horner(node)
 
     def _hop(self, sparse: Sparse, x: Tensor, y: Tensor | None = None, beta: float = 1.0) -> Tensor:

@@ -23,7 +23,7 @@ ROW_BYTES = (64, 128, 256, 512, 1024, 2048)
 
 @dataclass(frozen=True)
 class Profile:
-    """gemm: flop/s; stream: bytes/s read plus written; gather: bytes/s for rows of ROW_BYTES; call: seconds a kernel."""
+    """gemm: flop/s; stream: bytes/s read plus written; gather: bytes/s by ROW_BYTES; call: seconds a kernel."""
 
     gemm: float
     stream: float
