@@ -49,6 +49,7 @@ class Machine:
     stream: list[tuple[float, float]] = field(default_factory=lambda: [(1e5, 2e10), (1e8, 1e10)])  # (bytes, byte/s)
     gather: list[tuple[float, float, float]] = field(default_factory=lambda: [(256, 1e7, 5e9)])  # (row, span, byte/s)
     scatter: list[tuple[float, float, float]] = field(default_factory=lambda: [(256, 1e7, 1e9)])
+    fresh: float = 4e9  # byte/s of writing memory the process did not have before: the system clears it page by page
     reduce: float = 5e9  # byte/s of a reduction
     sort: float = 2e7  # elements/s
     exp: float = 1e9  # elements/s of softmax and its like
@@ -161,6 +162,7 @@ def _probe() -> Machine:
             machine.gather.append((row, span, moved / _gather(table, index)))
             machine.scatter.append((row, span, moved / _scatter(table, index, out)))
             machine.spmm.append((row, span, moved / _spmm(table, index)))
+    machine.fresh = FRESH / _best(lambda: torch.ones(FRESH // 4))
     wide = torch.ones(1 << 20)
     machine.reduce = 4 * wide.numel() / _best(lambda: wide.view(1024, 1024).sum(0))
     machine.exp = wide.numel() / _best(lambda: F.log_softmax(wide.view(-1, 16), 1))
@@ -169,6 +171,7 @@ def _probe() -> Machine:
     return machine
 
 
+FRESH = 1 << 26  # bytes; above 32 MiB an allocation is new memory every time
 GEMMS = ((64, 16, 16), (1024, 64, 16), (4096, 64, 64), (16384, 256, 64), (2048, 1024, 256))
 
 

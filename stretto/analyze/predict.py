@@ -37,7 +37,7 @@ def ceilings(op: OpRecord, machine: Machine) -> dict[str, float]:
         found["gather latency"] = float(cost.random) / near_row(machine.spmm, row, span)
         found["bandwidth"] = stream / near(machine.stream, stream)
     elif cost.random:
-        found["gather latency"] = float(cost.random) / near_row(machine.gather, row, span)
+        found["gather latency"] = float(cost.random) / near_row(machine.gather, row, span) + _fresh(op, machine)
     elif cost.family == "reduce":
         found["bandwidth"] = stream / machine.reduce
     elif cost.family == "softmax":
@@ -47,6 +47,15 @@ def ceilings(op: OpRecord, machine: Machine) -> dict[str, float]:
     else:
         found["bandwidth"] = stream / near(machine.stream, stream)
     return found
+
+
+LARGE = 32 << 20  # bytes from which every result is new memory
+
+
+def _fresh(op: OpRecord, machine: Machine) -> float:
+    """Seconds until the system has cleared the pages of a large result; rates of small ones know nothing of it."""
+    made = float(sum(spec.nbytes for spec in op.outputs))
+    return made / machine.fresh if made >= LARGE else 0.0
 
 
 def bound(op: OpRecord, machine: Machine) -> str:
