@@ -13,6 +13,12 @@ times: reference.py (plain PyTorch: specification, oracle, fallback), cpu.py ove
     mul_grad            x [E, k], grad [n, k]                                 [E, k]
     gather_rows         x [m, ...], index [E]                                 [E, ...]
     segment_matmul      x [N, i], ptr [S + 1], weight [S, i, o]               [N, o]
+    attention           an Attention: v, left, right, att, edge, attr, query  out [n, h, f], out_attr, alpha, statistics
+    attention_grad      the same, grad of out, out_attr and alpha             gradients of its tensors
+    edge_messages       row, col, edge and row2, col2, edge2, activations     [n, k]
+    edge_messages_grad  the same, grad [n, k]                                 gradients of its tensors
+    softmax_sum         x [m, k], edge [E, k], temperature                    [n, k] and statistics
+    softmax_sum_grad    the same, grad [n, k]                                 gradients of its tensors
 
 n rows (destinations), m columns (sources), E entries; per-edge arrays are in the user's edge order.
 Values are fp32, fp64, bf16 or fp16; weights and scales fp64 for fp64 values, else fp32, and so are sums.

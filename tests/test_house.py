@@ -1,0 +1,280 @@
+"""The house: import layers, file sizes, docstrings, explicit tables. Kept by this test, not by goodwill."""
+
+import ast
+import inspect
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stretto.kernels import schema
+from stretto.ops import OPS
+from stretto.ops.library import SCHEMAS
+from stretto.ops.registered import REGISTERED
+from stretto.settings import VARIABLES
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "stretto"
+# A module imports only from lower rows, or from its own as long as no circle closes. docs/all_of_stretto.md draws this.
+LAYERS = (
+    ("errors", "settings", "datasets"),
+    ("kernels",),
+    ("graph", "tune"),
+    ("ops",),
+    ("compile", "loader"),
+    ("nn", "dist"),
+    ("plugin", "report", "inference"),
+    ("__main__", "cli", "bench", "analyze", "profile", "train", "convert", "demo", "doctor"),
+)
+ROW = {unit: row for row, units in enumerate(LAYERS) for unit in units}
+PYG_FROM, PYG_TOO = ROW["nn"], ("loader",)  # torch_geometric is imported from this row on, and in these
+MOST_LINES = 400
+
+sources = sorted(PACKAGE.rglob("*.py"))
+everywhere = sorted(p for d in ("stretto", "tests", "examples", "benchmarks") for p in (ROOT / d).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def unit_of(module: str) -> str:
+    """stretto.graph_memo -> graph; stretto.kernels.cpu -> kernels; stretto itself -> nothing."""
+    first = module.split(".")[1] if "." in module else ""
+    return "graph" if first.startswith("graph_") else first
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path, *, at_load: bool = False) -> set[str]:
+    """Every module the file imports, wherever the import stands; at_load: only those that loading it runs."""
+    tree = ast.parse(path.read_text())
+    nodes = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))] if at_load else list(ast.walk(tree))
+    package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            inside = {f"{base}.{alias.name}" for alias in node.names}
+            found |= {name for name in inside if name in MODULES} or {base}
+            if any(name not in MODULES for name in inside):
+                found.add(base)
+    return found
+
+
+MODULES = {module_of(p): p for p in sources}
+
+
+def test_every_module_has_a_row():
+    units = {unit_of(module_of(p)) for p in sources} - {""}
+    assert units <= set(ROW), f"give these a row in LAYERS: {sorted(units - set(ROW))}"
+
+
+@pytest.mark.parametrize("path", [p for p in sources if unit_of(module_of(p))], ids=name_of)
+def test_imports_go_down(path):
+    unit = unit_of(module_of(path))
+    for module in imports_of(path):
+        if module.split(".")[0] != "stretto":
+            continue
+        other = unit_of(module)
+        if other in ROW and other != unit:
+            assert ROW[other] <= ROW[unit], f"{name_of(path)} (row {ROW[unit]}) imports {module} (row {ROW[other]})"
+
+
+def test_loading_closes_no_circle():
+    """Also within a row: whoever is imported first must not need whoever imports it."""
+    edges = {m: {o for o in imports_of(p, at_load=True) if o in MODULES and o != m} for m, p in MODULES.items()}
+    edges["stretto"] = set()  # the public names: imported by users, not by modules
+    for start in edges:
+        reached, frontier = set(), [start]
+        while frontier:
+            for after in edges[frontier.pop()] - reached:
+                reached.add(after)
+                frontier.append(after)
+        assert start not in reached, f"{start} imports itself through some of {sorted(reached)}"
+
+
+@pytest.mark.parametrize("path", sources, ids=name_of)
+def test_heavy_imports_stay_where_they_belong(path):
+    roots = {module.split(".")[0] for module in imports_of(path)}
+    at_load = {module.split(".")[0] for module in imports_of(path, at_load=True)}
+    unit = unit_of(module_of(path))
+    if "torch_geometric" in roots and unit:
+        assert ROW[unit] >= PYG_FROM or unit in PYG_TOO, "torch_geometric is not imported this far down"
+    if "triton" in roots:
+        assert path.is_relative_to(PACKAGE / "kernels" / "triton"), "triton is imported only in kernels/triton"
+    if {"typer", "rich"} & at_load:
+        assert ROW[unit] == len(LAYERS) - 1, "the command line alone needs typer and rich"
+
+
+@pytest.mark.parametrize("path", everywhere, ids=name_of)
+def test_a_file_is_short_and_says_what_it_is(path):
+    text = path.read_text()
+    lines = text.count("\n")
+    assert lines <= MOST_LINES, f"{lines} lines: it holds two ideas"
+    if text.strip():
+        assert ast.get_docstring(ast.parse(text)), "a module starts with a docstring"
+
+
+@pytest.mark.parametrize("path", [p for p in sources if p.name != "cli.py"], ids=name_of)
+def test_nothing_prints(path):
+    calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+    assert not [n.lineno for n in calls if isinstance(n.func, ast.Name) and n.func.id == "print"]
+
+
+@pytest.mark.parametrize("path", sources, ids=name_of)
+def test_no_error_is_swallowed_and_nothing_is_left_for_later(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"line {node.lineno}: a bare except"
+            if isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException"):
+                assert not isinstance(node.body[0], ast.Pass), f"line {node.lineno}: whatever happens is swallowed"
+    assert not re.search(r"\b(TODO|FIXME|XXX)\b", path.read_text())
+
+
+@pytest.mark.parametrize("path", [p for p in sources if p.name != "settings.py"], ids=name_of)
+def test_the_environment_is_read_on_one_page(path):
+    if ROW.get(unit_of(module_of(path)), 0) == len(LAYERS) - 1:
+        pytest.skip("commands may show variables, or set them for a run")
+    assert not re.search(r"os\.(environ|getenv)", path.read_text()), "read variables through stretto.settings"
+
+
+def test_every_variable_is_used_by_its_name():
+    used = set(re.findall(r"STRETTO_[A-Z_]+", "\n".join(p.read_text() for p in sources if p.name != "settings.py")))
+    assert used - set(VARIABLES) - set(_abi_constants()) == set()
+
+
+def _abi() -> str:
+    return re.sub(r"//[^\n]*", "", (ROOT / "csrc" / "abi.h").read_text())
+
+
+def _abi_constants() -> set[str]:
+    return set(re.findall(r"\bSTRETTO_[A-Z0-9_]+", _abi()))
+
+
+CODES = (("p", r"\*|\("), ("i", r"\bu?int64_t\b"), ("n", r"\bint\b"), ("d", r"\bdouble\b"))
+
+
+def exported() -> dict[str, str]:
+    """Every function of abi.h and the codes of its arguments."""
+    functions = {}
+    for name, arguments in re.findall(r"STRETTO_API[^;]*?\b(stretto_\w+)\(([^;]*)\);", _abi()):
+        arguments = re.sub(r"\(\*\w+\)\([^)]*\)", "* function", " ".join(arguments.split()))
+        codes = ""
+        for argument in [] if arguments in ("", "void") else arguments.split(","):
+            text = "const char* name" in argument
+            codes += "s" if text else next(code for code, pattern in CODES if re.search(pattern, argument))
+        functions[name] = codes
+    return functions
+
+
+def test_signatures_are_those_of_the_abi():
+    functions = exported()
+    sampler = {n for n in functions if re.match(r"stretto_(sampler|slot|engine)_", n)}  # declared beside the loader
+    assert set(schema.SIGNATURES) == set(functions) - sampler
+    for name, codes in schema.SIGNATURES.items():
+        assert codes == functions[name], f"{name}: {codes}, but abi.h says {functions[name]}"
+    assert set(schema.RESULTS) <= set(schema.SIGNATURES)
+    declared = (PACKAGE / "loader" / "abi.py").read_text()
+    assert {n for n in sampler if f'"{n}"' in declared} == sampler
+
+
+def test_the_library_exports_the_abi_and_nothing_else():
+    library = ROOT / "build" / "libstretto.so"
+    if not library.exists():
+        pytest.skip("no build/libstretto.so")
+    try:
+        listed = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        pytest.skip("no nm on this machine")
+    names = {line.split()[-1] for line in listed.stdout.splitlines() if line.split()[-2] in "TDBRVWu"}
+    assert {n for n in names if not n.startswith("_Z")} == set(exported())
+    assert not [n for n in names if n.startswith("_ZN7stretto")]
+
+
+def test_every_op_is_in_the_table():
+    """Op(...) is called at the top of files in ops/; every one of them is in OPS under its name."""
+    declared = set()
+    for path in (PACKAGE / "ops").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            call = node.value if isinstance(node, ast.Assign) else None
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Op":
+                declared.add(ast.literal_eval(call.args[0]))
+    assert declared == set(OPS)
+    for name, op in OPS.items():
+        assert op.name == name
+        assert inspect.getdoc(op.function), f"{name} has no docstring"
+        assert inspect.getdoc(op.reference), f"the reference of {name} has no docstring"
+
+
+def test_every_schema_is_registered():
+    assert {s.split("(")[0] for s in SCHEMAS} == set(REGISTERED)
+
+
+HELPERS = {"struct", "empty", "gather_ceiling", "row_dot"}  # of kernels, or only ever measured
+
+
+def test_every_kernel_has_a_reference_and_a_line():
+    """What cpu.py offers, reference.py specifies and schema.py lists."""
+    for path in (PACKAGE / "kernels").glob("cpu*.py"):
+        beside = PACKAGE / "kernels" / path.name.replace("cpu", "reference")
+        kernels, references = _functions(path), _functions(beside)
+        assert kernels - HELPERS <= references, f"{path.name}: {kernels - references - HELPERS}"
+        for kernel in references & kernels:
+            assert kernel in (schema.__doc__ or ""), f"{kernel} has no line in schema.py"
+
+
+def _functions(path: Path) -> set[str]:
+    body = ast.parse(path.read_text()).body
+    return {n.name for n in body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")}
+
+
+def test_import_is_light(run_python):
+    """import stretto needs neither typer nor rich, nor matplotlib, nor Triton."""
+    finished = run_python("import sys, stretto; print(*sys.modules)")
+    assert finished.returncode == 0, finished.stderr
+    loaded = {name.split(".")[0] for name in finished.stdout.split()}
+    assert not loaded & {"typer", "rich", "matplotlib", "pymetis"}
+    assert "stretto.cli" not in finished.stdout.split()
+
+
+def test_public_names_exist():
+    import stretto
+
+    assert sorted(stretto.__all__) == stretto.__all__
+    for name in stretto.__all__:
+        assert getattr(stretto, name) is not None
+
+
+def tracked() -> list[Path]:
+    try:
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listed.stdout.splitlines()]
+
+
+def test_no_path_of_anyones_machine():
+    pattern = re.compile(r"(?<![\w.])/(?:home|root|Users|work|mnt|scratch)/\w")
+    for path in tracked():
+        if path.suffix not in (".npz", ".png", ".gif") and path.is_file():
+            assert not pattern.search(path.read_text(errors="replace")), name_of(path)
+
+
+def test_versions_agree():
+    versions = {
+        re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M).group(1),
+        re.search(r'__version__ = "(.+)"', (PACKAGE / "__init__.py").read_text()).group(1),
+        re.search(r'_VERSION = "(.+)"', (PACKAGE / "kernels" / "native.py").read_text()).group(1),
+        re.search(r'stretto_version\(void\) { return "(.+)"', (ROOT / "csrc" / "core" / "cpu.cpp").read_text()).group(
+            1
+        ),
+    }
+    assert len(versions) == 1, versions
