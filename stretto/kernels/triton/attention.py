@@ -6,14 +6,13 @@ import functools
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from stretto.kernels.attention import FORMS, Attention
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
 from stretto.kernels.triton import attention_forward as forward
-from stretto.kernels.triton.operands import acc_of, offsets, power, rows, vector
+from stretto.kernels.triton.operands import acc_of, offsets, power, rows, tiles, vector
 from stretto.kernels.triton.pieces import pieces
 
 # Columns of a tile at most, over all its heads (wider rows take several), and values of a tile: loads in flight against
@@ -58,8 +57,8 @@ class Call:
         self.block = max(power(widest, WIDEST[kind]), 4)
         self.block_heads = power(self.heads, max(1, WIDEST[kind] // self.block))
         columns = self.block * self.block_heads
-        self.tiles = triton.cdiv(widest, self.block)
-        self.head_tiles = triton.cdiv(self.heads, self.block_heads)
+        self.across = tiles(widest, self.block)
+        self.head_tiles = tiles(self.heads, self.block_heads)
         tile = TILE[kind] * (2 if columns <= NARROW and not self.rows else 1)
         self.edges = max(2, min(32, tile // columns))
         self.warps = 1
@@ -107,7 +106,7 @@ class Call:
         return {
             "FORM": FORMS[self.a.form],
             "DROP": self.a.dropout > 0,
-            "ONE": self.tiles == 1,
+            "ONE": self.across == 1,
             "EVEN": self.even,
             "INT": self.int,
             "ACC": acc_of(self.dtype),
@@ -141,15 +140,15 @@ def _sum(csr: Csr, call: Call, out: Tensor, stats: Tensor | None) -> None:
     cut, h, width = pieces(csr), call.heads, call.width
     part = call.v.new_empty(cut.num_slots, h, width, dtype=call.acc)
     part_stats = call.v.new_empty(cut.num_slots, h, 2, dtype=call.acc)
-    tiles = triton.cdiv(width, call.block)
-    same = call.a.v is None and call.tiles == 1 and call.value_step == call.right_step
-    forward.pieces_kernel[(cut.count, call.head_tiles, tiles)](
+    across = tiles(width, call.block)
+    same = call.a.v is None and call.across == 1 and call.value_step == call.right_step
+    forward.pieces_kernel[(cut.count, call.head_tiles, across)](
         cut.edge, cut.row, cut.slot, csr.col, csr.edge_id, call.v, call.v.stride(0), out=out, stats=stats, part=part,
         part_stats=part_stats, width=width, value_step=call.value_step, num_rows=csr.num_rows, SAME=same, VEC=call.vec,
         **call.ends(), **call.flags(),
     )  # fmt: skip
     if cut.num_hubs:
-        forward.hubs_kernel[(cut.num_hubs, call.head_tiles, tiles)](
+        forward.hubs_kernel[(cut.num_hubs, call.head_tiles, across)](
             cut.hub_row, cut.hub_slot, part, part_stats, out, stats, h, width, csr.num_rows,
             FORM=FORMS[call.a.form], ACC=acc_of(call.dtype), BLOCK_S=4, BLOCK_H=call.block_heads, BLOCK_F=call.block,
             num_warps=2,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import torch
-import triton
 from torch import Tensor
 
 from stretto.kernels.attention import TENSORS, Attention
@@ -13,7 +12,7 @@ from stretto.kernels.csr import Csr
 from stretto.kernels.schema import REDUCES, accumulate_type
 from stretto.kernels.triton import attention_backward as backward
 from stretto.kernels.triton.attention import NARROW, Call, by_edge, sum_attr, weighted, weights_of
-from stretto.kernels.triton.operands import acc_of, power, rows, vector
+from stretto.kernels.triton.operands import acc_of, power, rows, tiles, vector
 from stretto.kernels.triton.pieces import Pieces, pieces
 from stretto.kernels.triton.spmm import _hubs as sum_hubs
 from stretto.kernels.triton.spmm import spmm
@@ -130,7 +129,7 @@ def _transposed(
     ends = call.ends()
     if grad_attr is not None:
         ends["attr"] = call.attr
-    backward.pieces_kernel[(cut.count, call.head_tiles, call.tiles)](
+    backward.pieces_kernel[(cut.count, call.head_tiles, call.across)](
         cut.edge, cut.row, cut.slot, csr_t.col, csr_t.edge_id, call.v, call.v.stride(0), grad=grad, ldg=grad.stride(0),
         grad_attr=grad_attr, grad_alpha=grad_alpha, row_sum=row_sum, stats=stats, dv=dv, dright=dright, dedge=dedge,
         dscore=dscore, part=part, part_right=part_right, width=call.width, value_step=call.value_step,
@@ -147,7 +146,7 @@ def merge(cut: Pieces, part: Tensor, into: Tensor, num_rows: int) -> None:
     width = part.stride(0)
     block = power(width, 128)
     if cut.num_hubs and part.numel():
-        sum_hubs[(cut.num_hubs, triton.cdiv(width, block))](
+        sum_hubs[(cut.num_hubs, tiles(width, block))](
             cut.hub_row, cut.hub_slot, part, None, None, None, 0, 1.0, into, None, width, num_rows,
             REDUCE=REDUCES["sum"], TIES=False, ACC=acc_of(part.dtype), BLOCK_S=8, BLOCK_K=block, num_warps=1,
         )  # fmt: skip
@@ -160,7 +159,7 @@ def _left(csr: Csr, call: Call, dscore: Tensor) -> Tensor:
     cut, h, width = pieces(csr), call.heads, call.score_width
     dleft = dscore.new_empty(csr.num_rows, h, width)
     part = dscore.new_empty(cut.num_slots, h, width)
-    backward.left_kernel[(cut.count, call.head_tiles, triton.cdiv(width, call.block))](
+    backward.left_kernel[(cut.count, call.head_tiles, tiles(width, call.block))](
         cut.edge, cut.row, cut.slot, csr.col, csr.edge_id, call.left, call.left.stride(0), call.right,
         call.right.stride(0), call.edge, dscore, call.constants, dleft, part, h, width, call.right_step, csr.num_rows,
         EVEN=call.even, ACC=acc_of(call.dtype), INT=call.int, VEC=call.vec, BLOCK_E=call.edges,
@@ -208,11 +207,11 @@ def _times_att(
     out = (
         (sums if sums.dtype == dtype else torch.empty_like(sums, dtype=dtype)) if want else None
     )  # in place if it fits
-    rows_each = max(64, triton.cdiv(rows, 2048))
-    blocks = triton.cdiv(rows, rows_each)
+    rows_each = max(64, tiles(rows, 2048))
+    blocks = tiles(rows, rows_each)
     part = sums.new_empty(blocks, columns) if want_att else None
     block = power(columns, 128)
-    backward.finish_kernel[(blocks, triton.cdiv(columns, block))](
+    backward.finish_kernel[(blocks, tiles(columns, block))](
         sums, near, near.stride(0), att, more, out, part, rows, columns, near.size(1) * near.size(2), rows_each,
         ACC=acc_of(call.dtype), BLOCK_R=8, BLOCK_K=block, num_warps=2,
     )  # fmt: skip
@@ -227,7 +226,7 @@ def _attributes(csr: Csr, call: Call, stats: Tensor, dscore: Tensor | None, grad
     if dattr.numel():
         weights = None if grad_attr is None else weights_of(csr, call, stats, dropped=True)
         block = power(d, 64)
-        backward.attributes_kernel[(cut.count, triton.cdiv(d, block))](
+        backward.attributes_kernel[(cut.count, tiles(d, block))](
             cut.edge, cut.row, cut.slot, csr.edge_id, dscore, weights, call.query, grad_attr, dattr, call.heads, d,
             ACC=acc_of(call.dtype), BLOCK_E=16, BLOCK_D=block, num_warps=1,
         )  # fmt: skip
@@ -261,7 +260,7 @@ def row_dot(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
         block = power(width, 128)
         block_heads = power(heads, max(1, 256 // block))
         edges = max(1, 1024 // (block * block_heads))
-        backward.row_dot_kernel[(triton.cdiv(n, edges), triton.cdiv(heads, block_heads))](
+        backward.row_dot_kernel[(tiles(n, edges), tiles(heads, block_heads))](
             a, a.stride(0), b, b.stride(0), out, n, heads, width, ADD=into is not None, ACC=acc_of(a.dtype),
             VEC=vector(a, b, width=width), BLOCK_E=edges, BLOCK_H=block_heads, BLOCK_F=block, num_warps=1,
         )  # fmt: skip

@@ -5,14 +5,13 @@ An edge takes part where its message attains out[i]; share[i] = grad[i] / ties[i
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import REDUCES, accumulate_type
 from stretto.kernels.triton.launch import jit, kernel
-from stretto.kernels.triton.operands import acc_of, at_entry, locate, plain, power, vector
+from stretto.kernels.triton.operands import acc_of, at_entry, locate, plain, power, tiles, vector
 from stretto.kernels.triton.pieces import pieces
 from stretto.kernels.triton.spmm import _hubs, blocks
 
@@ -105,15 +104,15 @@ def spmm_extremum_grad(
     if dx is not None:
         vec = vector(out, share, width=width)
         edges, cols = blocks(width, share, "max")
-        tiles = triton.cdiv(width, cols)
+        across = tiles(width, cols)
         partial = x.new_empty(cut.num_slots, width, dtype=acc)
-        _dx[(cut.count, tiles)](
+        _dx[(cut.count, across)](
             cut.edge, cut.row, cut.slot, csr_t.col, edge_id, x, values, heads, head_width, out, share, dx, partial,
             width, csr_t.num_rows,
             PER_HEAD=per_head, ACC=acc_of(x.dtype), VEC=vec, BLOCK_E=edges, BLOCK_K=cols, num_warps=1,
         )  # fmt: skip
         if cut.num_hubs:
-            _hubs[(cut.num_hubs, tiles)](
+            _hubs[(cut.num_hubs, across)](
                 cut.hub_row, cut.hub_slot, partial, None, None, None, 0, 1.0, dx, None, width, csr_t.num_rows,
                 REDUCE=REDUCES["sum"], TIES=False, ACC=acc_of(x.dtype), BLOCK_S=8, BLOCK_K=cols, num_warps=1,
             )  # fmt: skip

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from stretto.kernels.triton.launch import kernel
-from stretto.kernels.triton.operands import power
+from stretto.kernels.triton.operands import power, tiles
 
 # A copy knows no types, only sizes: rows travel as the widest integers that divide them.
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
@@ -39,7 +38,7 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     vec = 2 if words % 2 == 0 and size == 8 else 1
     block = power(words, 128)
     edges = max(1, 512 // block)
-    _gather[(triton.cdiv(index.numel(), edges), triton.cdiv(words, block))](
+    _gather[(tiles(index.numel(), edges), tiles(words, block))](
         source, index, target, words, index.numel(), VEC=vec, BLOCK_E=edges, BLOCK_K=block, num_warps=2
     )
     return out

@@ -6,14 +6,13 @@ Pieces of a hub leave count and product in slots; a second launch combines them 
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
 from stretto.kernels.triton.launch import jit, kernel
-from stretto.kernels.triton.operands import acc_of, at_entry, locate, power
+from stretto.kernels.triton.operands import acc_of, at_entry, locate, power, tiles
 from stretto.kernels.triton.pieces import pieces
 
 
@@ -82,14 +81,14 @@ def mul_grad(csr: Csr, x: Tensor, grad: Tensor) -> Tensor:
         values, upstream = x.to(acc).contiguous(), grad.to(acc).contiguous()
         cut = pieces(csr)
         block = power(width, 128)
-        tiles = triton.cdiv(width, block)
+        across = tiles(width, block)
         part = values.new_empty(cut.num_slots, 2, width)
         flags = {"ACC": acc_of(acc), "BLOCK_K": block, "num_warps": 1}
-        _pieces[(cut.count, tiles)](
+        _pieces[(cut.count, across)](
             cut.edge, cut.row, cut.slot, csr.edge_id, values, upstream, dx, part, width, **flags
         )  # fmt: skip
         if cut.num_slots:
-            _hubs[(cut.num_slots, tiles)](
+            _hubs[(cut.num_slots, across)](
                 cut.edge, cut.row, cut.slot_piece, cut.slot_first, cut.slot_last, csr.edge_id, values, upstream, dx,
                 part, width, **flags,
             )  # fmt: skip

@@ -47,6 +47,11 @@ def offsets(*tensors: Tensor | None, most: int = 0) -> tl.dtype:
     return tl.int32 if max(spans, default=0) < REACH and most < REACH else tl.int64
 
 
+def tiles(n: int, block: int) -> int:
+    """How many blocks cover n; triton.cdiv costs more than a launch."""
+    return (n + block - 1) // block
+
+
 def power(n: int, most: int) -> int:
     """The least power of two >= n, at most `most`."""
     p = 1

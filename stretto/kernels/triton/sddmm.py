@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
 from stretto.kernels.triton.launch import kernel
-from stretto.kernels.triton.operands import acc_of, at_entry, locate, power, rows, vector
+from stretto.kernels.triton.operands import acc_of, at_entry, locate, power, rows, tiles, vector
 from stretto.kernels.triton.pieces import pieces
 from stretto.kernels.triton.scores import row_dot
 
@@ -67,7 +66,7 @@ def sddmm(csr: Csr, a: Tensor, b: Tensor) -> Tensor:
     cut = pieces(csr)
     block = power(width, 256)
     block_heads = power(heads, 256 // block)
-    _dot[(cut.count, triton.cdiv(heads, block_heads))](
+    _dot[(cut.count, tiles(heads, block_heads))](
         cut.edge, cut.row, cut.slot, csr.col, csr.edge_id, a, a.stride(0), b, b.stride(0), out, heads, width,
         ACC=acc_of(a.dtype), VEC=vector(a, b, width=width), BLOCK_E=max(2, min(32, 512 // (block * block_heads))),
         BLOCK_H=block_heads, BLOCK_F=block, num_warps=1,
@@ -82,7 +81,7 @@ def sddmm_add(csr: Csr, a: Tensor, b: Tensor) -> Tensor:
     if out.numel():
         cut = pieces(csr)
         block = power(heads, 32)
-        _add[(cut.count, triton.cdiv(heads, block))](
+        _add[(cut.count, tiles(heads, block))](
             cut.edge, cut.row, cut.slot, csr.col, csr.edge_id, a.to(acc).contiguous(), b.to(acc).contiguous(), out,
             heads, BLOCK_E=max(8, 128 // block), BLOCK_H=block, num_warps=1,
         )  # fmt: skip

@@ -7,14 +7,13 @@ slots; a second launch reads all slots of the hub, in order, and writes those pi
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
 from stretto.kernels.triton.launch import jit, kernel
-from stretto.kernels.triton.operands import acc_of, at_entry, locate, power
+from stretto.kernels.triton.operands import acc_of, at_entry, locate, power, tiles
 from stretto.kernels.triton.pieces import pieces
 
 
@@ -130,14 +129,14 @@ def _run(csr: Csr, a: Tensor, b: Tensor | None) -> Tensor:
         others = None if b is None else b.to(acc).contiguous()
         cut = pieces(csr)
         block = power(heads, 32)
-        tiles = triton.cdiv(heads, block)
+        across = tiles(heads, block)
         part = values.new_empty(cut.num_slots, 2, heads)
         flags = {"SOFTMAX": b is None, "ACC": acc_of(acc), "BLOCK_E": max(8, 256 // block), "BLOCK_H": block}
-        _pieces[(cut.count, tiles)](
+        _pieces[(cut.count, across)](
             cut.edge, cut.row, cut.slot, csr.edge_id, values, others, out, part, heads, num_warps=1, **flags
         )  # fmt: skip
         if cut.num_slots:
-            _hubs[(cut.num_slots, tiles)](
+            _hubs[(cut.num_slots, across)](
                 cut.edge, cut.slot_piece, cut.slot_first, cut.slot_last, csr.edge_id, values, others, out, part, heads,
                 num_warps=1, **flags,
             )  # fmt: skip

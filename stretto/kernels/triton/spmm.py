@@ -7,17 +7,16 @@ Column tiles are the slow axis of the grid: while one runs, the slice of x it ga
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import REDUCES, accumulate_type
 from stretto.kernels.triton.launch import jit, kernel
-from stretto.kernels.triton.operands import acc_of, at_entry, locate, offsets, plain, power, rows, vector
+from stretto.kernels.triton.operands import acc_of, at_entry, locate, offsets, plain, power, rows, tiles, vector
 from stretto.kernels.triton.pieces import pieces
 
-TILE = 512  # values of a tile: loads in flight against registers (benchmarks/results/gpu.json)
+TILE = 512  # values of a tile: loads in flight against registers (benchmarks/results/gpu-sweep.json)
 SIZES = ["ldx", "ldy", "heads", "head_width", "width", "num_rows"]
 OTHERS = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "mul": 1.0}  # what changes nothing
 SUM, MAX, MIN, MUL = (tl.constexpr(REDUCES[name]) for name in ("sum", "max", "min", "mul"))
@@ -213,8 +212,8 @@ def spmm(
     partial = x.new_empty(cut.num_slots, width, dtype=acc)
     partial_ties = torch.empty_like(partial) if count_ties else None
     row_scale, ldy = plain(row_scale, x.dtype), 0 if y is None else y.stride(0)
-    tiles = triton.cdiv(width, cols)
-    _pieces[(cut.count, tiles)](
+    across = tiles(width, cols)
+    _pieces[(cut.count, across)](
         cut.edge, cut.row, cut.slot, csr.col, csr.edge_id if weight is not None else None, x, x.stride(0),
         plain(weight, x.dtype), heads, head_width, row_scale, plain(col_scale, x.dtype), y, ldy, beta,
         out, ties, partial, partial_ties, width, csr.num_rows,
@@ -222,7 +221,7 @@ def spmm(
         INT=offsets(x, weight, most=csr.num_edges), num_warps=num_warps, **flags,
     )  # fmt: skip
     if cut.num_hubs:
-        _hubs[(cut.num_hubs, tiles)](
+        _hubs[(cut.num_hubs, across)](
             cut.hub_row, cut.hub_slot, partial, partial_ties, row_scale, y, ldy, beta, out, ties, width, csr.num_rows,
             BLOCK_S=1 if reduce == "mul" else 8, num_warps=num_warps, **flags,
         )  # fmt: skip

@@ -1,0 +1,48 @@
+"""The GPU benchmark's bookkeeping: ratios, geometric means, losses; nothing here needs a GPU."""
+
+import pytest
+import torch
+
+from stretto.bench import gpu
+from stretto.errors import StrettoError
+
+
+def sheet() -> gpu.Sheet:
+    rows = gpu.Sheet(budget=1e9)
+    rows.add(kind="spmm", graph="g1", width=32, dtype="float32", speedup=0.5)
+    rows.add(kind="step", graph="g1", model="gcn", layers=2, speedup={gpu.STOCK: 8.0, gpu.CSR: 2.0})
+    rows.add(kind="step", graph="g1", model="gat", layers=2, speedup={gpu.STOCK: 2.0})
+    return rows
+
+
+def test_losses_are_named():
+    assert list(gpu.losses(sheet())) == ["spmm g1 32 float32: cusparse 2.00x faster"]
+
+
+def test_summary_takes_geometric_means():
+    rows = sheet()
+    gpu._summary(rows)
+    found = {row["name"]: row for row in rows.rows if row["kind"] == "summary"}
+    assert found[f"training steps vs {gpu.STOCK}"]["geomean"] == pytest.approx(4.0)
+    assert found["training steps vs best stock"]["least"] == pytest.approx(2.0)
+
+
+def test_errors_of_vanishing_gradients_are_judged_by_the_others():
+    assert gpu.relative(torch.full((4,), 1e-9), torch.full((4,), 2e-9), least=1.0) < 1e-8
+
+
+def test_without_a_device_it_says_so():
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    with pytest.raises(StrettoError, match="no CUDA device"):
+        gpu.run()
+
+
+def test_stock_with_a_cached_norm_computes_the_same():
+    edge_index = torch.tensor([[0, 1, 2, 3, 1, 0], [1, 0, 3, 2, 0, 1]]).unique(dim=1)
+    adj = torch.sparse_coo_tensor(edge_index, torch.ones(edge_index.size(1)), (5, 5)).to_sparse_csr()
+    net = gpu.Net("gcn", (3, 4, 2))
+    x = torch.randn(5, 3)
+    wanted = net(x, edge_index)
+    normed, matrix = gpu._normed(net, adj, "gcn")
+    torch.testing.assert_close(normed(x, matrix), wanted)
