@@ -3,8 +3,8 @@
     python examples/attention_memory.py [--memory-gib 8] [--plot attention_memory.png]
 
 For growing random graphs one training step (forward and backward) of GATConv(128, 64, heads=4) is run in a process of
-its own, which reports how far its memory rose. Memory grows in proportion to the edges; the table extends that line to the
-given memory. Linux only: the peak is the kernel's own high-water mark.
+its own, which reports how far its memory rose. Memory grows in proportion to the edges; the table extends that line to
+the given memory. Linux only: the peak is the kernel's own high-water mark.
 """
 
 import argparse
