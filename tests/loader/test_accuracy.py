@@ -69,8 +69,8 @@ def test_labor_trains_as_well_as_uniform_sampling():
     for method in ("uniform", "labor"):
         tests = []
         for seed in range(3):
-            run = Run("", "sage", (10, 5), hidden=64, batch=512, lr=0.005, seed=seed, method=method)
-            tests.append(train(run, epochs=8, data=data).test)
+            run = Run("", "sage", (10, 5), hidden=32, batch=512, lr=0.01, seed=seed, method=method)
+            tests.append(train(run, epochs=4, data=data).test)
         means[method] = 100 * sum(tests) / len(tests)
     logger.info("test accuracy: %s", means)
     assert abs(means["labor"] - means["uniform"]) <= 1.0
