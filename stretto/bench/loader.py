@@ -256,25 +256,30 @@ def _per(timing: Timing, count: int) -> Timing:
 def first_batch(graph: str, fanout: str, features: int) -> list[Row]:
     """A process of its own: seconds from constructing the loader to its first batch, and the peak memory of a pass."""
     code = (
-        "import itertools, resource, time\n"
-        "from stretto.bench.loader import make_data\n"
+        "import itertools, time\n"
+        "from stretto.bench.loader import make_data, resident\n"
         "from stretto.loader import NeighborLoader\n"
         f"data = make_data({graph!r}, {features})\n"
-        "base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "base = resident()\n"
         "start = time.perf_counter()\n"
         f"loader = NeighborLoader(data, {[int(k) for k in fanout.split(',')]}, batch_size=1024, num_threads=2)\n"
         "it = iter(loader); next(it); took = time.perf_counter() - start\n"
-        "for _ in itertools.islice(it, 20): pass\n"
-        "print(took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)\n"
+        "print(took, max(resident() for _ in itertools.islice(it, 20)) - base)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
     if done.returncode:
         fail(f"bench loader: the process of its own failed: {done.stderr.strip().splitlines()[-1]}")
-    took, kilobytes = (float(word) for word in done.stdout.split())
+    took, held = (float(word) for word in done.stdout.split())
     return [
         Row("first batch", OURS, Timing((took,))),
-        Row("memory of a pass", OURS, Timing((took,)), kilobytes * 1024, "bytes held"),
+        Row("memory of a pass", OURS, Timing((took,)), held, "bytes held"),
     ]
+
+
+def resident() -> int:
+    """Resident memory of this process, in bytes."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def make_data(graph: str, features: int) -> Data:
