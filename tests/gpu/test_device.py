@@ -95,13 +95,13 @@ def test_a_hub_of_a_hundred_thousand_edges_is_right_and_reproducible():
 def compiled() -> int:
     """Kernels compiled so far, over all JIT functions of the package."""
     package = importlib.import_module("stretto.kernels.triton")
+    launch = importlib.import_module("stretto.kernels.triton.launch")
     total = 0
     for info in pkgutil.iter_modules(package.__path__):
         module = importlib.import_module(f"{package.__name__}.{info.name}")
         for kernel in vars(module).values():
-            function = getattr(kernel, "function", None)
-            if function is not None and function.fn.__module__ == module.__name__:
-                total += sum(len(entry[0]) for entry in function.device_caches.values())
+            if isinstance(kernel, launch.Kernel) and kernel.function.fn.__module__ == module.__name__:
+                total += sum(len(entry[0]) for entry in kernel.function.device_caches.values())
     return total
 
 

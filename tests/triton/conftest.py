@@ -84,7 +84,7 @@ def pairs(name: str) -> tuple[list[int], list[int], int, int]:
         "empty": ([], [], 5, 4),
         "one node": ([0], [0], 1, 1),
         "isolated": ([6, 1, 1, 6, 6], [0, 6, 6, 2, 6], 8, 8),  # duplicates and self-loops too
-        "hub": ([3] * 30 + draw(12, 6), draw(42, 9), 6, 9),
+        "hub": ([3] * 19 + draw(6, 5), draw(25, 6), 5, 6),  # three pieces of 8 edges
         "bipartite": (draw(25, 3), draw(25, 11), 3, 11),
         "sorted": (sorted(draw(20, 7)), draw(20, 7), 7, 7),
     }

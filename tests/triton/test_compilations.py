@@ -19,11 +19,12 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> set[tuple]:
     """From now on, the distinct signatures of every launch."""
     seen: set[tuple] = set()
     package = importlib.import_module("stretto.kernels.triton")
+    launch = importlib.import_module("stretto.kernels.triton.launch")
     for info in pkgutil.iter_modules(package.__path__):
         module = importlib.import_module(f"{package.__name__}.{info.name}")
         for name, kernel in vars(module).items():
-            function = getattr(kernel, "function", None)
-            if function is not None and function.fn.__module__ == module.__name__:
+            if isinstance(kernel, launch.Kernel) and kernel.function.fn.__module__ == module.__name__:
+                function = kernel.function
                 monkeypatch.setattr(function, "run", recorder(seen, f"{info.name}.{name}", function))
     return seen
 
