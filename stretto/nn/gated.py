@@ -10,7 +10,9 @@ from torch import Tensor
 
 from stretto.nn import edges
 from stretto.nn.base import Decline, record_of
+from stretto.nn.gin import hooked
 from stretto.ops import gather_rows
+from stretto.ops.edge_messages import edge_messages
 
 
 def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
@@ -24,10 +26,14 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
     width = conv.out_channels
     record_of(conv).plan = "node-side Linears, gate and sum over the cached index"
     if edge_attr is None:
-        key, query_value = conv.lin_key(x_dst), torch.cat([conv.lin_query(x_src), conv.lin_value(x_src)], dim=1)
-        query, value = edges.at_sources(graph, query_value).split(width, dim=1)
-        gate = conv.act(edges.at_targets(graph, key) + query)
-        out = edges.reduce_edges(graph, gate * value, reduce)
+        key, query, value = conv.lin_key(x_dst), conv.lin_query(x_src), conv.lin_value(x_src)
+        if type(conv.act) is torch.nn.Sigmoid and reduce in ("sum", "mean") and not hooked(conv.act):
+            gates = {"act": "sigmoid", "act2": "identity"}
+            out = edge_messages(graph, key, query, None, None, value, reduce=reduce, **gates)
+        else:
+            query, value = edges.at_sources(graph, torch.cat([query, value], dim=1)).split(width, dim=1)
+            gate = conv.act(edges.at_targets(graph, key) + query)
+            out = edges.reduce_edges(graph, gate * value, reduce)
     else:
         attr = edges.one_per_edge(graph, edge_attr, x_src)
         if attr.dim() != 2:
@@ -62,6 +68,13 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     target, source, edge = (torch.cat([f, s]) for f, s in zip(parts_f, parts_s, strict=True))
     bias = None if conv.lin_f.bias is None else torch.cat([conv.lin_f.bias, conv.lin_s.bias])
     record_of(conv).plan = "node-side Linears, gate and sum over the cached index"
+    if reduce in ("sum", "mean"):
+        ends = (torch.nn.functional.linear(x_dst, target, bias), x_src @ source.t())
+        rows, cols = (end.chunk(2, dim=1) for end in ends)
+        edge_f, edge_s = (None, None) if attr is None else (attr @ edge.t()).chunk(2, dim=1)
+        gates = {"act": "sigmoid", "act2": "softplus"}
+        out = edge_messages(graph, rows[0], cols[0], edge_f, rows[1], cols[1], edge_s, reduce=reduce, **gates)
+        return (out if conv.bn is None else conv.bn(out)) + x_dst
     z = edges.at_targets(graph, torch.nn.functional.linear(x_dst, target, bias))
     z = z + gather_rows(x_src @ source.t(), edges.sources(graph))
     if attr is not None:

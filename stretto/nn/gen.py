@@ -1,5 +1,5 @@
 """GENConv: softmax (or another) aggregation of relu(x_j + e) + eps. Without edge features messages are rows of nodes,
-and the softmax of every channel is attention with one head per channel: nothing of edge x channel size is made."""
+and nothing of edge x channel size is made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stretto.graph import Graph
 from stretto.nn import edges
 from stretto.nn.base import Decline, record_of
 from stretto.ops import spmm
-from stretto.ops.attention import attention
+from stretto.ops.edge_softmax_sum import softmax_sum
 
 SIMPLE = ("add", "sum", "mean", "max", "min")
 
@@ -27,7 +27,13 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
         raise Decline("edge_attr does not fit the layer")
     if hasattr(conv, "lin_src"):
         x_src = conv.lin_src(x_src)
-    if attr is None:
+    softmax = conv.aggr_module if edges.is_stock(conv.aggr_module, SoftmaxAggregation) else None
+    if softmax is not None:
+        record_of(conv).plan = "softmax of relu(X_j + E) per channel, one pass"
+        attr = conv.lin_edge(attr) if attr is not None and hasattr(conv, "lin_edge") else attr
+        detached = not softmax.learn and softmax.semi_grad
+        out = softmax_sum(graph, x_src, attr, softmax.t, act="relu", shift=conv.eps, detached=detached)
+    elif attr is None:
         out = _from_nodes(conv, graph, x_src.relu() + conv.eps)
     else:
         record_of(conv).plan = "messages reduced over the cached index"
@@ -48,15 +54,6 @@ def _from_nodes(conv: Any, graph: Graph, message: Tensor) -> Tensor:
     if conv.aggr in SIMPLE:
         record_of(conv).plan = f"{conv.aggr}(A, relu(X))"
         return spmm(graph, message, reduce=conv.aggr)
-    if edges.is_stock(aggr, SoftmaxAggregation):
-        record_of(conv).plan = "softmax(A, relu(X)), one head per channel"
-        score = message * aggr.t
-        if not aggr.learn and aggr.semi_grad:
-            score = score.detach()
-        zero = score.new_zeros(graph.num_rows, score.size(1))
-        out = attention(graph, message.unsqueeze(2), zero, score, form="gat", negative_slope=1.0)
-        assert isinstance(out, Tensor)
-        return out.squeeze(2)
     if edges.is_stock(aggr, PowerMeanAggregation) and aggr.channels == 1:
         record_of(conv).plan = "power mean(A, relu(X))"
         if isinstance(aggr.p, (int, float)) and aggr.p == 1:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stretto.nn import edges
 from stretto.nn.base import Decline, record_of
-from stretto.ops import gather_rows
+from stretto.ops.edge_messages import edge_messages
 
 
 def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
@@ -23,9 +23,11 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     width = attr.size(1) if conv.lin is None else conv.lin.out_channels
     if width != x_src.size(1) or (x_dst is not None and x_dst.size(1) != width):
         raise Decline("x and edge_attr differ in width")
-    record_of(conv).plan = "nn(sum relu(X_j + E) + c X), summed over the cached index"
+    record_of(conv).plan = "nn(sum relu(X_j + E) + c X), messages made and summed in one pass"
     if conv.lin is not None:
         attr = conv.lin(attr)
-    message = (gather_rows(x_src, edges.sources(graph)) + attr).relu()
-    out = edges.reduce_edges(graph, message, reduce)
+    if reduce in ("sum", "mean"):
+        out = edge_messages(graph, None, x_src, attr, act="relu", reduce=reduce)
+    else:
+        out = edges.reduce_edges(graph, (edges.at_sources(graph, x_src) + attr).relu(), reduce)
     return conv.nn(out if x_dst is None else out + (1 + conv.eps) * x_dst)
