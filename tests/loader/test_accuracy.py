@@ -33,6 +33,7 @@ def graph(name: str) -> Data:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["pubmed", "amazon-computers", "coauthor-physics"])
 def test_sampled_inference_is_as_good_as_full(name):
     data = graph(name)
@@ -62,6 +63,7 @@ def test_sampled_inference_is_as_good_as_full(name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_labor_trains_as_well_as_uniform_sampling():
     """The mean of three runs each; single runs differ by more than the two methods do."""
     data = graph("amazon-computers")
