@@ -15,13 +15,11 @@ from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
 from stretto.analyze.trace import Trace
 from stretto.nn.classes import STOCK
-from stretto.profile.axes import Point, place, points, values
 from stretto.profile.command import seconds
 from stretto.profile.profiling import Group
 from stretto.profile.recommend import dispatch_table
 from stretto.profile.replay import capture, fingerprint, regenerate
-from stretto.profile.sweep import interval, run_point, site, sites
-from stretto.tune.timing import Timing
+from stretto.profile.sweep import site, sites
 
 MACHINE = Machine()
 
@@ -197,62 +195,6 @@ def test_a_fingerprint_gives_an_index_like_it(shape):
         assert other["degrees"] == mark["degrees"]
 
 
-BASE = Point(width=8)
-
-
-@pytest.mark.parametrize("family", ["gather", "scatter"])
-@pytest.mark.parametrize(
-    "point", list(points(BASE, 2)), ids=lambda p: f"{p.moved(BASE)}-{getattr(p, p.moved(BASE), '')}"
-)
-def test_every_axis_is_checked_before_it_is_timed(family, point):
-    if point.cache == "cold":
-        point = dataclasses.replace(point, width=9)
-    index = torch.randint(30, (200,), generator=torch.Generator().manual_seed(0))
-    rows = run_point(family, index, 30, point, repeats=2)
-    names = {row["candidate"] for row in rows}
-    assert "stretto" in names
-    assert names >= (
-        {"index_select", "x[index]"} if family == "gather" else {"index_add_", "scatter_add_", "PyG scatter"}
-    )
-    for row in rows:
-        assert ("median_ms" in row) == (row["reason"] == "")
-        if "median_ms" in row:
-            assert row["error"] is not None
-            assert row["ci_ms"][0] <= row["median_ms"] <= row["ci_ms"][1]
-            assert row["peak_bytes"] > 0
-    ours = next(row for row in rows if row["candidate"] == "stretto")
-    assert ours["reason"] == ""
-
-
-def test_a_wrong_candidate_is_never_timed(monkeypatch):
-    from stretto.profile import sweep
-
-    table = dict(sweep.FAMILIES)
-    monkeypatch.setitem(
-        table, "gather", lambda index, n: {"index_select": lambda x: x[index], "liar": lambda x: x[index] + 1}
-    )
-    monkeypatch.setattr(sweep, "FAMILIES", table)
-    rows = run_point("gather", torch.arange(5), 5, BASE, repeats=2)
-    liar = next(row for row in rows if row["candidate"] == "liar")
-    assert liar["reason"].startswith("wrong")
-    assert "median_ms" not in liar
-
-
-def test_axes():
-    index = torch.tensor([3, 0, 3, 1])
-    assert place(index, 4, dataclasses.replace(BASE, order="sorted"))[0].tolist() == [0, 1, 3, 3]
-    assert place(index, 4, dataclasses.replace(BASE, index="int32"))[0].dtype == torch.int32
-    renamed = place(index, 4, dataclasses.replace(BASE, order="by degree"))[0]
-    assert renamed[0] == renamed[2] == 0
-    for law in ("regular", "power law", "grid"):
-        other, rows = place(torch.randint(100, (500,)), 100, dataclasses.replace(BASE, law=law))
-        assert other.numel() == 500
-        assert 0 <= int(other.min()) <= int(other.max()) < rows
-    zeros = values(1000, dataclasses.replace(BASE, sparsity=0.9))
-    assert float((zeros == 0).float().mean()) == pytest.approx(0.9, abs=0.02)
-    assert len(set(points(BASE, 2))) == len(list(points(BASE, 2)))
-
-
 def test_sweep_keeps_to_its_budget_and_says_so(gcn):
     said = []
     rows = gcn.sweep(budget=0.5, share=1.0, repeats=2, progress=lambda what, left: said.append(left))
@@ -261,12 +203,6 @@ def test_sweep_keeps_to_its_budget_and_says_so(gcn):
     assert all(left > 0 for left in said)
     assert set(dispatch_table(rows)) == {f"{r['op']} [{r['shapes']}] {r['phase']}" for r in rows if r["axis"] == "base"}
     assert sites(gcn, 1.0)
-
-
-def test_interval_of_a_constant_and_of_noise():
-    assert interval(Timing((1.0,) * 20)) == (1.0, 1.0)
-    low, high = interval(Timing(tuple(range(20))))
-    assert low < 9.5 < high
 
 
 def test_advice_and_apply():
