@@ -28,8 +28,8 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
     if edge_attr is None:
         key, query, value = conv.lin_key(x_dst), conv.lin_query(x_src), conv.lin_value(x_src)
         if type(conv.act) is torch.nn.Sigmoid and reduce in ("sum", "mean") and not hooked(conv.act):
-            gates = {"act": "sigmoid", "act2": "identity"}
-            out = edge_messages(graph, key, query, None, None, value, reduce=reduce, **gates)
+            options = {"act": "sigmoid", "act2": "identity", "reduce": reduce}
+            out = edge_messages(graph, key, query, None, None, value, None, **options)
         else:
             query, value = edges.at_sources(graph, torch.cat([query, value], dim=1)).split(width, dim=1)
             gate = conv.act(edges.at_targets(graph, key) + query)
