@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -266,20 +266,26 @@ class Graph:
         return self.csr.device
 
     def memory(self) -> dict[str, int]:
-        """Bytes of each part held: arrays shared between a graph and its transpose are counted once."""
-        parts = {"csr": self.csr.nbytes}
-        if self._T is not None:
-            other = self._T.csr
-            seen = {id(t) for t in (self.csr.rowptr, self.csr.col, self.csr.edge_id, self.csr.tasks, self.csr.hubs)}
-            held = (other.rowptr, other.col, other.edge_id, other.tasks, other.hubs)
-            parts["transpose"] = sum(t.numel() * t.element_size() for t in held if t is not None and id(t) not in seen)
-        tensors = [v for v in self._derived.values() if isinstance(v, Tensor)]
-        tensors += [v for k, v in self.__dict__.items() if isinstance(v, Tensor)]
-        parts["derived"] = sum(t.numel() * t.element_size() for t in tensors)
-        loops = self.__dict__.get("with_self_loops")
-        if loops is not None:
-            parts["with_self_loops"] = loops.nbytes
+        """Bytes of each part held; what parts share (a symmetric transpose, say) is counted with the first."""
+        seen: set[int] = set()
+        csr = self.csr
+        parts = {"csr": _bytes((csr.rowptr, csr.col, csr.edge_id, csr.tasks, csr.hubs), seen)}
+        parts["transpose"] = self._T._bytes(seen) if self._T is not None else 0
+        for name in ("segments", "with_self_loops"):
+            other = self.__dict__.get(name)
+            if other is not None and other is not self:
+                parts[name] = other._bytes(seen)
+        parts["derived"] = self._bytes(seen)
         return parts
+
+    def _bytes(self, seen: set[int]) -> int:
+        """Bytes of every tensor held here or by a graph held here, except those already seen."""
+        if id(self) in seen:
+            return 0
+        seen.add(id(self))
+        csr = self.csr
+        own = (csr.rowptr, csr.col, csr.edge_id, csr.tasks, csr.hubs, *csr.cache.values())
+        return _bytes((*own, *self.__dict__.values(), *self._derived.values()), seen)
 
     @property
     def nbytes(self) -> int:
@@ -294,6 +300,19 @@ class Graph:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
         return self  # a graph never changes
+
+
+def _bytes(values: Iterable[Any], seen: set[int]) -> int:
+    total = 0
+    for value in values:
+        if isinstance(value, Graph):
+            total += value._bytes(seen)
+        elif isinstance(value, tuple):
+            total += _bytes(value, seen)
+        elif isinstance(value, Tensor) and id(value) not in seen:
+            seen.add(id(value))
+            total += value.numel() * value.element_size()
+    return total
 
 
 def _unpickle(csr: Csr) -> Graph:

@@ -48,7 +48,8 @@ def struct(csr: Csr) -> int:
             csr.num_slots,
             index.element_size() if index is not None else 4,
         )
-        kept = csr.cache["struct"] = (ctypes.addressof(fields), fields)
+        # Of two threads' structs the first: the other is freed while nobody holds its address.
+        kept = csr.cache.setdefault("struct", (ctypes.addressof(fields), fields))
     return kept[0]
 
 
