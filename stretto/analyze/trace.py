@@ -78,6 +78,7 @@ class Trace:
     step_seconds: float = 0.0  # plain step, without the tracer
     traced_seconds: float = 0.0  # step under the tracer
     tracer_seconds: float = 0.0  # of which the tracer's own
+    tail_seconds: float = 0.0  # after the last op: what no op and no module accounts for
 
     def __iter__(self) -> Iterator[OpRecord]:
         return iter(self.ops)
@@ -171,7 +172,8 @@ class Recorder(TorchDispatchMode):
             stack.enter_context(self)
             self._last = start = time.perf_counter()
             yield self
-            self.trace.traced_seconds = time.perf_counter() - start
+            end = time.perf_counter()
+            self.trace.traced_seconds, self.trace.tail_seconds = end - start, end - self._last
             self.trace.tracer_seconds = self.own
         self._alive.clear()
 

@@ -107,6 +107,7 @@ def merge_times(trace: Trace, passes: list[Recorder], plain: list[float]) -> Non
         where = (op.path, op.phase)
         trace.host[where] = trace.host.get(where, 0.0) + chosen.times[i][2]
     trace.traced_seconds, trace.tracer_seconds = chosen.trace.traced_seconds, chosen.own
+    trace.tail_seconds = chosen.trace.tail_seconds
     trace.step_seconds = statistics.median(plain)
 
 
