@@ -98,7 +98,7 @@ def softmax_sum_grad(
     return _gradients(forward, (x, edge, temperature), grad, needs)
 
 
-def _gradients(forward, tensors, grad, needs):  # type: ignore[no-untyped-def]
+def _gradients(forward, tensors, grad, needs):
     with torch.enable_grad():
         leaves = tuple(
             None if t is None else t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)
