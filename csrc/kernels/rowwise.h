@@ -1,5 +1,5 @@
 // Kernels that need a whole row's edges at once, one column at a time: softmax over a row, its gradient, and the
-// gradient of a product. Long rows are not cut: their columns are the parallel work, and one pass costs little.
+// gradient of a product. Long rows are not cut: a row is the work of one thread.
 #pragma once
 #include <cmath>
 
