@@ -85,11 +85,12 @@ class Graph:
         if torch.compiler.is_compiling():
             return TracedGraph.of(edges, num_nodes, flow)  # type: ignore[return-value]
         sizes = graph_formats.sizes_of(edges, num_nodes)
-        return _memo.get(graph_formats.key_tensor(edges), (sizes, flow), lambda: _build(edges, sizes, flow))
+        return _memo.get(graph_formats.plain(edges), (sizes, flow), lambda: _build(edges, sizes, flow))
 
     @staticmethod
     def of_segments(index: Tensor, num_segments: int | None = None) -> Graph:
         """The graph that sends message e to segment index[e]: [num_segments, E], one entry per column; remembered."""
+        index = graph_formats.plain(index)
         expect(
             index.dim() == 1 and index.dtype in (torch.int32, torch.int64),
             f"Graph.of_segments: 'index' is {index.dtype} of shape {list(index.shape)}, "

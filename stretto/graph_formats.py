@@ -17,11 +17,11 @@ from stretto.kernels import build
 Sizes = tuple[int | None, int | None]
 
 
-def key_tensor(edges: Any) -> Any:
-    """The object whose identity stands for the edges: EdgeIndex wraps a plain tensor, SparseTensor a storage."""
-    if isinstance(edges, Tensor) and hasattr(edges, "as_tensor") and type(edges) is not Tensor:
-        return edges.as_tensor()
-    return edges
+def plain(index: Any) -> Any:
+    """The tensor inside PyG's EdgeIndex or Index, which have no storage of their own; anything else as it is."""
+    if type(index) is not Tensor and isinstance(index, Tensor) and hasattr(index, "as_tensor"):
+        return index.as_tensor()
+    return index
 
 
 def sizes_of(edges: Any, num_nodes: Any) -> Sizes | None:
@@ -40,7 +40,7 @@ def sizes_of(edges: Any, num_nodes: Any) -> Sizes | None:
 def pairs(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Tensor, Tensor, int, int]:
     """Destinations, sources, and the numbers of both, all checked."""
     if isinstance(edges, Tensor) and edges.layout == torch.strided:
-        source, target = _edge_index(key_tensor(edges))
+        source, target = _edge_index(plain(edges))
         num_src, num_dst = sizes if sizes is not None else (None, None)
         if sizes is None:
             num_src = num_dst = max(build.minmax(source)[1], build.minmax(target)[1]) + 1

@@ -73,6 +73,24 @@ def test_formats(name, form):
         torch.testing.assert_close(ops.spmm(graph, torch.eye(sizes[0], dtype=torch.float64), values.double()), expected)
 
 
+def test_the_index_of_an_edge_index():
+    """PyG's Index wraps a tensor and has no storage of its own."""
+    edge_index = random_edges(6, 8, 20, 1)
+    wrapped = EdgeIndex(edge_index, sparse_size=(6, 8))
+    source, target = wrapped[0], wrapped[1]
+    assert type(source) is not torch.Tensor
+    x, messages = torch.randn(6, 3, requires_grad=True), torch.randn(20, 3)
+    for reduce in ("sum", "max", "std"):
+        ours = ops.segment_reduce(messages, target, 8, reduce=reduce)
+        assert torch.equal(ours, ops.segment_reduce(messages, edge_index[1], 8, reduce=reduce))
+    assert torch.equal(ops.scatter_rows(messages, target, 8), ops.scatter_rows(messages, edge_index[1], 8))
+    gathered = ops.gather_rows(x, source)
+    assert torch.equal(gathered, x[edge_index[0]])
+    gathered.sum().backward()
+    assert torch.equal(x.grad[:, 0], torch.bincount(edge_index[0], minlength=6).float())
+    assert Graph.of_segments(target, 8) is Graph.of_segments(target, 8)
+
+
 def test_sparse_tensor():
     sparse = pytest.importorskip("torch_sparse", reason="torch_sparse is not installed")
     edge_index = random_edges(6, 8, 20, 1)

@@ -132,7 +132,7 @@ def schedule(rowptr: Tensor, num_rows: int, num_edges: int) -> tuple[Tensor, Ten
 
 def content_hash(tensor: Tensor) -> tuple[int, int] | None:
     """128 bits of a tensor's content, or None off the CPU, where they cannot be had at memory speed."""
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" or type(tensor) is not Tensor:
         return None
     tensor = tensor.contiguous()
     if native.library() is None:
@@ -156,4 +156,5 @@ def _pointers(keys: Tensor, size: int) -> Tensor:
 
 
 def _native(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and native.library() is not None
+    # A subclass may have no storage to point to: torch's own operations know what to do with it.
+    return type(tensor) is Tensor and tensor.device.type == "cpu" and native.library() is not None

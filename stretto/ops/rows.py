@@ -12,6 +12,7 @@ from torch import Tensor
 from stretto import kernels
 from stretto.errors import fail
 from stretto.graph import Graph
+from stretto.graph_formats import plain
 from stretto.kernels import build, reference
 from stretto.ops import library
 from stretto.ops.op import Op, Sample
@@ -19,6 +20,7 @@ from stretto.ops.op import Op, Sample
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """x[index]. x [m, ...], index [E] int32 or int64 -> [E, ...]."""
+    index = plain(index)
     _check_index("gather_rows", index, x.size(0) if x.dim() else 0)
     if library.traced(x):
         return torch.ops.stretto.gather_rows(x, index)
@@ -29,6 +31,7 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
 
 def scatter_rows(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
     """out[r] = sum of src[e] with index[e] == r. src [E, ...], index [E] -> [num_rows, ...]."""
+    index = plain(index)
     if src.dtype not in kernels.DTYPES:
         fail(f"scatter_rows: 'src' is {src.dtype}, wanted float32, float64, bfloat16 or float16")
     if not src.dim() or index.shape != src.shape[:1]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from stretto import kernels
 from stretto.errors import fail
 from stretto.graph import Graph
+from stretto.graph_formats import plain
 from stretto.graph_traced import TracedGraph
 from stretto.kernels import Reduce, reference
 from stretto.ops import extremum, library, rows, softmax
@@ -39,9 +40,9 @@ def segment_reduce(
         index = TracedGraph.standing_for(index)  # type: ignore[assignment]
     is_graph = isinstance(index, (Graph, TracedGraph))
     graph = index.segments if is_graph else Graph.of_segments(index, num_segments)  # type: ignore[union-attr, arg-type]
-    where = graph.segment_index if is_graph else index
+    where = graph.segment_index if is_graph else plain(index)
     flat = src.reshape(size, rows._row_size(src))
-    out = _REDUCTIONS[reduce](graph, where, flat)  # type: ignore[arg-type]
+    out = _REDUCTIONS[reduce](graph, where, flat)
     return out.reshape(out.size(0), *src.shape[1:])
 
 
