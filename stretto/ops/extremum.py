@@ -19,7 +19,7 @@ def extremum(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str) -> Ten
     if library.traced(x):
         out, _ = torch.ops.stretto.extremum(graph.handle, x, weight, reduce, graph.num_rows)
         return out
-    if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
+    if library.recorded(x, weight):
         return _Extremum.apply(graph, x, weight, reduce)
     return run(graph, x, weight, reduce, ties=False)[0]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from stretto.graph import Graph
 from stretto.graph_traced import TracedGraph
@@ -57,6 +58,13 @@ for _schema in SCHEMAS:
 def traced(x: Tensor) -> bool:
     """Whether x must go through torch.library: under torch.compile, and for tensors that are not plain."""
     return torch.compiler.is_compiling() or (type(x) is not Tensor and type(x) is not torch.nn.Parameter)
+
+
+def recorded(*tensors: Tensor | None) -> bool:
+    """Whether autograd must see a call: some tensor carries a gradient, or forward mode is on (Functions refuse it)."""
+    if forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def mean_scale(graph: Graph | TracedGraph, dtype: torch.dtype) -> Tensor:

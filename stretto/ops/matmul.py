@@ -31,7 +31,7 @@ def segment_matmul(x: Tensor, ptr: Tensor | Sequence[int], weight: Tensor) -> Te
         x, weight = x.to(wide), weight.to(wide)
     if library.traced(x):
         return torch.ops.stretto.segment_matmul(x, bounds, weight)
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+    if library.recorded(x, weight):
         return _SegmentMatmul.apply(x, bounds, weight)
     return reference.segment_matmul(x, bounds, weight)
 

@@ -24,7 +24,7 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     _check_index("gather_rows", index, x.size(0) if x.dim() else 0)
     if library.traced(x):
         return torch.ops.stretto.gather_rows(x, index)
-    if torch.is_grad_enabled() and x.requires_grad:
+    if library.recorded(x):
         return _GatherRows.apply(x, index)
     return run_gather(x, index)
 
@@ -39,14 +39,14 @@ def scatter_rows(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
     if library.traced(src):
         return torch.ops.stretto.scatter_rows(src, index, num_rows)
     graph = Graph.of_segments(index, num_rows)
-    if torch.is_grad_enabled() and src.requires_grad:
+    if library.recorded(src):
         return _SumEdges.apply(graph, index, src)
     return run_sum(graph, src)
 
 
 def sum_edges(graph: Graph, src: Tensor) -> Tensor:
     """Sum of every destination's messages, src [E, ...] in the order of edge_index -> [n, ...]."""
-    if torch.is_grad_enabled() and src.requires_grad:
+    if library.recorded(src):
         return _SumEdges.apply(graph.segments, graph.segment_index, src)
     return run_sum(graph.segments, src)
 

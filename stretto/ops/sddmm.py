@@ -31,7 +31,7 @@ def sddmm(graph: Graph, a: Tensor, b: Tensor, *, op: str = "dot") -> Tensor:
         return sddmm(graph, a.unsqueeze(1), b.unsqueeze(1), op=op).squeeze(1)
     if library.traced(a) or library.traced(b):
         return torch.ops.stretto.sddmm(graph.handle, a, b, op, graph.num_edges, False)
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+    if library.recorded(a, b):
         return _Sddmm.apply(graph, a, b, op)
     return run(graph, a, b, op)
 

@@ -51,7 +51,7 @@ def _sum(graph: Graph, index: Tensor, src: Tensor, scale: Tensor | None = None) 
         return torch.ops.stretto.spmm(
             graph.handle, src, None, scale, None, None, 1.0, graph.num_rows, graph.num_cols, False
         )
-    if torch.is_grad_enabled() and src.requires_grad:
+    if library.recorded(src):
         return rows._SumEdges.apply(graph, index, src, scale)
     return rows.run_sum(graph, src, scale)
 

@@ -30,7 +30,7 @@ def edge_softmax(graph: Graph, score: Tensor) -> Tensor:
         return edge_softmax(graph, columns).reshape(score.shape)
     if library.traced(score):
         return torch.ops.stretto.edge_softmax(graph.handle, score)
-    if torch.is_grad_enabled() and score.requires_grad:
+    if library.recorded(score):
         return _EdgeSoftmax.apply(graph, score)
     return run(graph, score)
 

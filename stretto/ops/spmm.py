@@ -63,7 +63,7 @@ def spmm(
         return torch.ops.stretto.spmm(
             graph.handle, x, weight, row_scale, col_scale, y, beta, graph.num_rows, graph.num_cols, False
         )
-    if torch.is_grad_enabled() and _carries_grad(x, weight, y):
+    if library.recorded(x, weight, y):
         return _SpMM.apply(graph, x, weight, row_scale, col_scale, y, beta)
     return run(graph, x, weight, row_scale, col_scale, y, beta)
 

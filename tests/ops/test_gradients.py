@@ -3,10 +3,20 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 from stretto import Graph, StrettoError
-from stretto.ops import OPS, Sample, gather_rows, scatter_rows, segment_reduce, spmm
+from stretto.ops import (
+    OPS,
+    Sample,
+    edge_softmax,
+    gather_rows,
+    scatter_rows,
+    sddmm,
+    segment_matmul,
+    segment_reduce,
+    spmm,
+)
 from tests.graphs import random_edges
 
 ONCE = ("mul",)  # raises when differentiated twice
@@ -134,3 +144,25 @@ def test_an_edge_index_edited_after_forward_does_not_disturb_backward():
     out.sum().backward()
     expected = torch.bincount(before[0], minlength=10).float()
     torch.testing.assert_close(x.grad, expected.unsqueeze(1).expand(-1, 4))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda g, x: spmm(g, x),
+        lambda g, x: spmm(g, x, reduce="mean"),
+        lambda g, x: spmm(g, x, reduce="max"),
+        lambda g, x: sddmm(g, x, x),
+        lambda g, x: edge_softmax(g, x.new_ones(g.num_edges, 1) * x.sum()),
+        lambda g, x: gather_rows(x, g.edge_index[0]),
+        lambda g, x: scatter_rows(x, torch.zeros(10, dtype=torch.long), 2),
+        lambda g, x: segment_reduce(x, torch.zeros(10, dtype=torch.long), 2, reduce="mul"),
+        lambda g, x: segment_matmul(x, [0, 10], torch.ones(1, 4, 2)),
+    ],
+)
+def test_forward_mode_is_refused_aloud(function):
+    """No tangent is ever dropped in silence."""
+    graph = Graph.of(random_edges(10, 10, 30, 9), 10)
+    x = torch.randn(10, 4)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward mode AD"):
+        function(graph, forward_ad.make_dual(x, torch.ones_like(x)))
