@@ -110,13 +110,13 @@ def _cora(out: Console, epochs: int, seed: int) -> None:
     out.print()
 
 
-def _large(out: Console, repeats: int) -> None:
-    table = Table(title=f"training steps on {LARGE}, {'-'.join(map(str, WIDTHS))}", title_justify="left")
+def _large(out: Console, graph: str, repeats: int) -> None:
+    table = Table(title=f"training steps on {graph}, {'-'.join(map(str, WIDTHS))}", title_justify="left")
     table.add_column("model")
     for column in ("stock ms", "stretto ms", "speed-up", "stock peak MiB", "stretto peak MiB", "difference"):
         table.add_column(column, justify="right")
     for name in ("gcn", "sage", "gat"):
-        with report.progress(2 * (repeats + 2), f"{name} on {LARGE}") as step:
+        with report.progress(2 * (repeats + 2), f"{name} on {graph}") as step:
             result = models.run(
                 name, LARGE, WIDTHS, repeats=repeats, only=("stock edge_index", models.OURS), after=step
             )
@@ -137,11 +137,12 @@ def command(
     epochs: Annotated[int, typer.Option(help="Epochs on Cora.", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="Seed of weights and dropout.")] = 0,
     large: Annotated[bool, typer.Option(help="Also the power-law graph of arXiv size (a minute or two).")] = True,
+    graph: Annotated[str, typer.Option(help="That graph.")] = LARGE,
     repeats: Annotated[int, typer.Option(help="Timed steps on the large graph.", min=1)] = 3,
 ) -> None:
     """Stock PyG and the same code with two lines added: Cora to accuracy, then a graph of arXiv size."""
     out = report.console()
     _cora(out, epochs, seed)
     if large:
-        _large(out, repeats)
+        _large(out, graph, repeats)
     out.print(report.headline(), style="dim")
