@@ -69,8 +69,9 @@ def forget() -> None:
 
 
 def calibrate(device: torch.device) -> Profile:
-    """Measure the rates."""
-    with torch.inference_mode():
+    """Measure the rates. The user's random numbers are left as they were: this may happen inside a training step."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), torch.inference_mode():
         n = 1024
         a = torch.randn(4 * n, n, device=device)
         b = torch.randn(n, n // 4, device=device)

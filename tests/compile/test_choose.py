@@ -136,3 +136,13 @@ def test_hoisted_products_go_with_their_tensor():
     assert HOIST.nbytes() > 0
     del x
     assert HOIST.nbytes() == 0
+
+
+def test_calibration_leaves_the_users_random_numbers_alone():
+    from stretto.tune.profile import calibrate
+
+    torch.manual_seed(5)
+    wanted = torch.rand(4)
+    torch.manual_seed(5)
+    calibrate(torch.device("cpu"))
+    assert torch.equal(torch.rand(4), wanted)
