@@ -1,5 +1,7 @@
 """Environment variables: read on one page, checked, and each does what the page says."""
 
+import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from stretto.ops import OPS
 from tests.compare import evaluate
 from tests.graphs import ZOO, graph_of
 
+ISAS = native.isas()
 # Every op on part of the zoo, with gradients: what the fallback must reproduce.
 NAMES = ("empty", "isolated", "duplicates", "wide", "tall", "no_nodes")
 
@@ -69,21 +72,47 @@ def test_without_the_library_everything_is_the_same(run_python, tmp_path):
 
 @pytest.mark.usefixtures("needs_native")
 def test_the_instruction_set_can_be_chosen(run_python):
-    code = "from stretto.kernels import native; print(native.isa(), native.isas())"
-    finished = run_python(code, STRETTO_CPU="baseline")
-    assert finished.stdout.split()[0] == "baseline"
-    finished = run_python(code, STRETTO_CPU="mmx")
-    assert finished.stdout.split()[0] == "none"
-    assert len(warnings_of(finished)) == 1
-    assert f"instruction set 'mmx' is not available, wanted one of: {' '.join(native.isas())}" in finished.stderr
+    finished = run_python("from stretto.kernels import native; print(native.isa())", STRETTO_CPU="baseline")
+    assert finished.stdout.split() == ["baseline"], finished.stderr
 
 
-def test_a_library_that_is_not_there_is_told_once(run_python):
-    code = "import stretto; from stretto.kernels import native; native.isa(); native.isa(); print(native.why_not())"
-    finished = run_python(code, STRETTO_LIBRARY="nowhere.so")
-    assert finished.returncode == 0
-    assert "nowhere.so" in finished.stdout
-    assert len(warnings_of(finished)) == 1
+@pytest.fixture
+def not_loaded(monkeypatch, caplog):
+    """As at the start of a process, before the library has been looked for; returns what is said since."""
+    for name, value in (("_library", None), ("_why_not", ""), ("_tried", False)):
+        monkeypatch.setattr(native, name, value)
+    caplog.set_level(logging.WARNING, logger="stretto")
+    return lambda: [r.getMessage() for r in caplog.records if r.name == "stretto"]
+
+
+@pytest.mark.usefixtures("needs_native")
+def test_an_instruction_set_that_is_not_there_is_told_once(monkeypatch, not_loaded):
+    monkeypatch.setenv("STRETTO_CPU", "mmx")
+    assert native.isa() == native.isa() == "none"
+    assert len(not_loaded()) == 1
+    assert f"instruction set 'mmx' is not available, wanted one of: {' '.join(ISAS)}" in not_loaded()[0]
+
+
+def test_a_library_that_is_not_there_is_told_once(monkeypatch, not_loaded):
+    monkeypatch.setenv("STRETTO_LIBRARY", "nowhere.so")
+    assert native.library() is None
+    assert native.library() is None
+    assert "nowhere.so" in native.why_not()
+    assert len(not_loaded()) == 1
+    assert native.location() == ""
+    with pytest.raises(StrettoError, match=r"stretto_isa: libstretto is not loaded: .*nowhere\.so"):
+        native.call("stretto_isa")
+
+
+@pytest.mark.usefixtures("needs_native")
+def test_a_library_of_another_version_or_of_other_sources_is_refused(monkeypatch, not_loaded):
+    monkeypatch.setattr(native, "_VERSION", "9.9.9")
+    assert native.library() is None
+    assert re.search(r"has version [\d.]+, wanted 9\.9\.9", not_loaded()[0])
+    monkeypatch.setattr(native, "_tried", False)
+    monkeypatch.setitem(native.SIGNATURES, "stretto_fly", "p")
+    assert native.library() is None
+    assert "lacks stretto_fly: built from other sources, rebuild it" in not_loaded()[1]
 
 
 def test_values_are_read_when_asked_for(monkeypatch):
