@@ -35,9 +35,8 @@ STRETTO_API const char* stretto_version(void);
 STRETTO_API const char* stretto_error(void);  // text of this thread's last negative status
 STRETTO_API const char* stretto_isas(void);   // instruction sets this CPU can run, best first, separated by spaces
 STRETTO_API const char* stretto_isa(void);    // the one in use
-STRETTO_API int stretto_set_isa(const char* name);                // -1 if this CPU or this build does not have it
-STRETTO_API const char* stretto_threading(void);                  // "openmp (borrowed)" or "std::thread"
-STRETTO_API void stretto_advise_huge(void* data, int64_t bytes);  // ask for huge pages under a fresh large buffer
+STRETTO_API int stretto_set_isa(const char* name);  // -1 if this CPU or this build does not have it
+STRETTO_API const char* stretto_threading(void);    // "openmp (borrowed)" or "std::thread"
 
 // ---- graph construction (core/csr.cpp, core/schedule.cpp, core/hash.cpp) ----
 // Smallest and largest of n indices (bytes: 4 or 8); n == 0 gives 0, -1.

@@ -8,10 +8,6 @@
 #include "core/error.h"
 #include "core/parallel.h"
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 namespace stretto {
 namespace {
 
@@ -83,18 +79,6 @@ int stretto_set_isa(const char* name) {
             return 0;
         }
     return stretto::error("instruction set '%s' is not available, wanted one of: %s", name, stretto_isas());
-}
-
-void stretto_advise_huge(void* data, int64_t bytes) {
-#if defined(__linux__)
-    // Only whole huge pages inside the buffer; a refusal by the kernel costs nothing but the gain.
-    const uintptr_t huge = uintptr_t{1} << 21, begin = (reinterpret_cast<uintptr_t>(data) + huge - 1) & ~(huge - 1);
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes)) & ~(huge - 1);
-    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-    (void)data;
-    (void)bytes;
-#endif
 }
 
 }  // extern "C"

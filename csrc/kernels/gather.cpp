@@ -7,6 +7,16 @@ namespace {
 
 constexpr int64_t rows_per_task = 2048, ahead = 8;
 
+// Rows of one word: no prefetch, the loads overlap by themselves.
+template <class Word, class Index>
+void gather_words(const char* x, const Index* index, int64_t begin, int64_t end, char* out) {
+    for (int64_t i = begin; i < end; ++i) {
+        Word word;  // by memcpy: rows of two halves may begin at any even address
+        __builtin_memcpy(&word, x + static_cast<int64_t>(index[i]) * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
+        __builtin_memcpy(out + i * static_cast<int64_t>(sizeof(Word)), &word, sizeof(Word));
+    }
+}
+
 template <class Index>
 int gather(const GatherArgs& a) {
     const auto* x = static_cast<const char*>(a.x);
@@ -14,6 +24,8 @@ int gather(const GatherArgs& a) {
     auto* out = static_cast<char*>(a.out);
     parallel_for((a.n + rows_per_task - 1) / rows_per_task, a.threads, [&](int64_t t) {
         const int64_t begin = t * rows_per_task, end = begin + rows_per_task < a.n ? begin + rows_per_task : a.n;
+        if (a.row_bytes == 4) return gather_words<uint32_t>(x, index, begin, end, out);
+        if (a.row_bytes == 8) return gather_words<uint64_t>(x, index, begin, end, out);
         for (int64_t i = begin; i < end; ++i) {
             if (i + ahead < end) prefetch_bytes(x + static_cast<int64_t>(index[i + ahead]) * a.row_bytes, a.row_bytes);
             __builtin_memcpy(out + i * a.row_bytes, x + static_cast<int64_t>(index[i]) * a.row_bytes,

@@ -64,6 +64,32 @@ STRETTO_INLINE void combine(Vec<A>& acc, Vec<A>& count, Vec<A> value, Vec<A> val
     if constexpr (R == Reduce::max && !Ties) acc = larger<A>(acc, value);
 }
 
+// What each of the edges [begin, end) multiplies its row by. Done for many edges at once: their reads, at random places
+// when the weights are in the user's order, then overlap.
+constexpr int factors_at_once = 64;  // a multiple of every number of edges in flight
+
+template <class T, class Index>
+STRETTO_INLINE void edge_factors(const SpmmView<T>& v, const Index* col, const Index* edge_id, int64_t begin,
+                                 int64_t end, Acc<T>* factor) {
+    using A = Acc<T>;
+    const int64_t n = end - begin, stride = v.weight_stride;
+    const A *weight = v.weight, *scale = v.col_scale;
+    if (col) col += begin;
+    if (edge_id) edge_id += begin;
+    if (!weight && !scale)
+        for (int64_t i = 0; i < n; ++i) factor[i] = 1;
+    else if (!weight)
+        for (int64_t i = 0; i < n; ++i) factor[i] = scale[col ? static_cast<int64_t>(col[i]) : begin + i];
+    else if (edge_id)
+        for (int64_t i = 0; i < n; ++i) factor[i] = weight[static_cast<int64_t>(edge_id[i]) * stride];
+    else
+        for (int64_t i = 0; i < n; ++i) factor[i] = weight[(begin + i) * stride];
+    if (weight && scale)
+        for (int64_t i = 0; i < n; ++i) factor[i] *= scale[col ? static_cast<int64_t>(col[i]) : begin + i];
+    if (v.sign < 0)
+        for (int64_t i = 0; i < n; ++i) factor[i] = -factor[i];
+}
+
 // Reduces the edges [begin, end) of one row, columns [c, c + width) of x with width in (lanes * (NV - 1), lanes * NV].
 // Rows up to edge `ahead_end` may be prefetched: the next rows' edges follow this row's.
 template <class T, class Index, Reduce R, bool Scaled, bool Ties, int NV, int unroll>
@@ -77,32 +103,34 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, const I
     for (int u = 0; u < unroll; ++u)
         for (int k = 0; k < NV; ++k) lane[u][k] = identity<R, A>();
 
-    const auto add = [&](int64_t e, Vec<A>* into) __attribute__((always_inline)) {
+    A made[Scaled ? factors_at_once : 1];
+    const bool as_given = Scaled && v.weight && !edge_id && v.weight_stride == 1 && !v.col_scale && v.sign > 0;
+    const A* factor = as_given ? v.weight + begin : made;
+    const auto add = [&](int64_t e, int64_t i, Vec<A>* into) __attribute__((always_inline)) {
         if (e + v.prefetch < ahead_end)
             prefetch_bytes(x + static_cast<int64_t>(col[e + v.prefetch]) * v.ldx, NV * L * static_cast<int>(sizeof(T)));
-        const int64_t j = col ? static_cast<int64_t>(col[e]) : e;
-        const T* row = x + j * v.ldx;
-        A w = v.sign;
-        if constexpr (Scaled) {
-            if (v.weight) w *= v.weight[(edge_id ? static_cast<int64_t>(edge_id[e]) : e) * v.weight_stride];
-            if (v.col_scale) w *= v.col_scale[j];
-        }
+        const T* row = x + (col ? static_cast<int64_t>(col[e]) : e) * v.ldx;
 #pragma GCC unroll 16
         for (int k = 0; k < NV; ++k) {
             Vec<A> value = k == NV - 1 ? load_lanes(row + k * L, tail) : load(row + k * L);
-            if constexpr (Scaled) value = w * value;
+            if constexpr (Scaled) value = factor[i] * value;
             // Entries compete as stored: rounding may make two of them equal, and both then share the gradient.
             if constexpr (R == Reduce::max && !std::is_same_v<T, A>)
                 if (v.weight) value = as_stored<T>(value);
             combine<R, Ties, A>(into[k], count[k], value, broadcast<A>(1));
         }
     };
-    int64_t e = begin;
-    for (; e + unroll <= end; e += unroll)
+    const int64_t step = Scaled && !as_given ? factors_at_once : end - begin;
+    for (int64_t first = begin; first < end; first += step) {
+        const int64_t last = first + step < end ? first + step : end;
+        if (Scaled && !as_given) edge_factors(v, col, edge_id, first, last, made);
+        int64_t e = first;
+        for (; e + unroll <= last; e += unroll)
 #pragma GCC unroll 4
-        for (int u = 0; u < unroll; ++u) add(e + u, lane[u]);
-    if constexpr (unroll > 1)
-        for (; e < end; ++e) add(e, lane[0]);
+            for (int u = 0; u < unroll; ++u) add(e + u, e + u - first, lane[u]);
+        if constexpr (unroll > 1)
+            for (; e < last; ++e) add(e, e - first, lane[0]);
+    }
     for (int k = 0; k < NV; ++k) {
         for (int u = 1; u < unroll; ++u) combine<R, false, A>(lane[0][k], count[k], lane[u][k], count[k]);
         acc[k] = lane[0][k];

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 
 import torch
 from torch import Tensor
 
 from stretto.kernels import native
 from stretto.kernels.csr import Csr
+from stretto.kernels.pool import empty
 from stretto.kernels.schema import DTYPES, REDUCES, accumulate_type
 
-# Outputs above this many bytes get huge pages: a fresh buffer's page faults cost as much as a narrow kernel.
-HUGE = 1 << 22
+# From this many edges on, weights are brought into the order of the rows before they are used.
+MANY_EDGES = 1 << 14
 
 
 class _CsrStruct(ctypes.Structure):
@@ -27,9 +29,10 @@ class _CsrStruct(ctypes.Structure):
     )
 
 
-def struct(csr: Csr) -> int:
-    """Address of the matrix's C struct, made once and kept with it."""
-    kept = csr.cache.get("struct")
+def struct(csr: Csr, *, in_row_order: bool = False) -> int:
+    """Address of the matrix's C struct, made once and kept with it. in_row_order: what is per edge has been sorted."""
+    key = "struct_in_row_order" if in_row_order else "struct"
+    kept = csr.cache.get(key)
     if kept is None:
         index = csr.col if csr.col is not None else csr.edge_id
         assert csr.tasks is not None
@@ -37,7 +40,7 @@ def struct(csr: Csr) -> int:
         fields = _CsrStruct(
             csr.rowptr.data_ptr(),
             _pointer(csr.col),
-            _pointer(csr.edge_id),
+            None if in_row_order else _pointer(csr.edge_id),
             csr.tasks.data_ptr(),
             csr.hubs.data_ptr(),
             csr.num_rows,
@@ -49,17 +52,8 @@ def struct(csr: Csr) -> int:
             index.element_size() if index is not None else 4,
         )
         # Of two threads' structs the first: the other is freed while nobody holds its address.
-        kept = csr.cache.setdefault("struct", (ctypes.addressof(fields), fields))
+        kept = csr.cache.setdefault(key, (ctypes.addressof(fields), fields))
     return kept[0]
-
-
-def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
-    """An uninitialised tensor, on huge pages when it is large."""
-    out = torch.empty(shape, dtype=dtype)
-    nbytes = out.numel() * out.element_size()
-    if nbytes >= HUGE:
-        _lib().stretto_advise_huge(out.data_ptr(), nbytes)
-    return out
 
 
 def spmm(
@@ -83,12 +77,15 @@ def spmm(
     if out.numel() == 0:
         return out, torch.empty_like(out, dtype=accumulate_type(dtype)) if count_ties else None
     ties = empty(out.shape, accumulate_type(dtype)) if count_ties else None
+    in_row_order = False
+    if weight is not None and csr.edge_id is not None and csr.num_edges >= MANY_EDGES:
+        weight, in_row_order = _in_row_order(csr, weight), True
     weight, weight_heads = _weight(weight, dtype)
     row_scale, col_scale = _plain(row_scale, dtype), _plain(col_scale, dtype)
     if y is not None:
         y = _rows(y.to(dtype))
     status = _lib().stretto_spmm(
-        struct(csr),
+        struct(csr, in_row_order=in_row_order),
         DTYPES[dtype],
         REDUCES[reduce],
         x.data_ptr(),
@@ -231,6 +228,23 @@ def _per_edge(name: str, csr: Csr, a: Tensor, b: Tensor | None, shape: tuple[int
         width = a.size(1)
         native.check(function(struct(csr), DTYPES[acc], *operands, width, out.data_ptr(), torch.get_num_threads()))
     return out.to(dtype)
+
+
+def _in_row_order(csr: Csr, weight: Tensor) -> Tensor:
+    """A weight per edge, in the order of the CSR: reading it at random inside the kernel costs more than this pass.
+
+    The last constant weight is kept beside the matrix: layers and steps that share it sort it once.
+    """
+    assert csr.edge_id is not None
+    constant = not weight.requires_grad and not weight.is_inference()
+    if constant:
+        kept = csr.cache.get("weight")
+        if kept is not None and kept[0]() is weight and kept[1] == weight._version:
+            return kept[2]
+    ordered = gather_rows(weight.detach(), csr.edge_id)
+    if constant:
+        csr.cache["weight"] = (weakref.ref(weight), weight._version, ordered)
+    return ordered
 
 
 def _lib() -> ctypes.CDLL:

@@ -75,7 +75,6 @@ SIGNATURES = {
     "stretto_isa": "",
     "stretto_set_isa": "s",
     "stretto_threading": "",
-    "stretto_advise_huge": "pi",
     "stretto_minmax": "piinpp",
     "stretto_csr_build": "ppiiinpppip",
     "stretto_csr_rows_sorted": "pnp",
@@ -104,6 +103,5 @@ RESULTS = {
     "stretto_isas": "s",
     "stretto_isa": "s",
     "stretto_threading": "s",
-    "stretto_advise_huge": "",
     "stretto_hash": "",
 }

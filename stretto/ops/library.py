@@ -64,7 +64,11 @@ def recorded(*tensors: Tensor | None) -> bool:
     """Whether autograd must see a call: some tensor carries a gradient, or forward mode is on (Functions refuse it)."""
     if forward_ad._current_level >= 0:
         return True
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:  # a loop: small calls feel the generator of any()
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 def mean_scale(graph: Graph | TracedGraph, dtype: torch.dtype) -> Tensor:

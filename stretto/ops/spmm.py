@@ -54,7 +54,8 @@ def spmm(
             beta=beta,
         )
         return column.squeeze(1)
-    if reduce in (Reduce.MAX, Reduce.MIN) or _carries_grad(row_scale, col_scale):
+    scaled = row_scale is not None or col_scale is not None
+    if reduce in (Reduce.MAX, Reduce.MIN) or (scaled and _carries_grad(row_scale, col_scale)):
         return _scaled_outside(graph, x, weight, reduce, row_scale, col_scale, y, beta)
     if reduce == Reduce.MEAN:
         mean = library.mean_scale(graph, accumulate_type(x.dtype))
@@ -81,10 +82,10 @@ def run(
     csr = graph.csr if weight is None else graph.edge_csr
     backend = kernels.backend(x.device)
     width = x.size(1) if x.dim() == 2 else x.size(1) * x.size(2)
-    options = {"row_scale": row_scale, "col_scale": col_scale, "y": y, "beta": beta}
     device = "cpu" if backend is kernels.cpu else x.device.type
     if backend is reference or csr.num_edges * width < SMALL[device]:
-        return backend.spmm(csr, x, weight, **options)[0]
+        return backend.spmm(csr, x, weight, row_scale=row_scale, col_scale=col_scale, y=y, beta=beta)[0]
+    options = {"row_scale": row_scale, "col_scale": col_scale, "y": y, "beta": beta}
     plain = row_scale is None and col_scale is None and y is None and x.dim() == 2 and x.dtype in _PLAIN_TYPES
     key = (
         "spmm",
@@ -96,6 +97,10 @@ def run(
         plain,
         *([device] if device != "cpu" else []),
     )
+
+    known = picker.known(key)
+    if known is not None and known.backend != "torch":
+        return backend.spmm(csr, x, weight, **options, **known.options)[0]
 
     def call(variant: Variant) -> Tensor:
         if variant.backend == "torch":
@@ -182,7 +187,13 @@ def _promote(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return x.to(wide), weight.to(wide)
 
 
+def _plainly_right(graph: Graph, x: Tensor) -> bool:
+    return x.dtype in kernels.DTYPES and x.dim() == 2 and x.size(0) == graph.num_cols and x.device == graph.device
+
+
 def _check(graph: Graph, x: Tensor, weight: Any, row_scale: Any, col_scale: Any, y: Any) -> None:
+    if weight is row_scale is col_scale is y is None and _plainly_right(graph, x):
+        return
     if x.dtype not in kernels.DTYPES:
         fail(f"spmm: 'x' is {x.dtype}, wanted float32, float64, bfloat16 or float16")
     if not 1 <= x.dim() <= 3 or x.size(0) != graph.num_cols:

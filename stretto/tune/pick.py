@@ -78,6 +78,12 @@ class Picker:
             return self._explore(key, variants, lambda variant: _waited(call, variant, wait), wait)
         return self._explore(key, variants, call, None)
 
+    def known(self, key: Hashable) -> Variant | None:
+        """The variant that `run` would call without trying anything; None: ask `run`."""
+        if torch.get_num_threads() != self._threads or torch.are_deterministic_algorithms_enabled():
+            return None
+        return self._decided.get(key)
+
     def decided(self, key: Hashable) -> Variant | None:
         """What was chosen for a signature, if it was."""
         return self._decided.get(key)

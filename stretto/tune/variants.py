@@ -25,7 +25,7 @@ VARIANTS: dict[str, dict[str, tuple[Variant, ...]]] = {
         "cpu": (
             Variant("row_ahead8", options={"tile": 0, "prefetch": 8}),
             Variant("row_ahead16", options={"tile": 0, "prefetch": 16}),
-            Variant("row_ahead4", options={"tile": 0, "prefetch": 4}),
+            Variant("row_ahead24", options={"tile": 0, "prefetch": 24}),
             Variant("row_plain", options={"tile": 0, "prefetch": 0}),
             Variant("tile128_ahead8", options={"tile": 128, "prefetch": 8}, least_width=256),
             Variant("tile64_ahead8", options={"tile": 64, "prefetch": 8}, least_width=128),

@@ -1,0 +1,87 @@
+"""Large results are written into memory that an earlier result of the same size has left.
+
+A fresh buffer costs a page fault every 4 KiB, and the system takes it back when it is freed: a training step would pay
+for the same pages again and again, more than a narrow kernel itself costs. So a bounded number of bytes is kept. A
+buffer is used again only when nothing else refers to it: no tensor, view, saved gradient or NumPy array.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto import settings
+
+LEAST = 1 << 20  # smaller buffers come out of the allocator's own free lists
+
+# How many owners a storage has. Without it (a torch that renamed it) every buffer is a fresh one.
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
+_lock = threading.Lock()
+_kept: OrderedDict[int, Any] = OrderedDict()  # storage address -> storage, the least recently given out first
+_bytes = 0
+
+
+def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor on the CPU. Its memory may be that of a former result."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < LEAST or _use_count is None:
+        return torch.empty(shape, dtype=dtype)
+    with _lock:
+        for address in _kept:
+            storage = _kept[address]
+            if storage.nbytes() == nbytes and _idle(address, storage):
+                _kept.move_to_end(address)
+                return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload]
+        fresh = torch.empty(shape, dtype=dtype)
+        _keep(fresh.untyped_storage(), nbytes)
+        return fresh
+
+
+def kept_bytes() -> int:
+    """Bytes the pool refers to, in use or not: never more than the limit."""
+    return _bytes
+
+
+def clear() -> None:
+    """Give up every kept buffer; those in use live on with their tensors."""
+    global _bytes
+    with _lock:
+        _kept.clear()
+        _bytes = 0
+
+
+def limit() -> int:
+    """Bytes that may be kept: STRETTO_POOL_MB, or a sixteenth of the machine's memory."""
+    if settings.get("STRETTO_POOL_MB"):
+        return settings.integer("STRETTO_POOL_MB") << 20
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
+
+
+def _idle(address: int, storage: Any) -> bool:
+    """Whether the pool alone holds it: no tensor in C++, no second name in Python, no other process."""
+    # The names: the pool's, the caller's, this function's, getrefcount's.
+    return _use_count(address) == 1 and sys.getrefcount(storage) <= 4 and not storage.is_shared()  # type: ignore[misc]
+
+
+def _keep(storage: Any, nbytes: int) -> None:
+    """Remember a fresh buffer, in place of idle ones if need be; not at all where there is no room."""
+    global _bytes
+    room = limit()
+    if nbytes > room:
+        return
+    for address in list(_kept):
+        if _bytes + nbytes <= room:
+            break
+        kept = _kept[address]
+        if _idle(address, kept) or kept.is_shared():
+            _bytes -= _kept.pop(address).nbytes()
+    if _bytes + nbytes <= room:
+        _kept[storage._cdata] = storage
+        _bytes += nbytes
