@@ -18,7 +18,7 @@ from stretto import settings
 from stretto.compile.expr import Add, Horner, Leaf, MatMul, Node, Scaled, Sparse, Transpose
 from stretto.compile.plan import Plan
 from stretto.graph import Graph
-from stretto.kernels import vendor
+from stretto.kernels import pool, vendor
 from stretto.ops.spmm import run as run_spmm
 from stretto.ops.spmm import spmm
 
@@ -158,7 +158,7 @@ class _Evaluation:
         if isinstance(node, MatMul):
             if type(node.left) is Sparse:
                 return self._hop(node.left, self.value(node.right))
-            return self.value(node.left) @ self.value(node.right)  # type: ignore[arg-type]
+            return self._product(self.value(node.left), self.value(node.right))  # type: ignore[arg-type]
         if isinstance(node, Scaled):
             return self.value(node.of) * self.call.scalars[node.by]
         if isinstance(node, Add):
@@ -169,22 +169,35 @@ class _Evaluation:
     def _hop(self, sparse: Sparse, x: Tensor, y: Tensor | None = None, beta: float = 1.0) -> Tensor:
         return self.call.sparse[sparse.name].apply(x, sparse.transposed, y, beta, self.again)
 
+    def _product(self, left: Tensor, right: Tensor) -> Tensor:
+        if self.again or left.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+            return left @ right
+        return torch.mm(left, right, out=pool.empty((left.size(0), right.size(1)), left.dtype))
+
     def _add(self, node: Add) -> Tensor:
-        """A sum; dense products are accumulated by the GEMM that makes them."""
+        """A sum; dense products are accumulated by the GEMM that makes them, in place where nobody else reads."""
         products = [t for t in node.terms if _is_product(t) and t not in self.known]
         total: Tensor | None = None
+        ours = False
         for term in (t for t in node.terms if t not in products):
+            fresh = term not in self.known and isinstance(term, MatMul) and self._owns(term) and not self.again
             value = self.value(term)
-            total = value if total is None else total + value
+            if fresh and total is None:
+                self.known.pop(term)  # it becomes the sum: whoever asks for it later computes it anew
+            total, ours = (value, fresh) if total is None else (total.add_(value) if ours else total + value, True)
         for term in products:
             factor, inner = (self.call.scalars[term.by], term.of) if isinstance(term, Scaled) else (1.0, term)
             assert isinstance(inner, MatMul)
             assert not isinstance(inner.left, Sparse)
             left, right = self.value(inner.left), self.value(inner.right)
             if total is None:
-                total = left @ right if factor == 1.0 else (left @ right) * factor
+                total = self._product(left, right)
+                total = total if factor == 1.0 else total * factor
+            elif ours and not self.again:
+                total.addmm_(left, right, alpha=factor)
             else:
                 total = torch.addmm(total, left, right, alpha=factor)
+            ours = True
         assert total is not None
         return total
 
