@@ -28,9 +28,11 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from stretto import datasets
-from stretto.bench import machine, report
+from stretto.bench import layers, machine, report
+from stretto.bench.memory import peak_bytes
 from stretto.bench.run import threads as use_threads
 from stretto.compile import HOIST
+from stretto.errors import expect
 from stretto.plugin import accelerate
 from stretto.tune.timing import Timing, measure, ratio
 
@@ -170,7 +172,7 @@ def run(
             step = _step(net, arguments, y, train)
             with _environment(environment):
                 got = _loss_and_gradients(net, arguments, y, train)
-                outcome.peak_bytes = _peak(step)
+                outcome.peak_bytes = peak_bytes(step)
         except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
             outcome.reason = f"raises: {str(error).splitlines()[0][:90]}"
             continue
@@ -277,26 +279,6 @@ def _features(data: datasets.Dataset, width: int) -> Tensor:
     return torch.randn(data.num_nodes, width)
 
 
-def _peak(step: Callable[[], None]) -> int | None:
-    """Bytes a step needs at its peak above what is held before it; Linux only."""
-    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    if not reset.exists():
-        return None
-    step()  # what is built once (graph, optimizer state) is not of the step
-    try:
-        reset.write_text("5")
-    except OSError:
-        return None
-    before = _status_bytes(status, "VmRSS")
-    step()
-    return max(_status_bytes(status, "VmHWM") - before, 0)
-
-
-def _status_bytes(status: Path, key: str) -> int:
-    line = next(line for line in status.read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024
-
-
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
@@ -343,9 +325,10 @@ def show(out: Any, result: Result) -> None:
 
 
 def command(
-    graph: Annotated[str, typer.Option(help="cora, a .npz, rmat:SCALE:EDGES, er:N:E, grid:N, ...")] = "rmat:17:1200000",
+    graph: Annotated[str, typer.Option(help="cora, a .npz, rmat:SCALE:EDGES, er:N:E, grid:N, ...")] = "",
     model: Annotated[str, typer.Option(help=f"comma-separated, of {', '.join(LAYERS)}")] = "gcn,sage,gin",
-    widths: Annotated[str, typer.Option(help="features,hidden,...,classes")] = "128,256,40",
+    layer: Annotated[str, typer.Option(help=f"one layer instead: of {', '.join(layers.LAYERS)}, or all")] = "",
+    widths: Annotated[str, typer.Option(help="features,hidden,...,classes; of a layer: in,out")] = "",
     eval_: Annotated[bool, typer.Option("--eval", help="inference instead of training steps")] = False,
     threads: Annotated[int, typer.Option(help="threads; 0: as torch has them")] = 0,
     repeats: Annotated[int, typer.Option(help="timed rounds")] = 5,
@@ -356,8 +339,24 @@ def command(
     """Training steps (or inference) of PyG models: stock in every form, and with two lines added."""
     out = report.console()
     out.print(report.headline(), style="dim")
-    sizes = [int(w) for w in widths.split(",")]
+    sizes = [int(w) for w in (widths or "" if layer else widths or "128,256,40").split(",") if w]
     records: list[dict[str, object]] = []
+    if layer:
+        names = list(layers.LAYERS) if layer == "all" else layer.split(",")
+        for name in names:
+            expect(name in layers.LAYERS, f"bench: 'layer' is {name!r}, wanted some of {', '.join(layers.LAYERS)}")
+        expect(len(sizes) in (0, 2), f"bench: 'widths' is {widths!r}, wanted in,out")
+        with use_threads(threads or torch.get_num_threads()):
+            for name in names:
+                pair = (sizes[0], sizes[1]) if sizes else None
+                with report.progress(3 + (repeats + 2) * 3, name) as after:
+                    found = layers.run(name, graph, pair, repeats=repeats, compiled=compiled, after=after)
+                layers.show(out, found)
+                records += found.to_dicts()
+        if json is not None:
+            report.write_json(json, records)
+        return
+    graph = graph or "rmat:17:1200000"
     with use_threads(threads or torch.get_num_threads()):
         for name in model.split(","):
             with report.progress(7 + (repeats + 1) * 7, name) as after:

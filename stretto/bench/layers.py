@@ -1,0 +1,247 @@
+"""`stretto bench models --layer NAME`: forward and backward of one layer, its time and its memory above its inputs and
+outputs; stock, torch.compile of stock, and ours. Gradients go to the parameters, to x and to edge features."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch_geometric.nn
+from rich.table import Table
+from torch import Tensor, nn
+from torch_geometric.nn.models.schnet import CFConv, GaussianSmearing, ShiftedSoftplus
+
+from stretto import datasets
+from stretto.bench import machine, report
+from stretto.bench.memory import peak_bytes, tensor_bytes
+from stretto.nn import record_of
+from stretto.plugin import accelerate
+from stretto.tune.timing import Timing, measure, ratio
+
+OURS = "stretto"
+BATCH = 128  # molecules
+pyg: Any = torch_geometric.nn
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How to build a layer between two widths, how wide its edge features are, and on what it is measured."""
+
+    make: Callable[[int, int, datasets.Dataset], nn.Module]
+    edge_dim: int = 0
+    molecules: bool = False
+    widths: tuple[int, int] = (128, 256)
+
+
+def _pna(i: int, o: int, data: datasets.Dataset) -> nn.Module:
+    degree = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
+    names, scalers = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
+    return pyg.PNAConv(i, o, names, scalers, torch.bincount(degree))
+
+
+def _filters(i: int, o: int, data: datasets.Dataset) -> nn.Module:
+    net = nn.Sequential(nn.Linear(50, o), ShiftedSoftplus(), nn.Linear(o, o))
+    return CFConv(i, o, o, net, 10.0)
+
+
+def _mlp(i: int, o: int, hidden: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(i, hidden), nn.ReLU(), nn.Linear(hidden, o))
+
+
+LAYERS: dict[str, Layer] = {
+    "GATConv": Layer(lambda i, o, data: pyg.GATConv(i, o // 4, heads=4)),
+    "GATv2Conv": Layer(lambda i, o, data: pyg.GATv2Conv(i, o // 4, heads=4)),
+    "TransformerConv": Layer(lambda i, o, data: pyg.TransformerConv(i, o // 4, heads=4)),
+    "PNAConv": Layer(_pna),
+    "GENConv": Layer(lambda i, o, data: pyg.GENConv(i, o)),
+    "EdgeConv": Layer(lambda i, o, data: pyg.EdgeConv(_mlp(2 * i, o, o)), widths=(64, 64)),
+    "FiLMConv": Layer(lambda i, o, data: pyg.FiLMConv(i, o)),
+    "ResGatedGraphConv": Layer(lambda i, o, data: pyg.ResGatedGraphConv(i, o, edge_dim=16), 16),
+    "NNConv": Layer(lambda i, o, data: pyg.NNConv(i, o, _mlp(16, i * o, 64), aggr="mean"), 16, widths=(64, 64)),
+    "CFConv": Layer(_filters, 50, True, (128, 128)),
+    "CGConv": Layer(lambda i, o, data: pyg.CGConv(i, 50), 50, True, (64, 64)),
+    "GINEConv": Layer(lambda i, o, data: pyg.GINEConv(_mlp(i, o, o), edge_dim=50), 50, True, (64, 64)),
+}
+
+
+@dataclass
+class Outcome:
+    """One candidate."""
+
+    name: str
+    error: float | None = None
+    timing: Timing | None = None
+    peak_bytes: int | None = None
+    reason: str = ""
+
+
+@dataclass
+class Result:
+    """A layer on a graph and what was measured."""
+
+    layer: str
+    graph: str
+    widths: tuple[int, int]
+    num_nodes: int
+    num_edges: int
+    repeats: int
+    threads: int
+    ends_bytes: int  # inputs, outputs, parameters' gradients: what any candidate must hold
+    plan: str = ""
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def get(self, name: str) -> Outcome | None:
+        return next((o for o in self.outcomes if o.name == name and o.timing), None)
+
+    def command(self) -> str:
+        widths = ",".join(map(str, self.widths))
+        return (
+            f"stretto bench models --layer {self.layer} --graph {self.graph} --widths {widths} "
+            f"--threads {self.threads} --repeats {self.repeats} --compile"
+        )
+
+    def to_dicts(self) -> list[dict[str, object]]:
+        cell: dict[str, object] = {"layer": self.layer, "graph": self.graph, "widths": list(self.widths)}
+        cell |= {"num_nodes": self.num_nodes, "num_edges": self.num_edges, "command": self.command()}
+        cell |= {"ends_bytes": self.ends_bytes, "plan": self.plan}
+        ours = self.get(OURS)
+        rows = []
+        for o in self.outcomes:
+            row = {**cell, "candidate": o.name, "error": o.error, "peak_bytes": o.peak_bytes, "reason": o.reason}
+            if o.timing is not None:
+                row |= o.timing.to_dict()
+                if ours is not None and ours.timing is not None:
+                    row["times_ours"] = ratio(o.timing, ours.timing)
+            rows.append({**row, "machine": machine.facts()})
+        return rows
+
+
+def run(
+    name: str,
+    graph: str = "",
+    widths: tuple[int, int] | None = None,
+    *,
+    repeats: int = 5,
+    compiled: bool = False,
+    after: report.Step | None = None,
+) -> Result:
+    """Check every candidate against stock, measure its memory, then time all in turns."""
+    layer = LAYERS[name]
+    graph = graph or ("qm9-20k" if layer.molecules else "rmat:17:1200000")
+    i, o = widths or layer.widths
+    torch.manual_seed(0)
+    data = _molecules(graph) if layer.molecules else datasets.load_graph(graph)
+    first = layer.make(i, o, data)
+    inputs = _inputs(layer, data, i)
+    learned = [t for t in inputs if isinstance(t, Tensor) and t.requires_grad]
+    with torch.no_grad():
+        flow = torch.randn_like(copy.deepcopy(first)(*inputs))
+    ends = tensor_bytes(flow, *learned, *first.parameters())
+    shape = (data.num_nodes, data.edge_index.size(1))
+    result = Result(name, graph, (i, o), *shape, repeats, torch.get_num_threads(), ends)
+    makers: dict[str, Callable[[Any], Any]] = {"stock edge_index": lambda net: net}
+    if compiled:
+        makers["stock torch.compile"] = torch.compile
+    makers[OURS] = accelerate
+    calls: dict[str, Callable[[], object]] = {}
+    truth: list[Tensor] | None = None
+    for label, make in makers.items():
+        outcome = Outcome(label)
+        result.outcomes.append(outcome)
+        net = make(copy.deepcopy(first))
+        try:
+            got = _gradients(net, inputs, learned, flow)
+            truth = got if truth is None else truth
+            outcome.error = max(_relative(a, b) for a, b in zip(got, truth, strict=True))
+            del got
+            call = _call(net, inputs, learned, flow)
+            outcome.peak_bytes = max(peak_bytes(call) - tensor_bytes(flow), 0)
+        except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
+            outcome.reason = f"raises: {str(error).splitlines()[0][:90]}"
+            continue
+        if label == OURS:
+            record = record_of(net)
+            result.plan = record.plan or record.reason
+        if outcome.error > 1e-3:
+            outcome.reason = f"differs from stock by {outcome.error:.1e}"
+            continue
+        calls[label] = call
+        if after is not None:
+            after(label)
+    truth = None
+    timings = measure(calls, repeats=repeats, warmup=2, sample_seconds=0.05, after=after)
+    for outcome in result.outcomes:
+        outcome.timing = timings.get(outcome.name)
+    return result
+
+
+def _molecules(graph: str) -> datasets.Dataset:
+    """The first BATCH graphs of a collection, as a mini-batch has them."""
+    data = datasets.load_graph(graph)
+    nodes, edges = (int(data.extras[key][BATCH]) for key in ("node_ptr", "edge_ptr"))
+    extras = {name: data.extras[name][:nodes] for name in ("pos", "z") if name in data.extras}
+    return datasets.Dataset(data.name, data.edge_index[:, :edges].contiguous(), nodes, extras=extras)
+
+
+def _inputs(layer: Layer, data: datasets.Dataset, width: int) -> tuple[Any, ...]:
+    x = torch.randn(data.num_nodes, width, requires_grad=True)
+    if not layer.edge_dim:
+        return x, data.edge_index
+    if layer.molecules and "pos" in data.extras:
+        source, target = data.edge_index
+        length = (data.extras["pos"][source] - data.extras["pos"][target]).norm(dim=1)
+        attr = GaussianSmearing(0.0, 10.0, layer.edge_dim)(length)
+        distance = (length,) if layer.make is _filters else ()
+        return (x, data.edge_index, *distance, attr.requires_grad_())
+    return x, data.edge_index, torch.randn(data.edge_index.size(1), layer.edge_dim, requires_grad=True)
+
+
+def _call(net: Any, inputs: tuple[Any, ...], learned: list[Tensor], flow: Tensor) -> Callable[[], None]:
+    def call() -> None:
+        net(*inputs).backward(flow)
+        for tensor in (*learned, *net.parameters()):
+            tensor.grad = None
+
+    return call
+
+
+def _gradients(net: Any, inputs: tuple[Any, ...], learned: list[Tensor], flow: Tensor) -> list[Tensor]:
+    out = net(*inputs)
+    wanted = [*learned, *(p for p in net.parameters() if p.requires_grad)]
+    grads = torch.autograd.grad(out, wanted, flow, allow_unused=True, materialize_grads=True)
+    return [out.detach(), *grads]
+
+
+def _relative(got: Tensor, wanted: Tensor) -> float:
+    return float((got.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-6))
+
+
+def show(out: Any, result: Result) -> None:
+    """One result as a table."""
+    i, o = result.widths
+    title = f"{result.layer} {i}-{o}, {result.graph}, forward + backward, {result.threads} threads"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("candidate")
+    for column in ("median ms", "q20 - q80", "peak MiB", "times ours", "peak, times ours", "error"):
+        table.add_column(column, justify="right")
+    ours = result.get(OURS)
+    for outcome in result.outcomes:
+        peak = "" if outcome.peak_bytes is None else f"{outcome.peak_bytes / 2**20:.0f}"
+        error = "" if outcome.error is None else f"{outcome.error:.1e}"
+        if outcome.timing is None:
+            table.add_row(outcome.name, "-", outcome.reason, peak, "", "", error, style="dim")
+            continue
+        times = memory = ""
+        if ours is not None and ours.timing is not None:
+            times = f"{outcome.timing.median / ours.timing.median:.2f}"
+            memory = f"{(outcome.peak_bytes or 0) / max(ours.peak_bytes or 0, 1):.1f}"
+        cells = (report.milliseconds(outcome.timing), report.spread(outcome.timing), peak, times, memory, error)
+        table.add_row(outcome.name, *cells, style="bold" if outcome.name == OURS else "")
+    out.print(table)
+    ends = f"inputs, outputs and parameters: {result.ends_bytes / 2**20:.0f} MiB"
+    out.print(f"ours: {result.plan}; {ends}", soft_wrap=True, style="dim", highlight=False)
+    out.print(f"repeat: {result.command()}", soft_wrap=True, style="dim", highlight=False)
+    out.print()
