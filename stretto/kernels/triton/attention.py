@@ -138,18 +138,18 @@ def attention(csr: Csr, a: Attention, *, weights: bool) -> tuple[Tensor, Tensor 
 
 def _sum(csr: Csr, call: Call, out: Tensor, stats: Tensor | None) -> None:
     cut, h, width = pieces(csr), call.heads, call.width
-    part = call.v.new_empty(cut.num_slots, h, width, dtype=call.acc)
-    part_stats = call.v.new_empty(cut.num_slots, h, 2, dtype=call.acc)
+    part = call.v.new_empty(cut.windows, h, width, dtype=call.acc)
+    part_stats = call.v.new_empty(cut.windows, h, 2, dtype=call.acc)
     across = tiles(width, call.block)
     same = call.a.v is None and call.across == 1 and call.value_step == call.right_step
     forward.pieces_kernel[(cut.count, call.head_tiles, across)](
-        cut.edge, cut.row, cut.slot, csr.col, csr.edge_id, call.v, call.v.stride(0), out=out, stats=stats, part=part,
-        part_stats=part_stats, width=width, value_step=call.value_step, num_rows=csr.num_rows, SAME=same, VEC=call.vec,
+        *cut.args, csr.col, csr.edge_id, call.v, call.v.stride(0), out=out, stats=stats, part=part,
+        part_stats=part_stats, width=width, value_step=call.value_step, SAME=same, VEC=call.vec,
         **call.ends(), **call.flags(),
     )  # fmt: skip
-    if cut.num_hubs:
-        forward.hubs_kernel[(cut.num_hubs, call.head_tiles, across)](
-            cut.hub_row, cut.hub_slot, part, part_stats, out, stats, h, width, csr.num_rows,
+    if cut.windows:
+        forward.hubs_kernel[(cut.windows, call.head_tiles, across)](
+            *cut.args, part, part_stats, out, stats, h, width,
             FORM=FORMS[call.a.form], ACC=acc_of(call.dtype), BLOCK_S=4, BLOCK_H=call.block_heads, BLOCK_F=call.block,
             num_warps=2,
         )  # fmt: skip
@@ -162,7 +162,7 @@ def weights_of(csr: Csr, call: Call, stats: Tensor, *, dropped: bool) -> Tensor:
         cut = pieces(csr)
         flags = {**call.flags(), "DROP": dropped and call.a.dropout > 0}
         forward.alpha_kernel[(cut.count, call.head_tiles)](
-            cut.edge, cut.row, cut.slot, csr.col, csr.edge_id, stats=stats, alpha=alpha, **call.ends(), **flags
+            *cut.args, csr.col, csr.edge_id, stats=stats, alpha=alpha, **call.ends(), **flags
         )  # fmt: skip
     return alpha
 

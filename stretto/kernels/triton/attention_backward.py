@@ -17,16 +17,16 @@ from stretto.kernels.triton.scores import DOT, SUM, SUM_ROWS, WEIGHT, dropped, i
 
 @kernel(*SIZES, "ldg")
 def pieces_kernel(
-    edge_of, row_of, slot_of, col, edge_id, v, ldv, left, ldl, right, ldr, att, edge, attr, query, grad, ldg,
+    rowptr, row_of, windows, chunk, col, edge_id, v, ldv, left, ldl, right, ldr, att, edge, attr, query, grad, ldg,
     grad_attr, grad_alpha, row_sum, constants, drop_below, seed_low, seed_high, stats,
     dv, dright, dedge, dscore, part, part_right,
-    heads, width, score_width, attr_width, value_step, right_step, num_rows,
+    heads, width, score_width, attr_width, value_step, right_step,
     FORM: tl.constexpr, DROP: tl.constexpr, ALPHA_DROPPED: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr,
     ACC: tl.constexpr, INT: tl.constexpr, VEC: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    row, slot, start, end = locate(tl.program_id(0), edge_of, row_of, slot_of)
-    if row >= num_rows:
+    row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
+    if row < 0:
         return
     slope, scale, keep = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -149,16 +149,16 @@ def store_rows(sums, into, part, place, slot, mh, f, score_width):
         tl.store(into + to, sums.to(into.dtype.element_ty), mask=within)
 
 
-@kernel("ldl", "ldr", "heads", "score_width", "right_step", "num_rows")
+@kernel("windows", "chunk", "ldl", "ldr", "heads", "score_width", "right_step")
 def left_kernel(
-    edge_of, row_of, slot_of, col, edge_id, left, ldl, right, ldr, edge, dscore, constants, dleft, part,
-    heads, score_width, right_step, num_rows,
+    rowptr, row_of, windows, chunk, col, edge_id, left, ldl, right, ldr, edge, dscore, constants, dleft, part,
+    heads, score_width, right_step,
     EVEN: tl.constexpr, ACC: tl.constexpr, INT: tl.constexpr, VEC: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     """SUM_ROWS by destination: the sum of dscore * leaky_relu'(z), still without the factor att."""
-    row, slot, start, end = locate(tl.program_id(0), edge_of, row_of, slot_of)
-    if row >= num_rows:
+    row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
+    if row < 0:
         return
     slope = tl.load(constants)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -216,13 +216,13 @@ def finish_kernel(
         tl.store(part + tl.program_id(0) * columns + k, tl.sum(acc, 0), mask=live)
 
 
-@kernel("heads", "attr_width")
+@kernel("windows", "chunk", "heads", "attr_width")
 def attributes_kernel(
-    edge_of, row_of, slot_of, edge_id, dscore, alpha, query, grad_attr, dattr, heads, attr_width,
+    rowptr, row_of, windows, chunk, edge_id, dscore, alpha, query, grad_attr, dattr, heads, attr_width,
     ACC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dattr[e] = sum over heads of dscore * query[i] + alpha * grad_attr[i]; alpha is of the weights after dropout."""
-    row, slot, start, end = locate(tl.program_id(0), edge_of, row_of, slot_of)
+    row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
     k = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     live = k < attr_width
     for base in range(start, end, BLOCK_E):

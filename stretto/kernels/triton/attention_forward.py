@@ -10,12 +10,12 @@ from __future__ import annotations
 import triton.language as tl
 
 from stretto.kernels.triton.launch import jit, kernel
-from stretto.kernels.triton.operands import at_entry, locate
+from stretto.kernels.triton.operands import at_entry, hub_of, locate
 from stretto.kernels.triton.scores import WEIGHT, dropped, scores
 
 SIZES = [
-    "ldv", "ldl", "ldr", "heads", "width", "score_width", "attr_width", "value_step", "right_step", "num_rows",
-    "drop_below", "seed_low", "seed_high",
+    "ldv", "ldl", "ldr", "heads", "width", "score_width", "attr_width", "value_step", "right_step", "windows",
+    "chunk", "drop_below", "seed_low", "seed_high",
 ]  # fmt: skip
 
 
@@ -49,15 +49,15 @@ def finish(most, total, acc, row, h, mh, heads, width, f, some, out, stats, firs
 
 @kernel(*SIZES)
 def pieces_kernel(
-    edge_of, row_of, slot_of, col, edge_id, v, ldv, left, ldl, right, ldr, att, edge, attr, query,
+    rowptr, row_of, windows, chunk, col, edge_id, v, ldv, left, ldl, right, ldr, att, edge, attr, query,
     constants, drop_below, seed_low, seed_high, out, stats, part, part_stats,
-    heads, width, score_width, attr_width, value_step, right_step, num_rows,
+    heads, width, score_width, attr_width, value_step, right_step,
     FORM: tl.constexpr, DROP: tl.constexpr, ONE: tl.constexpr, SAME: tl.constexpr, EVEN: tl.constexpr,
     ACC: tl.constexpr, INT: tl.constexpr, VEC: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    row, slot, start, end = locate(tl.program_id(0), edge_of, row_of, slot_of)
-    if row >= num_rows:
+    row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
+    if row < 0:
         return
     slope, scale, keep = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -114,23 +114,21 @@ def pieces_kernel(
         finish(most, total, acc, row, h, mh, heads, width, f, end > start, out, stats, tl.program_id(2) == 0, FORM)
 
 
-@kernel("heads", "width", "num_rows")
+@kernel("windows", "chunk", "heads", "width")
 def hubs_kernel(
-    hub_row, hub_slot, part, part_stats, out, stats, heads, width, num_rows,
+    rowptr, row_of, windows, chunk, part, part_stats, out, stats, heads, width,
     FORM: tl.constexpr, ACC: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
-    hub = tl.program_id(0)
-    row = tl.load(hub_row + hub).to(tl.int64)
-    if row >= num_rows:
+    row, first, end = hub_of(tl.program_id(0), rowptr, row_of, chunk)
+    if (row < 0) | (first != tl.program_id(0)):
         return
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     mh = h < heads
     f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
-    end = tl.load(hub_slot + hub + 1)
     m = tl.full((BLOCK_S, BLOCK_H), float("-inf"), ACC)
     total = tl.full((BLOCK_S, BLOCK_H), 0.0, ACC)
     acc = tl.full((BLOCK_S, BLOCK_H, BLOCK_F), 0.0, ACC)
-    for base in range(tl.load(hub_slot + hub), end, BLOCK_S):
+    for base in range(first, end, BLOCK_S):
         s = base + tl.arange(0, BLOCK_S)
         place = (s.to(tl.int64) * heads)[:, None] + h[None, :]
         there = (s < end)[:, None] & mh[None, :]
@@ -153,15 +151,15 @@ def hubs_kernel(
     finish(most, total, acc, row, h, mh, heads, width, f, True, out, stats, tl.program_id(2) == 0, FORM)
 
 
-@kernel(*[n for n in SIZES if n not in ("ldv", "width", "value_step", "num_rows")])
+@kernel(*[n for n in SIZES if n not in ("ldv", "width", "value_step")])
 def alpha_kernel(
-    edge_of, row_of, slot_of, col, edge_id, left, ldl, right, ldr, att, edge, attr, query,
+    rowptr, row_of, windows, chunk, col, edge_id, left, ldl, right, ldr, att, edge, attr, query,
     constants, drop_below, seed_low, seed_high, stats, alpha, heads, score_width, attr_width, right_step,
     FORM: tl.constexpr, DROP: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
     INT: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The weights themselves, from the scores and what is kept of their rows."""
-    row, slot, start, end = locate(tl.program_id(0), edge_of, row_of, slot_of)
+    row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
     slope, scale, keep = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     mh = (h < heads) | EVEN

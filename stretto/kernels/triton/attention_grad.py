@@ -123,31 +123,31 @@ def _transposed(
 ) -> None:
     """The pass over the transposed edges. A row's dright of gatv2 and dedge still lack the factor att."""
     cut, h = pieces(csr_t), call.heads
-    slots = cut.num_slots
+    slots = cut.windows
     part = call.v.new_empty(slots, h, call.width, dtype=call.acc) if dv is not None else None
     part_right = dright.new_empty((slots, *dright.shape[1:]), dtype=call.acc) if dright is not None else None
     ends = call.ends()
     if grad_attr is not None:
         ends["attr"] = call.attr
     backward.pieces_kernel[(cut.count, call.head_tiles, call.across)](
-        cut.edge, cut.row, cut.slot, csr_t.col, csr_t.edge_id, call.v, call.v.stride(0), grad=grad, ldg=grad.stride(0),
+        *cut.args, csr_t.col, csr_t.edge_id, call.v, call.v.stride(0), grad=grad, ldg=grad.stride(0),
         grad_attr=grad_attr, grad_alpha=grad_alpha, row_sum=row_sum, stats=stats, dv=dv, dright=dright, dedge=dedge,
         dscore=dscore, part=part, part_right=part_right, width=call.width, value_step=call.value_step,
-        num_rows=csr_t.num_rows, ALPHA_DROPPED=call.a.dropped, VEC=call.vec, **ends, **call.flags(),
+        ALPHA_DROPPED=call.a.dropped, VEC=call.vec, **ends, **call.flags(),
     )  # fmt: skip
     if part is not None and dv is not None:
-        merge(cut, part, dv, csr_t.num_rows)
+        merge(cut, part, dv)
     if part_right is not None and dright is not None:
-        merge(cut, part_right, dright, csr_t.num_rows)
+        merge(cut, part_right, dright)
 
 
-def merge(cut: Pieces, part: Tensor, into: Tensor, num_rows: int) -> None:
+def merge(cut: Pieces, part: Tensor, into: Tensor) -> None:
     """Sums of the hubs' slots, in order, into their rows. part [slots, ...], into [rows, ...]"""
     width = part.stride(0)
     block = power(width, 128)
-    if cut.num_hubs and part.numel():
-        sum_hubs[(cut.num_hubs, tiles(width, block))](
-            cut.hub_row, cut.hub_slot, part, None, None, None, 0, 1.0, into, None, width, num_rows,
+    if cut.windows and part.numel():
+        sum_hubs[(cut.windows, tiles(width, block))](
+            *cut.args, part, None, None, None, 0, 1.0, into, None, width,
             REDUCE=REDUCES["sum"], TIES=False, ACC=acc_of(part.dtype), BLOCK_S=8, BLOCK_K=block, num_warps=1,
         )  # fmt: skip
 
@@ -158,14 +158,14 @@ def _left(csr: Csr, call: Call, dscore: Tensor) -> Tensor:
     assert call.right is not None
     cut, h, width = pieces(csr), call.heads, call.score_width
     dleft = dscore.new_empty(csr.num_rows, h, width)
-    part = dscore.new_empty(cut.num_slots, h, width)
+    part = dscore.new_empty(cut.windows, h, width)
     backward.left_kernel[(cut.count, call.head_tiles, tiles(width, call.block))](
-        cut.edge, cut.row, cut.slot, csr.col, csr.edge_id, call.left, call.left.stride(0), call.right,
-        call.right.stride(0), call.edge, dscore, call.constants, dleft, part, h, width, call.right_step, csr.num_rows,
+        *cut.args, csr.col, csr.edge_id, call.left, call.left.stride(0), call.right,
+        call.right.stride(0), call.edge, dscore, call.constants, dleft, part, h, width, call.right_step,
         EVEN=call.even, ACC=acc_of(call.dtype), INT=call.int, VEC=call.vec, BLOCK_E=call.edges,
         BLOCK_H=call.block_heads, BLOCK_F=call.block, num_warps=call.warps,
     )  # fmt: skip
-    merge(cut, part, dleft, csr.num_rows)
+    merge(cut, part, dleft)
     return dleft
 
 
@@ -227,7 +227,7 @@ def _attributes(csr: Csr, call: Call, stats: Tensor, dscore: Tensor | None, grad
         weights = None if grad_attr is None else weights_of(csr, call, stats, dropped=True)
         block = power(d, 64)
         backward.attributes_kernel[(cut.count, tiles(d, block))](
-            cut.edge, cut.row, cut.slot, csr.edge_id, dscore, weights, call.query, grad_attr, dattr, call.heads, d,
+            *cut.args, csr.edge_id, dscore, weights, call.query, grad_attr, dattr, call.heads, d,
             ACC=acc_of(call.dtype), BLOCK_E=16, BLOCK_D=block, num_warps=1,
         )  # fmt: skip
     return dattr

@@ -15,7 +15,7 @@ from stretto.kernels.triton.operands import acc_of, at_entry, locate, plain, pow
 from stretto.kernels.triton.pieces import pieces
 from stretto.kernels.triton.spmm import _hubs, blocks
 
-SIZES = ["heads", "head_width", "width", "num_rows"]
+SIZES = ["windows", "chunk", "width"]
 
 
 @jit
@@ -25,13 +25,13 @@ def flowing(v, w, out, share, at, inside, X: tl.constexpr):
     return tl.load(share + at, mask=hit, other=0.0)
 
 
-@kernel(*SIZES)
+@kernel(*SIZES, "heads", "head_width")
 def _dx(
-    edge, row_of, slot_of, col, edge_id, x, weight, heads, head_width, out, share, dx, part, width, num_rows,
+    rowptr, row_of, windows, chunk, col, edge_id, x, weight, heads, head_width, out, share, dx, part, width,
     PER_HEAD: tl.constexpr, ACC: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    row, slot, start, end = locate(tl.program_id(0), edge, row_of, slot_of)
-    if row >= num_rows:
+    row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
+    if row < 0:
         return
     wide = width // VEC * VEC
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -62,10 +62,10 @@ def _dx(
 
 @kernel(*SIZES, "weight_heads", "weight_width")
 def _dweight(
-    edge, row_of, slot_of, col, edge_id, x, weight, weight_heads, weight_width, out, share, dweight, width, num_rows,
+    rowptr, row_of, windows, chunk, col, edge_id, x, weight, weight_heads, weight_width, out, share, dweight, width,
     ACC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
-    row, _, start, end = locate(tl.program_id(0), edge, row_of, slot_of)
+    row, _, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
     for base in range(start, end, BLOCK_E):
         e = base + tl.arange(0, BLOCK_E)
         there = e < end
@@ -105,21 +105,20 @@ def spmm_extremum_grad(
         vec = vector(out, share, width=width)
         edges, cols = blocks(width, share, "max")
         across = tiles(width, cols)
-        partial = x.new_empty(cut.num_slots, width, dtype=acc)
+        partial = x.new_empty(cut.windows, width, dtype=acc)
         _dx[(cut.count, across)](
-            cut.edge, cut.row, cut.slot, csr_t.col, edge_id, x, values, heads, head_width, out, share, dx, partial,
-            width, csr_t.num_rows,
-            PER_HEAD=per_head, ACC=acc_of(x.dtype), VEC=vec, BLOCK_E=edges, BLOCK_K=cols, num_warps=1,
+            *cut.args, csr_t.col, edge_id, x, values, heads, head_width, out, share, dx, partial,
+            width, PER_HEAD=per_head, ACC=acc_of(x.dtype), VEC=vec, BLOCK_E=edges, BLOCK_K=cols, num_warps=1,
         )  # fmt: skip
-        if cut.num_hubs:
-            _hubs[(cut.num_hubs, across)](
-                cut.hub_row, cut.hub_slot, partial, None, None, None, 0, 1.0, dx, None, width, csr_t.num_rows,
+        if cut.windows:
+            _hubs[(cut.windows, across)](
+                *cut.args, partial, None, None, None, 0, 1.0, dx, None, width,
                 REDUCE=REDUCES["sum"], TIES=False, ACC=acc_of(x.dtype), BLOCK_S=8, BLOCK_K=cols, num_warps=1,
             )  # fmt: skip
     if dweight is not None:
         weight_heads, weight_width = (heads, head_width) if per_head else (1, width)
         _dweight[(cut.count,)](
-            cut.edge, cut.row, cut.slot, csr_t.col, edge_id, x, values, weight_heads, weight_width, out, share, dweight,
-            width, csr_t.num_rows, ACC=acc_of(x.dtype), BLOCK_E=16, BLOCK_F=power(weight_width, 64), num_warps=1,
+            *cut.args, csr_t.col, edge_id, x, values, weight_heads, weight_width, out, share, dweight,
+            width, ACC=acc_of(x.dtype), BLOCK_E=16, BLOCK_F=power(weight_width, 64), num_warps=1,
         )  # fmt: skip
     return dx, dweight

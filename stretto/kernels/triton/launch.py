@@ -36,26 +36,24 @@ class Kernel:
         if not hasattr(self.function, "device_caches"):  # the interpreter compiles nothing
             self.function[grid](*args, **kwargs)
             return
-        values = [*args, *[kwargs[name] for name in self.names[len(args) :]]]
-        signature = tuple(
-            [
-                (v.dtype, v.data_ptr() & 15 == 0)
-                if isinstance(v, Tensor)
-                else v
-                if constant or v is None
-                else -(2**31) <= v < 2**31
-                if type(v) is int
-                else float
-                for v, constant in zip(values, self.constant, strict=True)
-            ]
-        )
-        key = (signature, kwargs["num_warps"], torch.cuda.current_device())
+        given = [*args, *[kwargs[name] for name in self.names[len(args) :]]]
+        values: list[Any] = []
+        signature: list[Any] = [kwargs["num_warps"], torch.cuda.current_device()]
+        for value, constant in zip(given, self.constant, strict=True):
+            if constant or value is None:
+                signature.append(value)
+            elif isinstance(value, Tensor):
+                value, dtype = value.data_ptr(), value.dtype  # a launch takes addresses as they are, unexamined
+                signature += (dtype, value & 15 == 0)
+            else:
+                signature.append(-(2**31) <= value < 2**31 if type(value) is int else float)
+            values.append(value)
+        key = tuple(signature)
         compiled = self.known.get(key)
         if compiled is None:
             self.known[key] = self.function[grid](*args, **kwargs)
         else:
-            whole = (*grid, 1, 1)
-            compiled[whole](*values)
+            compiled[(*grid, 1, 1)](*values)
 
 
 def kernel(*sizes: str) -> Callable[[Any], Kernel]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
 from stretto.kernels.triton.launch import jit, kernel
-from stretto.kernels.triton.operands import acc_of, at_entry, locate, power, tiles
+from stretto.kernels.triton.operands import acc_of, at_entry, hub_of, locate, power, tiles
 from stretto.kernels.triton.pieces import pieces
 
 
@@ -30,11 +30,11 @@ def write(x, grad, dx, edge_id, row, start, end, k, width, zeros, rest, ACC: tl.
         tl.store(dx + at, r, mask=live)
 
 
-@kernel("width")
+@kernel("windows", "chunk", "width")
 def _pieces(
-    edge, row_of, slot_of, edge_id, x, grad, dx, part, width, ACC: tl.constexpr, BLOCK_K: tl.constexpr
+    rowptr, row_of, windows, chunk, edge_id, x, grad, dx, part, width, ACC: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    row, slot, start, end = locate(tl.program_id(0), edge, row_of, slot_of)
+    row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     live = k < width
     zeros = tl.full((BLOCK_K,), 0.0, ACC)
@@ -52,25 +52,24 @@ def _pieces(
         write(x, grad, dx, edge_id, row, start, end, k, width, zeros, rest, ACC)
 
 
-@kernel("width")
+@kernel("windows", "chunk", "width")
 def _hubs(
-    edge, row_of, slot_piece, slot_first, slot_last, edge_id, x, grad, dx, part, width,
+    rowptr, row_of, windows, chunk, edge_id, x, grad, dx, part, width,
     ACC: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    slot = tl.program_id(0)
-    piece = tl.load(slot_piece + slot)
-    if piece < 0:
+    row, first, last = hub_of(tl.program_id(0), rowptr, row_of, chunk)
+    if row < 0:
         return
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     live = k < width
     zeros = tl.full((BLOCK_K,), 0.0, ACC)
     rest = tl.full((BLOCK_K,), 1.0, ACC)
-    for base in range(tl.load(slot_first + slot), tl.load(slot_last + slot)):
+    for base in range(first, last):
         at = (base + tl.arange(0, 1)).to(tl.int64) * width * 2 + k
         zeros += tl.load(part + at, mask=live, other=0.0)
         rest = rest * tl.load(part + at + width, mask=live, other=1.0)
-    row = tl.load(row_of + piece).to(tl.int64)
-    write(x, grad, dx, edge_id, row, tl.load(edge + piece), tl.load(edge + piece + 1), k, width, zeros, rest, ACC)
+    _, _, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
+    write(x, grad, dx, edge_id, row, start, end, k, width, zeros, rest, ACC)
 
 
 def mul_grad(csr: Csr, x: Tensor, grad: Tensor) -> Tensor:
@@ -82,14 +81,14 @@ def mul_grad(csr: Csr, x: Tensor, grad: Tensor) -> Tensor:
         cut = pieces(csr)
         block = power(width, 128)
         across = tiles(width, block)
-        part = values.new_empty(cut.num_slots, 2, width)
+        part = values.new_empty(cut.windows, 2, width)
         flags = {"ACC": acc_of(acc), "BLOCK_K": block, "num_warps": 1}
         _pieces[(cut.count, across)](
-            cut.edge, cut.row, cut.slot, csr.edge_id, values, upstream, dx, part, width, **flags
+            *cut.args, csr.edge_id, values, upstream, dx, part, width, **flags
         )  # fmt: skip
-        if cut.num_slots:
-            _hubs[(cut.num_slots, across)](
-                cut.edge, cut.row, cut.slot_piece, cut.slot_first, cut.slot_last, csr.edge_id, values, upstream, dx,
+        if cut.windows:
+            _hubs[(cut.windows, across)](
+                *cut.args, csr.edge_id, values, upstream, dx,
                 part, width, **flags,
             )  # fmt: skip
     return dx.to(x.dtype)

@@ -61,14 +61,29 @@ def power(n: int, most: int) -> int:
 
 
 @jit
-def locate(piece, edge, row_of, slot_of):
-    """Row, slot (-1: a whole row) and edges of a piece. A surplus piece has no edges."""
-    row = piece.to(tl.int64)
-    slot = -1
-    if row_of is not None:
-        row = tl.load(row_of + piece).to(tl.int64)
-        slot = tl.load(slot_of + piece)
-    return row, slot, tl.load(edge + piece), tl.load(edge + piece + 1)
+def locate(piece, rowptr, row_of, windows, chunk):
+    """Row (-1: not a piece), slot (-1: a whole row) and edges of a piece (pieces.py)."""
+    if row_of is None:
+        row = piece.to(tl.int64)
+        return row, -1, tl.load(rowptr + row), tl.load(rowptr + row + 1)
+    else:
+        window = piece < windows
+        named = tl.load(row_of + piece, mask=window, other=0).to(tl.int64) - 1
+        row = tl.where(window, named, piece.to(tl.int64) - windows)
+        start, end = tl.load(rowptr + row), tl.load(rowptr + row + 1)
+        real = (end - start > chunk) == window
+        edge = piece.to(tl.int64) * chunk  # the first of the window; the hub's first window also takes those before it
+        start = tl.where(window & (edge - start >= chunk), edge, start)
+        end = tl.where(window, tl.minimum(end, edge + chunk), end)
+        return tl.where(real, row, -1), tl.where(window & real, piece, -1), start, tl.where(real, end, start)
+
+
+@jit
+def hub_of(window, rowptr, row_of, chunk):
+    """The row whose edges a window holds (-1: it is no hub), and its first slot and the one after its last."""
+    row = tl.load(row_of + window).to(tl.int64) - 1
+    start, end = tl.load(rowptr + row), tl.load(rowptr + row + 1)
+    return tl.where(end - start > chunk, row, -1), (start + chunk - 1) // chunk, (end - 1) // chunk + 1
 
 
 @jit

@@ -14,12 +14,12 @@ from stretto.kernels.triton.pieces import pieces
 from stretto.kernels.triton.scores import row_dot
 
 
-@kernel("lda", "ldb", "heads", "width")
+@kernel("windows", "chunk", "lda", "ldb", "heads", "width")
 def _dot(
-    edge, row_of, slot_of, col, edge_id, a, lda, b, ldb, out, heads, width,
+    rowptr, row_of, windows, chunk, col, edge_id, a, lda, b, ldb, out, heads, width,
     ACC: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
-    row, _, start, end = locate(tl.program_id(0), edge, row_of, slot_of)
+    row, _, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     wide = width // VEC * VEC
     at_a = (row * (lda // VEC * VEC) + h * wide)[None, :]
@@ -34,12 +34,12 @@ def _dot(
         tl.store(out + to, d, mask=inside)
 
 
-@kernel("heads")
+@kernel("windows", "chunk", "heads")
 def _add(
-    edge, row_of, slot_of, col, edge_id, a, b, out, heads,
+    rowptr, row_of, windows, chunk, col, edge_id, a, b, out, heads,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    row, _, start, end = locate(tl.program_id(0), edge, row_of, slot_of)
+    row, _, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     live = h < heads
     if end > start:
@@ -67,7 +67,7 @@ def sddmm(csr: Csr, a: Tensor, b: Tensor) -> Tensor:
     block = power(width, 256)
     block_heads = power(heads, 256 // block)
     _dot[(cut.count, tiles(heads, block_heads))](
-        cut.edge, cut.row, cut.slot, csr.col, csr.edge_id, a, a.stride(0), b, b.stride(0), out, heads, width,
+        *cut.args, csr.col, csr.edge_id, a, a.stride(0), b, b.stride(0), out, heads, width,
         ACC=acc_of(a.dtype), VEC=vector(a, b, width=width), BLOCK_E=max(2, min(32, 512 // (block * block_heads))),
         BLOCK_H=block_heads, BLOCK_F=block, num_warps=1,
     )  # fmt: skip
@@ -82,7 +82,7 @@ def sddmm_add(csr: Csr, a: Tensor, b: Tensor) -> Tensor:
         cut = pieces(csr)
         block = power(heads, 32)
         _add[(cut.count, tiles(heads, block))](
-            cut.edge, cut.row, cut.slot, csr.col, csr.edge_id, a.to(acc).contiguous(), b.to(acc).contiguous(), out,
+            *cut.args, csr.col, csr.edge_id, a.to(acc).contiguous(), b.to(acc).contiguous(), out,
             heads, BLOCK_E=max(8, 128 // block), BLOCK_H=block, num_warps=1,
         )  # fmt: skip
     return out.to(a.dtype)

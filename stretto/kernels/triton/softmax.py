@@ -13,7 +13,7 @@ from torch import Tensor
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
 from stretto.kernels.triton.launch import jit, kernel
-from stretto.kernels.triton.operands import acc_of, at_entry, locate, power, tiles
+from stretto.kernels.triton.operands import acc_of, at_entry, hub_of, locate, power, tiles
 from stretto.kernels.triton.pieces import pieces
 
 
@@ -50,12 +50,12 @@ def write(a, b, out, edge_id, start, end, h, heads, most, total, SOFTMAX: tl.con
         tl.store(out + at, r, mask=inside)
 
 
-@kernel("heads")
+@kernel("windows", "chunk", "heads")
 def _pieces(
-    edge, row_of, slot_of, edge_id, a, b, out, part, heads,
+    rowptr, row_of, windows, chunk, edge_id, a, b, out, part, heads,
     SOFTMAX: tl.constexpr, ACC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    _, slot, start, end = locate(tl.program_id(0), edge, row_of, slot_of)
+    _, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     live = h < heads
     m = tl.full((BLOCK_E, BLOCK_H), float("-inf"), ACC)
@@ -82,22 +82,21 @@ def _pieces(
         write(a, b, out, edge_id, start, end, h, heads, most, total, SOFTMAX, BLOCK_E)
 
 
-@kernel("heads")
+@kernel("windows", "chunk", "heads")
 def _hubs(
-    edge, slot_piece, slot_first, slot_last, edge_id, a, b, out, part, heads,
+    rowptr, row_of, windows, chunk, edge_id, a, b, out, part, heads,
     SOFTMAX: tl.constexpr, ACC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    slot = tl.program_id(0)
-    piece = tl.load(slot_piece + slot)
-    if piece < 0:
+    row, first, last = hub_of(tl.program_id(0), rowptr, row_of, chunk)
+    if row < 0:
         return
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     live = h < heads
     m = tl.full((BLOCK_E, BLOCK_H), float("-inf"), ACC)
     s = tl.full((BLOCK_E, BLOCK_H), 0.0, ACC)
-    for base in range(tl.load(slot_first + slot), tl.load(slot_last + slot), BLOCK_E):
+    for base in range(first, last, BLOCK_E):
         n = base + tl.arange(0, BLOCK_E)
-        inside = (n < tl.load(slot_last + slot))[:, None] & live[None, :]
+        inside = (n < last)[:, None] & live[None, :]
         at = n.to(tl.int64)[:, None] * heads * 2 + h[None, :]
         sums = tl.load(part + at + heads, mask=inside, other=0.0)
         if SOFTMAX:
@@ -108,7 +107,8 @@ def _hubs(
         else:
             s += sums
     most, total = known(m, s, SOFTMAX)
-    write(a, b, out, edge_id, tl.load(edge + piece), tl.load(edge + piece + 1), h, heads, most, total, SOFTMAX, BLOCK_E)
+    _, _, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
+    write(a, b, out, edge_id, start, end, h, heads, most, total, SOFTMAX, BLOCK_E)
 
 
 def edge_softmax(csr: Csr, score: Tensor) -> Tensor:
@@ -130,14 +130,14 @@ def _run(csr: Csr, a: Tensor, b: Tensor | None) -> Tensor:
         cut = pieces(csr)
         block = power(heads, 32)
         across = tiles(heads, block)
-        part = values.new_empty(cut.num_slots, 2, heads)
+        part = values.new_empty(cut.windows, 2, heads)
         flags = {"SOFTMAX": b is None, "ACC": acc_of(acc), "BLOCK_E": max(8, 256 // block), "BLOCK_H": block}
         _pieces[(cut.count, across)](
-            cut.edge, cut.row, cut.slot, csr.edge_id, values, others, out, part, heads, num_warps=1, **flags
+            *cut.args, csr.edge_id, values, others, out, part, heads, num_warps=1, **flags
         )  # fmt: skip
-        if cut.num_slots:
-            _hubs[(cut.num_slots, across)](
-                cut.edge, cut.slot_piece, cut.slot_first, cut.slot_last, csr.edge_id, values, others, out, part, heads,
+        if cut.windows:
+            _hubs[(cut.windows, across)](
+                *cut.args, csr.edge_id, values, others, out, part, heads,
                 num_warps=1, **flags,
             )  # fmt: skip
     return out.to(a.dtype)

@@ -13,11 +13,11 @@ from torch import Tensor
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import REDUCES, accumulate_type
 from stretto.kernels.triton.launch import jit, kernel
-from stretto.kernels.triton.operands import acc_of, at_entry, locate, offsets, plain, power, rows, tiles, vector
+from stretto.kernels.triton.operands import acc_of, at_entry, hub_of, locate, offsets, plain, power, rows, tiles, vector
 from stretto.kernels.triton.pieces import pieces
 
 TILE = 512  # values of a tile: loads in flight against registers (benchmarks/results/gpu-sweep.json)
-SIZES = ["ldx", "ldy", "heads", "head_width", "width", "num_rows"]
+SIZES = ["windows", "chunk", "ldx", "ldy", "heads", "head_width", "width"]
 OTHERS = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "mul": 1.0}  # what changes nothing
 SUM, MAX, MIN, MUL = (tl.constexpr(REDUCES[name]) for name in ("sum", "max", "min", "mul"))
 
@@ -75,14 +75,13 @@ def finish(acc, row, k, live, empty, row_scale, y, ldy, beta, out, width, REDUCE
 
 @kernel(*SIZES)
 def _pieces(
-    edge, row_of, slot_of, col, edge_id, x, ldx, weight, heads, head_width, row_scale, col_scale, y, ldy, beta,
-    out, ties, part, part_ties, width, num_rows,
+    rowptr, row_of, windows, chunk, col, edge_id, x, ldx, weight, heads, head_width, row_scale, col_scale, y, ldy, beta,
+    out, ties, part, part_ties, width,
     REDUCE: tl.constexpr, OTHER: tl.constexpr, PER_HEAD: tl.constexpr, TIES: tl.constexpr, ACC: tl.constexpr,
     INT: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    piece = tl.program_id(0)
-    row, slot, start, end = locate(piece, edge, row_of, slot_of)
-    if row >= num_rows:
+    row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
+    if row < 0:
         return
     wide = width // VEC * VEC  # the same number, known to be divisible: loads of VEC values at once
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -132,17 +131,14 @@ def _pieces(
             tl.store(ties + row * width + k, often, mask=live)
 
 
-@kernel("ldy", "width", "num_rows")
+@kernel("windows", "chunk", "ldy", "width")
 def _hubs(
-    hub_row, hub_slot, part, part_ties, row_scale, y, ldy, beta, out, ties, width, num_rows,
+    rowptr, row_of, windows, chunk, part, part_ties, row_scale, y, ldy, beta, out, ties, width,
     REDUCE: tl.constexpr, TIES: tl.constexpr, ACC: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    hub = tl.program_id(0)
-    row = tl.load(hub_row + hub).to(tl.int64)
-    if row >= num_rows:
+    row, start, end = hub_of(tl.program_id(0), rowptr, row_of, chunk)
+    if (row < 0) | (start != tl.program_id(0)):
         return
-    start = tl.load(hub_slot + hub)
-    end = tl.load(hub_slot + hub + 1)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     live = k < width
     offs = tl.arange(0, BLOCK_S)
@@ -209,20 +205,20 @@ def spmm(
     edges, cols = blocks(width, x, reduce, block_k)
     edges, num_warps = edges if reduce == "mul" else block_e or edges, warps or 1
     flags = {"REDUCE": REDUCES[reduce], "TIES": count_ties, "ACC": acc_of(x.dtype), "BLOCK_K": cols}
-    partial = x.new_empty(cut.num_slots, width, dtype=acc)
+    partial = x.new_empty(cut.windows, width, dtype=acc)
     partial_ties = torch.empty_like(partial) if count_ties else None
     row_scale, ldy = plain(row_scale, x.dtype), 0 if y is None else y.stride(0)
     across = tiles(width, cols)
     _pieces[(cut.count, across)](
-        cut.edge, cut.row, cut.slot, csr.col, csr.edge_id if weight is not None else None, x, x.stride(0),
+        *cut.args, csr.col, csr.edge_id if weight is not None else None, x, x.stride(0),
         plain(weight, x.dtype), heads, head_width, row_scale, plain(col_scale, x.dtype), y, ldy, beta,
-        out, ties, partial, partial_ties, width, csr.num_rows,
+        out, ties, partial, partial_ties, width,
         OTHER=OTHERS[reduce], PER_HEAD=weight is not None and weight.dim() == 2, VEC=vec, BLOCK_E=edges,
         INT=offsets(x, weight, most=csr.num_edges), num_warps=num_warps, **flags,
     )  # fmt: skip
-    if cut.num_hubs:
-        _hubs[(cut.num_hubs, across)](
-            cut.hub_row, cut.hub_slot, partial, partial_ties, row_scale, y, ldy, beta, out, ties, width, csr.num_rows,
+    if cut.windows:
+        _hubs[(cut.windows, across)](
+            *cut.args, partial, partial_ties, row_scale, y, ldy, beta, out, ties, width,
             BLOCK_S=1 if reduce == "mul" else 8, num_warps=num_warps, **flags,
         )  # fmt: skip
     return out, ties
