@@ -44,7 +44,8 @@ def _pna(i: int, o: int, data: datasets.Dataset) -> nn.Module:
 
 def _filters(i: int, o: int, data: datasets.Dataset) -> nn.Module:
     net = nn.Sequential(nn.Linear(50, o), ShiftedSoftplus(), nn.Linear(o, o))
-    return CFConv(i, o, o, net, 10.0)
+    made: Any = CFConv  # abstract to a type checker
+    return made(i, o, o, net, 10.0)
 
 
 def _mlp(i: int, o: int, hidden: int) -> nn.Module:
@@ -182,7 +183,7 @@ def _molecules(graph: str) -> datasets.Dataset:
     """The first BATCH graphs of a collection, as a mini-batch has them."""
     data = datasets.load_graph(graph)
     nodes, edges = (int(data.extras[key][BATCH]) for key in ("node_ptr", "edge_ptr"))
-    extras = {name: data.extras[name][:nodes] for name in ("pos", "z") if name in data.extras}
+    extras = {name: tensor[:nodes] for name, tensor in data.extras.items() if name in ("pos", "z")}
     return datasets.Dataset(data.name, data.edge_index[:, :edges].contiguous(), nodes, extras=extras)
 
 

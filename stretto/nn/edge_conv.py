@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.nn import edges
+from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, record_of
 from stretto.nn.gin import LINEAR, first_linear
 from stretto.ops import spmm
@@ -33,5 +33,30 @@ def fast(conv: Any, x: Any, edge_index: Any) -> Tensor:
         record_of(conv).plan = "X (W1 - W2)' + reduce(A, X W2')"
         count = graph.degree.to(u.dtype).unsqueeze(1) if reduce == "sum" else edges.has_edges(graph, u.dtype)
         return spmm(graph, v, reduce=reduce) + u * count
-    record_of(conv).plan = "first Linear on nodes, the rest of nn on edges"
-    return edges.reduce_edges(graph, rest(edges.at_targets(graph, u) + edges.at_sources(graph, v)), reduce)
+    modules = rest_modules(conv.nn)
+    (out,), how = streaming.reduced(
+        graph,
+        lambda a, b: rest(a + b),
+        u,
+        v,
+        None,
+        (reduce,),
+        width=_widest(modules, u.size(1)),
+        parameters=streaming.parameters_of(modules),
+        steady=streaming.row_by_row(modules),
+    )
+    record_of(conv).plan = f"first Linear on nodes, the rest of nn on edges, {how}"
+    return out
+
+
+def rest_modules(nn: Any) -> list[Any]:
+    """The modules that follow the first Linear of a Sequential or an MLP."""
+    if type(nn) is torch.nn.Sequential:
+        return list(nn)[1:]
+    dropped = [torch.nn.Dropout(p).train(nn.training) for p in nn.dropout if p > 0]
+    acts = [] if nn.act is None else [nn.act]
+    return [*list(nn.lins)[1:], *acts, *nn.norms, *dropped]
+
+
+def _widest(modules: list[Any], width: int) -> int:
+    return max([width, *(m.weight.size(0) for m in modules if type(m) in LINEAR)])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stretto.graph import Graph
-from stretto.nn import adjacency, edges
+from stretto.nn import adjacency, edges, streaming
 from stretto.nn.base import Decline, record_of
 from stretto.ops import spmm
 
@@ -21,7 +21,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) ->
         graphs = [edges.graph_between(conv, edge_index, x_src, x_dst)]
     else:
         graphs = _by_relation(conv, edges.plain_graph(conv, edge_index, x_src, x_dst), edge_type)
-    record_of(conv).plan = "relations in turn, messages reduced over the cached index"
+    record_of(conv).plan = "relations in turn, gamma (A X) + beta"
     beta, gamma = conv.film_skip(x_dst).split(conv.out_channels, dim=-1)
     out = gamma * conv.lin_skip(x_dst) + beta
     if conv.act is not None:
@@ -37,9 +37,26 @@ def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, 
     if conv.act is None and reduce in ("sum", "mean"):
         count = graph.degree.to(h.dtype).unsqueeze(1) if reduce == "sum" else edges.has_edges(graph, h.dtype)
         return gamma * spmm(graph, h, reduce=reduce) + beta * count
-    scale, shift = edges.at_targets(graph, torch.cat([gamma, beta], dim=1)).split(h.size(1), dim=1)
-    message = scale * edges.at_sources(graph, h) + shift
-    return edges.reduce_edges(graph, message if conv.act is None else conv.act(message), reduce)
+    width, act = h.size(1), [] if conv.act is None else [conv.act]
+
+    def message(film: Tensor, source: Tensor) -> Tensor:
+        scale, shift = film.split(width, dim=1)
+        made = scale * source + shift
+        return made if conv.act is None else conv.act(made)
+
+    (out,), how = streaming.reduced(
+        graph,
+        message,
+        torch.cat([gamma, beta], dim=1),
+        h,
+        None,
+        (reduce,),
+        width=width,
+        parameters=streaming.parameters_of(act),
+        steady=streaming.row_by_row(act),
+    )
+    record_of(conv).plan = f"relations in turn, messages {how}"
+    return out
 
 
 def _by_relation(conv: Any, graph: Graph, edge_type: Any) -> list[Graph]:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.nn import edges
+from stretto.graph import Graph
+from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, record_of
 from stretto.nn.gin import hooked
-from stretto.ops import gather_rows
 from stretto.ops.edge_messages import edge_messages
 
 
@@ -43,15 +43,43 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
         query_x, query_e = edges.split_weight(conv.lin_query, x_src, x_src.size(1), dim)
         value_x, value_e = edges.split_weight(conv.lin_value, x_src, x_src.size(1), dim)
         key = torch.nn.functional.linear(x_dst, key_x, _sum(conv.lin_key.bias, conv.lin_query.bias))
-        from_source = edges.at_sources(graph, x_src @ torch.cat([query_x, value_x]).t())
-        from_edge = attr @ torch.cat([key_e + query_e, value_e]).t()
-        query, value = (from_source + from_edge).split(width, dim=1)
+        source = torch.nn.functional.linear(x_src, torch.cat([query_x, value_x]))
         if conv.lin_value.bias is not None:
-            value = value + conv.lin_value.bias
-        out = edges.reduce_edges(graph, conv.act(edges.at_targets(graph, key) + query) * value, reduce)
+            source = source + torch.cat([torch.zeros_like(conv.lin_value.bias), conv.lin_value.bias])
+        weight = torch.cat([key_e + query_e, value_e])
+        out = _gated(conv, graph, key, source, attr, weight, reduce)
     if conv.root_weight:
         out = out + conv.lin_skip(x_dst)
     return out if conv.bias is None else out + conv.bias
+
+
+def _gated(conv: Any, graph: Graph, key: Tensor, source: Tensor, attr: Tensor, weight: Tensor, reduce: str) -> Tensor:
+    """Reduce act(key_i + query_j + e W_1') (value_j + e W_2'). source [m, 2 k], attr [E, d], weight [2 k, d]."""
+    width = key.size(1)
+    small = graph.num_edges * 2 * width * key.element_size() < streaming.LARGE
+    if small and type(conv.act) is torch.nn.Sigmoid and reduce in ("sum", "mean") and not hooked(conv.act):
+        (query, value), (gate_e, value_e) = source.chunk(2, dim=1), (attr @ weight.t()).chunk(2, dim=1)
+        options = {"act": "sigmoid", "act2": "identity", "reduce": reduce}
+        return edge_messages(graph, key, query, gate_e, None, value, value_e, **options)
+
+    def message(own: Tensor, other: Tensor, edge: Tensor) -> Tensor:
+        query, value = torch.addmm(other, edge, weight.t()).split(width, dim=1)
+        return conv.act(own + query) * value
+
+    acts = [conv.act]
+    (out,), how = streaming.reduced(
+        graph,
+        message,
+        key,
+        source,
+        attr,
+        (reduce,),
+        width=2 * width,
+        parameters=[weight, *streaming.parameters_of(acts)],
+        steady=streaming.row_by_row(acts),
+    )
+    record_of(conv).plan = f"node-side Linears, gates {how}"
+    return out
 
 
 def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
@@ -68,19 +96,24 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     target, source, edge = (torch.cat([f, s]) for f, s in zip(parts_f, parts_s, strict=True))
     bias = None if conv.lin_f.bias is None else torch.cat([conv.lin_f.bias, conv.lin_s.bias])
     record_of(conv).plan = "node-side Linears, gate and sum over the cached index"
-    if reduce in ("sum", "mean"):
-        ends = (torch.nn.functional.linear(x_dst, target, bias), x_src @ source.t())
+    ends = (torch.nn.functional.linear(x_dst, target, bias), x_src @ source.t())
+    large = attr is not None and graph.num_edges * 2 * x_dst.size(1) * x_dst.element_size() >= streaming.LARGE
+    if reduce in ("sum", "mean") and not large:
         rows, cols = (end.chunk(2, dim=1) for end in ends)
         edge_f, edge_s = (None, None) if attr is None else (attr @ edge.t()).chunk(2, dim=1)
         gates = {"act": "sigmoid", "act2": "softplus"}
         out = edge_messages(graph, rows[0], cols[0], edge_f, rows[1], cols[1], edge_s, reduce=reduce, **gates)
         return (out if conv.bn is None else conv.bn(out)) + x_dst
-    z = edges.at_targets(graph, torch.nn.functional.linear(x_dst, target, bias))
-    z = z + gather_rows(x_src @ source.t(), edges.sources(graph))
-    if attr is not None:
-        z = torch.addmm(z, attr, edge.t())
-    gate, core = z.chunk(2, dim=1)
-    out = edges.reduce_edges(graph, gate.sigmoid() * torch.nn.functional.softplus(core), reduce)
+
+    def message(own: Tensor, other: Tensor, features: Tensor | None = None) -> Tensor:
+        z = own + other
+        gate, core = (z if features is None else torch.addmm(z, features, edge.t())).chunk(2, dim=1)
+        return gate.sigmoid() * torch.nn.functional.softplus(core)
+
+    (out,), how = streaming.reduced(
+        graph, message, *ends, attr, (reduce,), width=2 * x_dst.size(1), parameters=[edge], steady=True
+    )
+    record_of(conv).plan = f"node-side Linears, gates {how}"
     return (out if conv.bn is None else conv.bn(out)) + x_dst
 
 

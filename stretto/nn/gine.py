@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stretto.nn import edges
+from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, record_of
 from stretto.ops.edge_messages import edge_messages
 
@@ -24,6 +24,21 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     if width != x_src.size(1) or (x_dst is not None and x_dst.size(1) != width):
         raise Decline("x and edge_attr differ in width")
     record_of(conv).plan = "nn(sum relu(X_j + E) + c X), messages made and summed in one pass"
+    large = graph.num_edges * width * x_src.element_size() >= streaming.LARGE
+    if conv.lin is not None and (large or reduce not in ("sum", "mean")):
+        (out,), how = streaming.reduced(
+            graph,
+            lambda other, edge: (other + conv.lin(edge)).relu(),
+            None,
+            x_src,
+            attr,
+            (reduce,),
+            width=width,
+            parameters=streaming.parameters_of([conv.lin]),
+            steady=streaming.row_by_row([conv.lin]),
+        )
+        record_of(conv).plan = f"nn(sum relu(X_j + E W') + c X), messages {how}"
+        return conv.nn(out if x_dst is None else out + (1 + conv.eps) * x_dst)
     if conv.lin is not None:
         attr = conv.lin(attr)
     if reduce in ("sum", "mean"):

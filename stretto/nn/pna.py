@@ -1,5 +1,6 @@
 """PNAConv. With one pre-layer a message is u_i + v_j (+ w_e): every aggregation is taken of v_j alone, since mean, max
-and min move with u_i and the deviation does not see it; scalers act after the first post-Linear, not on copies."""
+and min move with u_i and the deviation does not see it; scalers act after the first post-Linear, not on copies. Edge
+features and further pre-layers make messages on edges; all aggregations then share one pass over them."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from torch import Tensor
 from torch_geometric.nn import aggr as stock
 
 from stretto.graph import Graph
-from stretto.nn import edges
-from stretto.nn.base import Decline, record_of
+from stretto.nn import edges, streaming
+from stretto.nn.base import Decline, record_of, weight_of
 from stretto.nn.gin import hooked
 from stretto.ops import spmm
 
@@ -32,14 +33,14 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
     edge_index, edge_attr, _ = edges.unpacked(edge_index, edge_attr)
     x, _, _ = edges.ends(x)
     names = _aggregations(conv)
-    if any(len(nn) != 1 for nn in conv.pre_nns):
-        raise Decline("pre_layers > 1")
     if hooked(*conv.pre_nns, *(nn[0] for nn in conv.post_nns), *conv.post_nns):
         raise Decline("a hook is registered on a network inside")
     graph = edges.plain_graph(conv, edge_index, x, x)
     attr = None if edge_attr is None else edges.one_per_edge(graph, edge_attr, x)
     if (attr is None) != (conv.edge_dim is None) or (attr is not None and attr.dim() != 2):
         raise Decline("edge_attr and edge_dim disagree")
+    if attr is not None:
+        weight_of(conv.edge_encoder, attr)
     towers, width = conv.towers, conv.F_in
     if x.size(1) != (towers * width if conv.divide_input else width):
         raise Decline("x does not fit the layer")
@@ -49,16 +50,16 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
     each = x.view(-1, towers, width) if conv.divide_input else x.view(-1, 1, width).expand(-1, towers, -1)
     u = _towers(x, own, conv.divide_input) + biases
     v = _towers(x, other, conv.divide_input).reshape(-1, towers * width)
-    if attr is None:
+    deeper = any(len(nn) > 1 for nn in conv.pre_nns)
+    if attr is None and not deeper:
         record_of(conv).plan = "u_i + aggregate(A, X W'), scalers after the GEMM"
         found = _aggregate(graph, v, names)
     else:
-        record_of(conv).plan = "u_i + aggregate(X_j W' + E W_e'), scalers after the GEMM"
-        third = torch.stack([p[2] for p in parts])
-        w = torch.einsum("ef,tof->eto", conv.edge_encoder(attr), third).reshape(-1, towers * width)
-        found = _aggregate_edges(graph, edges.at_sources(graph, v) + w, names)
+        third = None if attr is None else torch.stack([p[2] for p in parts])
+        found = _aggregate_edges(conv, graph, u if deeper else None, v, attr, third, names)
     shape = (-1, towers, width) if graph.num_rows else (0, towers, width)
-    moved = [_moved(graph, name, value.reshape(shape), u) for name, value in zip(names, found, strict=True)]
+    shifted = None if deeper else u
+    moved = [_moved(graph, name, value.reshape(shape), shifted) for name, value in zip(names, found, strict=True)]
     out = torch.cat(moved, dim=-1)
     scales = _scales(conv.aggr_module, graph, x.dtype)
     return conv.lin(torch.cat([_post(conv.post_nns[t], each[:, t], out[:, t], scales) for t in range(towers)], dim=1))
@@ -101,14 +102,49 @@ def _aggregate(graph: Graph, v: Tensor, names: list[str]) -> list[Tensor]:
     return [_one(name, mean, square, lambda n: spmm(graph, v, reduce=n)) for name in names]
 
 
-def _aggregate_edges(graph: Graph, message: Tensor, names: list[str]) -> list[Tensor]:
-    """Every aggregation of messages on edges. message [E, k] -> [n, k] each."""
-    mean = square = None
-    if "var" in names or "std" in names:
-        square = edges.reduce_edges(graph, message * message, "mean")
-    if square is not None or "mean" in names:
-        mean = edges.reduce_edges(graph, message, "mean")
-    return [_one(name, mean, square, lambda n: edges.reduce_edges(graph, message, n)) for name in names]
+def _aggregate_edges(
+    conv: Any, graph: Graph, u: Tensor | None, v: Tensor, attr: Tensor | None, third: Tensor | None, names: list[str]
+) -> list[Tensor]:
+    """Every aggregation of messages that edges make: [u_i +] v_j [+ e W'], and the further pre-layers.
+
+    u [n, t, f], v [m, t * f], attr [E, d], third [t, f, f] -> [n, t * f] each.
+    """
+    towers, width = conv.towers, conv.F_in
+    rests = [list(nn)[1:] for nn in conv.pre_nns]
+    weight = bias = None
+    if third is not None:  # the encoder and the part of the pre-layer that reads it are one Linear
+        weight = torch.einsum("tof,fd->tod", third, conv.edge_encoder.weight).reshape(towers * width, -1)
+        bias = torch.einsum("tof,f->to", third, conv.edge_encoder.bias).reshape(-1)
+        v = v + bias
+
+    def message(*ends: Tensor) -> Tensor:
+        made = ends[0] if u is None else ends[0] + ends[1]
+        if weight is not None:
+            made = torch.addmm(made, ends[-1], weight.t())
+        if u is None:
+            return made
+        each = made.view(-1, towers, width)
+        return torch.cat([streaming.run(rest, each[:, t]) for t, rest in enumerate(rests)], dim=1)
+
+    spread = "var" in names or "std" in names
+    wanted = [n for n in ("sum", "mean", "max", "min") if n in names or (n == "mean" and spread)]
+    wanted += ["square"] if spread else []
+    inner = [module for rest in rests for module in rest]
+    parameters = [*([] if weight is None else [weight]), *streaming.parameters_of(inner)]
+    values, how = streaming.reduced(
+        graph,
+        message,
+        None if u is None else u.reshape(-1, towers * width),
+        v,
+        attr,
+        wanted,
+        width=towers * width,
+        parameters=parameters,
+        steady=streaming.row_by_row(inner),
+    )
+    record_of(conv).plan = f"aggregations of messages made on edges, {how}, scalers after the GEMM"
+    by_name = dict(zip(wanted, values, strict=True))
+    return [_one(name, by_name.get("mean"), by_name.get("square"), by_name.__getitem__) for name in names]
 
 
 def _one(name: str, mean: Tensor | None, square: Tensor | None, reduce: Any) -> Tensor:
@@ -126,9 +162,9 @@ def _one(name: str, mean: Tensor | None, square: Tensor | None, reduce: Any) -> 
     return reduce(name)
 
 
-def _moved(graph: Graph, name: str, value: Tensor, u: Tensor) -> Tensor:
-    """The aggregation of u_i + v_j from that of v_j; nodes without edges stay 0. [n, t, f]."""
-    if name in ("var", "std"):
+def _moved(graph: Graph, name: str, value: Tensor, u: Tensor | None) -> Tensor:
+    """The aggregation of u_i + v_j from that of v_j (u None: it has it); nodes without edges stay 0. [n, t, f]."""
+    if u is None or name in ("var", "std"):
         return value
     count = graph.degree.to(u.dtype).unsqueeze(1) if name == "sum" else edges.has_edges(graph, u.dtype)
     return value + u * count.unsqueeze(2)

@@ -1,43 +1,51 @@
-"""edge_mlp: any function of an edge and its two ends, summed by destination, in memory bounded by a block of edges.
+"""edge_mlp: any function of an edge and its two ends, reduced by destination, in memory bounded by a block of edges.
 
 For messages that no algebra moves to the nodes (an MLP of several layers, an attention of the user's own). Edges are
-taken in blocks in the order of their destinations; backward computes each block again, as torch's checkpointing does.
+taken in blocks of whole rows in the order of their destinations; backward computes each block again, as torch's
+checkpointing does. Several reductions of the same messages (PNAConv) share one pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from stretto import kernels
 from stretto.errors import expect
 from stretto.graph import Graph
+from stretto.kernels import reference
+from stretto.kernels.csr import Csr
+from stretto.ops import twice
 
-BLOCK = 1 << 16  # edges: at 256 channels of fp32 a block's array takes 64 MiB
+BLOCK = 1 << 14  # edges: at 256 channels of fp32 a block's array takes 16 MiB, about what a core's caches hold
+REDUCTIONS = ("sum", "mean", "max", "min", "square")
 
 
 def edge_mlp(
     graph: Graph,
     function: Callable[..., Tensor],
-    row: Tensor,
-    col: Tensor,
+    row: Tensor | None,
+    col: Tensor | None,
     edge: Tensor | None = None,
     *,
     parameters: Sequence[Tensor] | None = None,
-    reduce: str = "sum",
+    reduce: str | Sequence[str] = "sum",
     block: int = BLOCK,
-) -> Tensor:
-    """sum, mean or max over neighbours of function(row_i, col_j[, edge]).
+) -> Any:
+    """Reduce function(row_i, col_j[, edge]) over neighbours: sum, mean, max, min, or square (the mean of squares).
 
-    graph [n, m], row [n, ...], col [m, ...], edge [E, ...] -> [n, ...]. function maps blocks [B, ...] to [B, ...], row
-    by row (no batch statistics). parameters: what it uses that needs gradients; by default those of the module it is.
-    Random numbers inside (dropout) are the same in backward.
+    graph [n, m], row [n, ...], col [m, ...], edge [E, ...] in the order of edge_index -> [n, k]; a tuple of them where
+    `reduce` is a sequence. function maps blocks [B, ...] to [B, k], row by row (no batch statistics); absent terms are
+    not handed to it. parameters: what it uses that needs gradients; by default those of the module it is.
+    Random numbers inside (dropout) are the same in backward. A row longer than `block` makes a block of its own.
     """
-    expect(reduce in ("sum", "mean", "max"), f"edge_mlp: 'reduce' is {reduce!r}, wanted sum, mean or max")
+    names = (reduce,) if isinstance(reduce, str) else tuple(reduce)
+    for name in names:
+        expect(name in REDUCTIONS, f"edge_mlp: 'reduce' is {name!r}, wanted {', '.join(REDUCTIONS)}")
     expect(block >= 1, f"edge_mlp: 'block' is {block}, wanted at least 1")
     sizes = (("row", row, graph.num_rows), ("col", col, graph.num_cols), ("edge", edge, graph.num_edges))
     for name, tensor, size in sizes:
@@ -45,109 +53,168 @@ def edge_mlp(
             expect(tensor.size(0) == size, f"edge_mlp: '{name}' has {tensor.size(0)} rows, wanted {size}")
     if parameters is None:
         parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
-    how = "max" if reduce == "max" else "sum"
-    out = _EdgeMlp.apply(graph, function, block, how, row, col, edge, *parameters)
-    if reduce == "mean":
-        scale = graph.mean_scale(kernels.accumulate_type(out.dtype))
-        out = (out * scale.view(-1, *([1] * (out.dim() - 1)))).to(out.dtype)
-    return out
+    found = _EdgeMlp.apply(graph, function, block, names, row, col, edge, *parameters)
+    return found[0] if isinstance(reduce, str) else found
 
 
-class _Blocks:
-    """The edges of a graph in blocks: destinations, sources and the user's numbers."""
+@dataclass(eq=False)
+class _Block:
+    """Whole rows of a graph: their edges' destinations, sources and numbers, and the matrix that reduces them."""
 
-    def __init__(self, graph: Graph, block: int) -> None:
-        csr = graph.edge_csr
-        self.rows, self.columns, self.block = csr.rows(), csr.columns(), block
-        self.ids = torch.arange(csr.num_edges, device=csr.device) if csr.edge_id is None else csr.edge_id.long()
+    first: int
+    last: int
+    rows: Tensor
+    columns: Tensor
+    ids: Tensor
+    csr: Csr
 
-    def __iter__(self) -> Any:
-        for begin in range(0, max(self.rows.numel(), 1), self.block):
-            part = slice(begin, begin + self.block)
-            yield self.rows[part], self.columns[part], self.ids[part]
-
-
-def _take(tensors: tuple[Any, ...], where: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-    return [t[index] for t, index in zip(tensors, where, strict=True) if t is not None]
+    def take(self, tensors: Sequence[Any]) -> list[Tensor]:
+        where = (self.rows, self.columns, self.ids)
+        return [t.index_select(0, at) for t, at in zip(tensors, where, strict=True) if t is not None]
 
 
-def _spread(rows: Tensor, like: Tensor) -> Tensor:
-    return rows.view(-1, *([1] * (like.dim() - 1))).expand_as(like)
+def _blocks(graph: Graph, block: int) -> Iterator[_Block]:
+    """The edges of a graph in blocks of about `block`; made anew each time, since kept they would double the graph."""
+    csr = graph.edge_csr
+    begin = 0
+    bounds = graph.derived(("edge_mlp", block), lambda: _bounds(csr.rowptr, block))
+    for first, last, end in bounds:
+        counts = csr.rowptr[first : last + 1].diff()
+        rows = torch.repeat_interleave(counts, output_size=end - begin) + first
+        part = slice(begin, end)
+        columns = torch.arange(begin, end, device=csr.device) if csr.col is None else csr.col[part].long()
+        ids = torch.arange(begin, end, device=csr.device) if csr.edge_id is None else csr.edge_id[part].long()
+        inner = Csr(csr.rowptr[first : last + 1] - begin, None, None, last - first, end - begin, end - begin)
+        yield _Block(first, last, rows, columns, ids, Graph(inner).csr)
+        begin = end
+
+
+def _bounds(rowptr: Tensor, block: int) -> list[tuple[int, int, int]]:
+    """(first row, row after the last, edge after the last) of every block."""
+    pointers, num_rows = rowptr.cpu(), rowptr.numel() - 1
+    found, first, begin = [], 0, 0
+    while first < num_rows or not found:
+        last = int(torch.searchsorted(pointers, begin + block, right=True)) - 1
+        last = min(max(last, first + 1), num_rows)
+        begin = int(pointers[last]) if num_rows else 0
+        found.append((first, last, begin))
+        first = last
+    return found
 
 
 class _EdgeMlp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, graph: Graph, function: Any, block: int, how: str, *tensors: Any) -> Tensor:
-        ctx.graph, ctx.function, ctx.block, ctx.how = graph, function, block, how
+    def forward(ctx: Any, graph: Graph, function: Any, block: int, names: tuple[str, ...], *tensors: Any) -> Any:
+        ctx.graph, ctx.function, ctx.block, ctx.names = graph, function, block, names
         ctx.random = torch.get_rng_state()
-        out: Tensor | None = None
-        for where in _Blocks(graph, block):
-            message = function(*_take(tensors[:3], where))
-            if out is None:
-                out = message.new_zeros(graph.num_rows, *message.shape[1:])
-                seen = torch.zeros(graph.num_rows, dtype=torch.bool, device=message.device)
-            if how == "sum":
-                out.index_add_(0, where[0], message)
-            else:
-                # Rows met for the first time start from this block, the others from what they have.
-                part = torch.zeros_like(out)
-                part.scatter_reduce_(0, _spread(where[0], message), message, "amax", include_self=False)
-                here = torch.zeros_like(seen).index_fill_(0, where[0], True)
-                better = here & ~seen
-                shape = (-1, *([1] * (out.dim() - 1)))
-                both = torch.where((here & seen).view(shape), torch.maximum(out, part), out)
-                out = torch.where(better.view(shape), part, both)
-                seen |= here
-        assert out is not None
-        ctx.save_for_backward(*tensors, out if how == "max" else None)
-        return out
+        outs: list[Tensor] = []
+        ties: list[Tensor | None] = []
+        for part in _blocks(graph, block):
+            message = function(*part.take(tensors[:3]))
+            if not outs:
+                outs = [message.new_zeros(graph.num_rows, *message.shape[1:]) for _ in names]
+                ties = [torch.zeros_like(outs[0]) if name in ("max", "min") else None for name in names]
+            flat = message.reshape(message.size(0), outs[0][:1].numel() if graph.num_rows else 1)
+            here = slice(part.first, part.last)
+            for name, out, tie in zip(names, outs, ties, strict=True):
+                values, count = _reduced(graph, part, flat, name)
+                out[here] = values.reshape(out[here].shape)
+                if tie is not None and count is not None:
+                    tie[here] = count.reshape(tie[here].shape).to(tie.dtype)
+        kept = [t for out, tie in zip(outs, ties, strict=True) if tie is not None for t in (out, tie)]
+        ctx.save_for_backward(*tensors, *kept)
+        ctx.num_inputs = len(tensors)
+        return tuple(outs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
-        *tensors, out = ctx.saved_tensors
-        ends, parameters = tensors[:3], tensors[3:]
+        tensors, kept = ctx.saved_tensors[: ctx.num_inputs], iter(ctx.saved_tensors[ctx.num_inputs :])
         needs = ctx.needs_input_grad[4:]
-        grad = grads[0]
-        if ctx.how == "max":
-            grad = grad / _ties(ctx, tuple(ends), out).clamp(min=1)
+        if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch, all edges at once
+            outs = _plain(ctx.graph, ctx.function, ctx.names, tensors[:3])
+            return None, None, None, None, *twice.gradients(outs, grads, tensors, needs)
+        flows = []  # (factor of the message or not, gradient per row, extremum or None)
+        for name, grad in zip(ctx.names, grads, strict=True):
+            extremum, ties = (next(kept), next(kept)) if name in ("max", "min") else (None, None)
+            if extremum is not None:  # scatter_reduce counts the zero its result starts from: the share is PyG's own
+                grad = grad / (ties + (extremum == 0))
+            elif name != "sum":
+                grad = grad * _mean_scale(ctx.graph, grad)
+            flows.append((2 * grad if name == "square" else grad, name, extremum))
         found = [
             torch.zeros_like(t) if need and t is not None else None for t, need in zip(tensors, needs, strict=True)
         ]
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(ctx.random)
-            for where in _Blocks(ctx.graph, ctx.block):
-                with torch.enable_grad():
-                    parts = [
-                        None if t is None else t.detach()[index].requires_grad_(need)
-                        for t, index, need in zip(ends, where, needs[:3], strict=True)
-                    ]
-                    message = ctx.function(*[p for p in parts if p is not None])
-                flow = grad[where[0]]
-                if ctx.how == "max":
-                    flow = flow * (message.detach() == out[where[0]])
-                wanted = [p for p in parts if p is not None and p.requires_grad]
-                wanted += [p for p, need in zip(parameters, needs[3:], strict=True) if need]
-                if not message.requires_grad or not wanted:
-                    continue
-                gradients = iter(torch.autograd.grad(message, wanted, flow.to(message.dtype), allow_unused=True))
-                for at, total in enumerate(found):
-                    if total is None:
-                        continue
-                    d = next(gradients)
-                    if d is not None and at < 3:
-                        total.index_add_(0, where[at], d)
-                    elif d is not None:
-                        total += d
+            for part in _blocks(ctx.graph, ctx.block):
+                _block_gradients(ctx, part, tensors, needs, flows, found)
         return None, None, None, None, *found
 
 
-def _ties(ctx: Any, ends: tuple[Any, ...], out: Tensor) -> Tensor:
-    """How many messages attain each maximum: the gradient is shared among them, as torch's scatter_reduce does."""
-    count = torch.zeros_like(out)
-    with torch.random.fork_rng(devices=[]):
-        torch.set_rng_state(ctx.random)
-        for where in _Blocks(ctx.graph, ctx.block):
-            message = ctx.function(*_take(ends, where))
-            count.index_add_(0, where[0], (message == out[where[0]]).to(out.dtype))
-    return count
+def _block_gradients(ctx: Any, part: _Block, tensors: Any, needs: Any, flows: Any, found: list[Any]) -> None:
+    """Compute a block's messages again and add their gradients to `found`."""
+    where = (part.rows, part.columns, part.ids)
+    with torch.enable_grad():
+        leaves = [
+            None if t is None else t.detach().index_select(0, at).requires_grad_(need)
+            for t, at, need in zip(tensors[:3], where, needs[:3], strict=True)
+        ]
+        message = ctx.function(*[p for p in leaves if p is not None])
+    wanted = [p for p in leaves if p is not None and p.requires_grad]
+    wanted += [p for p, need in zip(tensors[3:], needs[3:], strict=True) if need]
+    if not message.requires_grad or not wanted:
+        return
+    value, total = message.detach(), None
+    for grad, name, extremum in flows:
+        flow = grad.index_select(0, part.rows)
+        if name == "square":
+            flow = flow.mul_(value)
+        elif extremum is not None:
+            flow = flow.mul_(value == extremum.index_select(0, part.rows))
+        total = flow if total is None else total.add_(flow)
+    assert total is not None
+    gradients = iter(torch.autograd.grad(message, wanted, total.to(message.dtype), allow_unused=True))
+    for at, into in enumerate(found):
+        if into is None:
+            continue
+        d = next(gradients)
+        if d is not None and at < 3:
+            into.index_add_(0, where[at], d)
+        elif d is not None:
+            into += d
+
+
+def _reduced(graph: Graph, part: _Block, flat: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
+    """One reduction of a block's messages. flat [B, k] -> [rows, k], and how many attain an extremum."""
+    backend = kernels.backend(flat.device)
+    if name in ("max", "min"):
+        return backend.spmm(part.csr, flat, reduce=name, count_ties=True)
+    if name == "sum":
+        return backend.spmm(part.csr, flat)[0], None
+    scale = graph.mean_scale(kernels.accumulate_type(flat.dtype))[part.first : part.last]
+    return backend.spmm(part.csr, flat * flat if name == "square" else flat, row_scale=scale)[0], None
+
+
+def _mean_scale(graph: Graph, like: Tensor) -> Tensor:
+    scale = graph.mean_scale(kernels.accumulate_type(like.dtype)).to(like.dtype)
+    return scale.view(-1, *([1] * (like.dim() - 1)))
+
+
+def _plain(graph: Graph, function: Any, names: tuple[str, ...], tensors: Sequence[Any]) -> list[Tensor]:
+    """All reductions in plain, differentiable PyTorch."""
+    csr = graph.edge_csr
+    where = (csr.rows(), csr.columns(), csr.edge_id if csr.edge_id is None else csr.edge_id.long())
+    ends = [t if at is None else t[at] for t, at in zip(tensors, where, strict=True) if t is not None]
+    message = function(*ends)
+    inner = Csr(csr.rowptr, None, None, csr.num_rows, csr.num_edges, csr.num_edges)
+    outs = []
+    for name in names:
+        if name in ("max", "min"):
+            index = where[0].view(-1, *([1] * (message.dim() - 1))).expand_as(message)
+            zeros = message.new_zeros(graph.num_rows, *message.shape[1:])
+            outs.append(zeros.scatter_reduce(0, index, message, f"a{name}", include_self=False))
+            continue
+        value = message * message if name == "square" else message
+        out = reference.spmm(inner, value)[0]
+        outs.append(out if name == "sum" else out * _mean_scale(graph, out))
+    return outs

@@ -1,0 +1,104 @@
+"""Messages that only a network on each edge can make: all at once while they are few, else in blocks of edges.
+
+All at once an array of edges x channels exists for every layer of that network, and backward finds it; in blocks
+(ops.edge_mlp) no more than a block's share of it ever does, and backward computes it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch_geometric.nn.dense import Linear
+from torch_geometric.nn.norm import BatchNorm
+
+from stretto.graph import Graph
+from stretto.nn import edges
+from stretto.nn.gin import hooked
+from stretto.ops.edge_mlp import BLOCK, edge_mlp
+
+LARGE = 1 << 25  # bytes of one array of messages from which on they are made in blocks
+
+# Modules whose result for a row depends on that row alone, and on no random number.
+ROW_BY_ROW = (
+    nn.Linear,
+    Linear,
+    nn.Identity,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Hardtanh,
+    nn.LayerNorm,
+)
+IN_EVAL = (nn.BatchNorm1d, nn.Dropout)  # these too, once they are not training
+
+
+def row_by_row(modules: Iterable[Any]) -> bool:
+    """Whether a chain of modules may see edges in blocks: no batch statistics, no random numbers, nobody watching."""
+    for module in modules:
+        if not isinstance(module, nn.Module) or hooked(module):
+            return False
+        if type(module) is nn.Sequential or type(module) is BatchNorm:  # PyG's wraps torch's
+            if not row_by_row(module.children()):
+                return False
+        elif type(module) in IN_EVAL:
+            if module.training or (isinstance(module, nn.BatchNorm1d) and module.running_mean is None):
+                return False
+        elif type(module) not in ROW_BY_ROW:
+            return False
+    return True
+
+
+def parameters_of(modules: Iterable[Any]) -> list[Tensor]:
+    """What a chain of modules learns, each once."""
+    found = {id(p): p for module in modules if isinstance(module, nn.Module) for p in module.parameters()}
+    return list(found.values())
+
+
+def reduced(
+    graph: Graph,
+    function: Callable[..., Tensor],
+    row: Tensor | None,
+    col: Tensor | None,
+    edge: Tensor | None,
+    reduce: Sequence[str],
+    *,
+    width: int,
+    parameters: Sequence[Tensor],
+    steady: bool,
+) -> tuple[list[Tensor], str]:
+    """Every reduction of function(row_i, col_j, edge), and how they were made.
+
+    row [n, ...], col [m, ...], edge [E, ...] -> [n, k] each; reduce: names as edge_mlp takes them. width: of the widest
+    array per edge. steady: whether blocks of edges give what all edges at once give.
+    """
+    like = next(t for t in (row, col, edge) if t is not None)
+    if steady and graph.num_edges * width * like.element_size() >= LARGE:
+        found = edge_mlp(graph, function, row, col, edge, parameters=parameters, reduce=tuple(reduce), block=BLOCK)
+        return list(found), "in blocks"
+    ends = [
+        None if row is None else edges.at_targets(graph, row),
+        None if col is None else edges.at_sources(graph, col),
+        edge,
+    ]
+    message = function(*[end for end in ends if end is not None])
+    squares = edges.reduce_edges(graph, message * message, "mean") if "square" in reduce else message
+    return [squares if name == "square" else edges.reduce_edges(graph, message, name) for name in reduce], "at once"
+
+
+def run(modules: Sequence[Any], x: Tensor) -> Tensor:
+    """A chain of modules, one after the other."""
+    for module in modules:
+        x = module(x)
+    return x

@@ -1,0 +1,125 @@
+"""Layers whose messages a network makes on edges: in blocks of edges they give what they give all at once."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch.nn import BatchNorm1d, Dropout, Linear, PReLU, ReLU, Sequential, Tanh
+
+import stretto
+from stretto.nn import record_of, streaming
+from tests.nn.options import SPECS
+from tests.nn.test_convs import check
+
+STREAMED = (pyg.EdgeConv, pyg.FiLMConv, pyg.ResGatedGraphConv, pyg.CGConv, pyg.PNAConv, pyg.GINEConv)
+
+
+@pytest.fixture(autouse=True)
+def blocks(monkeypatch):
+    """Every graph counts as large, and a block holds a few edges."""
+    monkeypatch.setattr(streaming, "LARGE", 0)
+    monkeypatch.setattr(streaming, "BLOCK", 5)
+
+
+@pytest.mark.parametrize("conv", STREAMED, ids=lambda c: c.__name__)
+def test_every_option_equals_stock(conv):
+    spec = SPECS[conv]
+    for options in spec.options:
+        for train in (True, False):
+            check(spec, options, "unsorted", spec.takes[0], train)
+
+
+@pytest.mark.parametrize("conv", STREAMED, ids=lambda c: c.__name__)
+def test_adversarial_graphs(conv):
+    spec = SPECS[conv]
+    for graph in ("no_nodes", "one_node", "one_loop", "empty", "isolated", "self_loops", "duplicates", "directed"):
+        for options in spec.options[:3]:
+            check(spec, options, graph, spec.takes[0])
+
+
+LAYERS = {
+    "EdgeConv": (lambda: pyg.EdgeConv(Sequential(Linear(12, 6), Tanh(), Linear(6, 4))), None),
+    "EdgeConv MLP": (lambda: pyg.EdgeConv(pyg.MLP([12, 6, 4], norm=None)), None),
+    "FiLMConv": (lambda: pyg.FiLMConv(6, 4, act=PReLU()), None),
+    "ResGated": (lambda: pyg.ResGatedGraphConv(6, 4, edge_dim=3), 3),
+    "ResGated mean": (lambda: pyg.ResGatedGraphConv(6, 4, edge_dim=3, aggr="mean"), 3),
+    "CGConv": (lambda: pyg.CGConv(6, 3), 3),
+    "GINEConv": (lambda: pyg.GINEConv(Linear(6, 4), edge_dim=3), 3),
+    "PNAConv": (lambda: pyg.PNAConv(6, 4, ["mean", "std"], ["identity"], torch.tensor([1, 2, 3]), edge_dim=3), 3),
+}
+
+
+def pair(make, seed=0):
+    torch.manual_seed(seed)
+    stock = make().double()
+    return stock, stretto.accelerate(copy.deepcopy(stock))
+
+
+def inputs(dim):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(20, 6, dtype=torch.float64, generator=generator, requires_grad=True)
+    index = torch.randint(20, (2, 70), generator=generator)
+    if dim is None:
+        return [x, index]
+    return [x, index, torch.randn(70, dim, dtype=torch.float64, generator=generator, requires_grad=True)]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_messages_come_in_blocks(name):
+    make, dim = LAYERS[name]
+    stock, fast = pair(make)
+    args = inputs(dim)
+    torch.testing.assert_close(fast(*args), stock(*args))
+    assert "in blocks" in record_of(fast).plan
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_second_derivatives(name):
+    make, dim = LAYERS[name]
+    results = []
+    for layer in pair(make):
+        args = inputs(dim)
+        out = layer(*args)
+        leaves = [a for a in args if a.is_floating_point()] + list(layer.parameters())
+        first = torch.autograd.grad((out * out).sum(), leaves[0], create_graph=True)[0]
+        results.append(torch.autograd.grad((first * first).sum(), leaves, allow_unused=True, materialize_grads=True))
+    for wanted, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_what_sees_all_edges_runs_at_once():
+    for inner in (BatchNorm1d(6), Dropout(0.5)):
+        stock, fast = pair(lambda i=inner: pyg.EdgeConv(Sequential(Linear(12, 6), i, ReLU(), Linear(6, 4))))
+        args = inputs(None)
+        for train, how in ((True, "at once"), (False, "in blocks")):
+            for layer in (stock, fast):
+                layer.train(train)
+            torch.manual_seed(5)
+            wanted = stock(*args)
+            torch.manual_seed(5)
+            torch.testing.assert_close(fast(*args), wanted)
+            assert how in record_of(fast).plan
+
+
+def test_hooks_inside_see_all_edges():
+    seen = []
+    stock, fast = pair(lambda: pyg.EdgeConv(Sequential(Linear(12, 6), ReLU(), Linear(6, 4))))
+    for layer in (stock, fast):
+        layer.nn[2].register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape)))
+        layer(*inputs(None))
+    assert seen == [(70, 4), (70, 4)]
+
+
+def test_peak_memory_is_that_of_a_block():
+    from stretto.bench.memory import peak_bytes
+
+    torch.manual_seed(0)
+    index = torch.randint(400, (2, 40000))
+    x = torch.randn(400, 16, requires_grad=True)
+    stock = pyg.EdgeConv(Sequential(Linear(32, 64), ReLU(), Linear(64, 16)))
+    fast = stretto.accelerate(copy.deepcopy(stock))
+    peaks = [peak_bytes(lambda n=net: n(x, index).sum().backward()) for net in (stock, fast)]
+    assert peaks[1] < peaks[0] / 8
