@@ -156,7 +156,9 @@ class Graph:
         if csr.col is csr.edge_id:  # segments: every message goes to exactly one row
             rowptr = torch.arange(csr.num_edges + 1, device=csr.device)
             return Graph(Csr(rowptr, self.segment_index, None, csr.num_cols, csr.num_rows, csr.num_edges), source=csr)
-        rowptr, col, _ = build.transpose(csr)
+        rowptr, col, ids = build.transpose(csr)
+        if build.passing(csr):
+            return Graph(Csr(rowptr, col, ids, csr.num_cols, csr.num_rows, csr.num_edges), source=csr)
         if csr.num_rows == csr.num_cols and _same(rowptr, csr.rowptr) and csr.col is not None and _same(col, csr.col):
             shared = Csr(csr.rowptr, csr.col, None, csr.num_rows, csr.num_cols, csr.num_edges)
             shared.tasks, shared.hubs, shared.num_slots = csr.tasks, csr.hubs, csr.num_slots
@@ -166,7 +168,14 @@ class Graph:
     @property
     def is_symmetric(self) -> bool:
         """Whether the transpose has the same structure, row by row (rows in column order)."""
-        return self.num_rows == self.num_cols and self.T.csr.rowptr is self.csr.rowptr
+        return self.num_rows == self.num_cols and (self.T.csr.rowptr is self.csr.rowptr or self._same_as_transpose)
+
+    @kept
+    def _same_as_transpose(self) -> bool:
+        """The comparison that was left out when the transpose of a mini-batch was made."""
+        one, other = self.csr, self.T.csr
+        found = build.passing(one) and one.col is not None and other.col is not None
+        return found and _same(one.rowptr, other.rowptr) and _same(one.col, other.col)
 
     @property
     def edge_csr(self) -> Csr:
@@ -345,9 +354,9 @@ def _build_segments(index: Tensor, num_segments: int | None) -> Graph:
     return Graph(Csr(rowptr, order, order, num_segments, index.numel(), index.numel()))
 
 
-def _from_pairs(target: Tensor, source: Tensor, num_rows: int, num_cols: int) -> Graph:
+def _from_pairs(target: Tensor, source: Tensor, num_rows: int, num_cols: int, in_order: bool | None = None) -> Graph:
     dtype = graph_formats.index_dtype(max(num_rows, num_cols), source.numel())
-    rowptr, col, edge_id = build.compress(target, source, num_rows, dtype)
+    rowptr, col, edge_id = build.compress(target, source, num_rows, dtype, in_order=in_order)
     return Graph(Csr(rowptr, col, edge_id, num_rows, num_cols, source.numel()))
 
 

@@ -37,15 +37,12 @@ def sizes_of(edges: Any, num_nodes: Any) -> Sizes | None:
     return None if given[0] is None else int(given[0]), None if given[1] is None else int(given[1])
 
 
-def pairs(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Tensor, Tensor, int, int]:
-    """Destinations, sources, and the numbers of both, all checked."""
+def pairs(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Tensor, Tensor, int, int, bool | None]:
+    """Destinations, sources, the numbers of both, all checked, and whether the destinations are in order, if known."""
+    forward = flow == "source_to_target"
     if isinstance(edges, Tensor) and edges.layout == torch.strided:
         source, target = _edge_index(plain(edges))
         num_src, num_dst = sizes if sizes is not None else (None, None)
-        if sizes is None:
-            num_src = num_dst = max(build.minmax(source)[1], build.minmax(target)[1]) + 1
-        num_src = build.minmax(source)[1] + 1 if num_src is None else num_src
-        num_dst = build.minmax(target)[1] + 1 if num_dst is None else num_dst
     else:
         target, source, (num_dst, num_src) = _sparse(edges)
         wanted_src, wanted_dst = sizes if sizes is not None else (None, None)
@@ -54,16 +51,25 @@ def pairs(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Tensor, Tensor, i
             f"Graph.of: the sparse matrix is {num_dst}x{num_src} (destinations x sources), "
             f"but 'num_nodes' says {wanted_dst}x{wanted_src}",
         )
-    check_range("source", source, num_src)
-    check_range("destination", target, num_dst)
-    if flow == "target_to_source":
-        return source, target, num_src, num_dst
-    return target, source, num_dst, num_src
+    rows, cols, in_order = build.survey(*((target, source) if forward else (source, target)))
+    of_target, of_source = (rows, cols) if forward else (cols, rows)
+    if num_src is None and num_dst is None:
+        num_src = num_dst = max(of_source[1], of_target[1]) + 1
+    num_src = of_source[1] + 1 if num_src is None else num_src
+    num_dst = of_target[1] + 1 if num_dst is None else num_dst
+    _in_range("source", of_source, num_src)
+    _in_range("destination", of_target, num_dst)
+    found = (target, source, num_dst, num_src) if forward else (source, target, num_src, num_dst)
+    return (*found, in_order)
 
 
 def check_range(what: str, index: Tensor, size: int) -> None:
     """Every index lies in [0, size)."""
-    least, most = build.minmax(index)
+    _in_range(what, build.minmax(index), size)
+
+
+def _in_range(what: str, ends: tuple[int, int], size: int) -> None:
+    least, most = ends
     if least < 0 or most >= size:
         fail(f"Graph.of: {what} index {least if least < 0 else most} is out of range, wanted 0 <= index < {size}")
 

@@ -37,16 +37,26 @@ def minmax(index: Tensor) -> tuple[int, int]:
     return least_c.value, most_c.value
 
 
+def survey(row: Tensor, col: Tensor) -> tuple[tuple[int, int], tuple[int, int], bool | None]:
+    """minmax of both, and whether row is in order (None: not looked at); from one look at a device, not three."""
+    if row.numel() == 0 or _native(row):
+        return minmax(row), minmax(col), None
+    ends = [*torch.aminmax(row), *torch.aminmax(col), (row[1:] >= row[:-1]).all()]
+    row_least, row_most, col_least, col_most, in_order = torch.stack([e.to(row.dtype) for e in ends]).tolist()
+    return (row_least, row_most), (col_least, col_most), bool(in_order)
+
+
 def compress(
-    row: Tensor, col: Tensor | None, num_rows: int, dtype: torch.dtype
+    row: Tensor, col: Tensor | None, num_rows: int, dtype: torch.dtype, *, in_order: bool | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Stable sort of the pairs (row, col) by row -> rowptr [num_rows + 1], col, edge_id (None: already in order).
 
-    Indices must lie in range. col None: only the order is wanted.
+    Indices must lie in range. col None: only the order is wanted. in_order: whether row is sorted, where known.
     """
     n = row.numel()
     if not _native(row):
-        in_order = bool((row[1:] >= row[:-1]).all()) if n > 1 else True
+        if in_order is None:
+            in_order = bool((row[1:] >= row[:-1]).all()) if n > 1 else True
         keys, order = (row, None) if in_order else torch.sort(_narrow(row, num_rows), stable=True)
         rowptr = _pointers(keys, num_rows)
         if order is None:
@@ -93,10 +103,12 @@ def transpose(csr: Csr) -> tuple[Tensor, Tensor, Tensor]:
     """rowptr [num_cols + 1], col [E], edge_id [E] of the transposed matrix, its rows sorted by column."""
     dtype = csr.col.dtype if csr.col is not None else (csr.edge_id.dtype if csr.edge_id is not None else torch.int32)
     if not _native(csr.rowptr):
-        keys, order = torch.sort(_narrow(csr.columns(), csr.num_cols), stable=True)
+        keys, order = torch.sort(csr.columns() if csr.col is None else _narrow(csr.col, csr.num_cols), stable=True)
         rowptr = _pointers(keys, csr.num_cols)
         ids = order if csr.edge_id is None else csr.edge_id[order]
-        return rowptr, csr.rows().to(dtype)[order], ids.to(dtype)
+        # The row of an entry by bisection: no array of all rows, no host sync.
+        rows = torch.searchsorted(csr.rowptr, order, right=True, out_int32=dtype == torch.int32).sub_(1)
+        return rowptr, rows, ids.to(dtype)
     rowptr = torch.empty(csr.num_cols + 1, dtype=torch.int64)
     col, ids = torch.empty(csr.num_edges, dtype=dtype), torch.empty(csr.num_edges, dtype=dtype)
     native.call(
@@ -108,6 +120,16 @@ def transpose(csr: Csr) -> tuple[Tensor, Tensor, Tensor]:
         ids.data_ptr(),
     )
     return rowptr, col, ids
+
+
+# Below this many edges a graph on a device is taken for a mini-batch, used for a step or two: its transpose keeps what
+# it knows of the edges' order, and is not compared with the graph, for which the host would have to wait.
+BATCH = 1 << 20
+
+
+def passing(csr: Csr) -> bool:
+    """Whether a graph looks like a mini-batch on a device."""
+    return not _native(csr.rowptr) and csr.device.type != "cpu" and csr.num_edges < BATCH
 
 
 # A task is at least this many edges plus rows: below it, handing out work costs more than it gains. A graph is cut into

@@ -3,9 +3,9 @@
 The edges are thought of in windows of `chunk`. A row of more than `chunk` edges contains the first edge of one window
 at least; each such window is a piece of that row, and the first of them also takes the edges before it. Pieces
 [0, windows) are windows, the others whole rows; what is no piece (a window of short rows, a hub's own row) has nothing
-to do. Window w leaves its partial result in slot w, and the slots of a hub, which lie side by side, are merged in order:
-no atomics, the same bits every time. The only thing to derive is which row holds each window's first edge, by bisection
-on the device: nothing is counted, so nothing waits.
+to do. Window w leaves its partial result in slot w, and the slots of a hub, which lie side by side, are merged in
+order: no atomics, the same bits every time. The only thing to derive is which row holds each window's first edge, by
+bisection on the device: nothing is counted, so nothing waits.
 """
 
 from __future__ import annotations
