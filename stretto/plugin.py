@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from stretto import settings
 from stretto.errors import StrettoError, expect
 from stretto.loader import swap
-from stretto.nn import AGGREGATIONS, CONVS
+from stretto.nn import AGGREGATIONS, CONVS, functional
 from stretto.nn.base import accelerated_forward, in_place_of
 from stretto.nn.classes import FAST, STOCK
 
@@ -91,6 +91,7 @@ def patch() -> None:
             _patched[stock] = stock.forward  # type: ignore[attr-defined]
             stock.forward = _guarded(stock, fast)  # type: ignore[attr-defined]
         swap.install()  # PyG's names for loaders mean ours
+        functional.install()  # scatter and softmax, and with them global_*_pool
     logger.info("stretto: patched %d layer classes", len(CONVS))
 
 
@@ -106,6 +107,7 @@ def unpatch() -> None:
                 stock.forward = forward  # type: ignore[attr-defined]
             _patched.clear()
             swap.remove()
+            functional.remove()
 
 
 def is_patched() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable
@@ -66,6 +67,12 @@ def note_plan(module: torch.nn.Module) -> Callable[[Hashable, Plan], None]:
 
 
 Fast = Callable[..., Any]
+_plain = threading.local()
+
+
+def stock_wanted() -> bool:
+    """Whether this thread is computing what stock computes, to compare with: then nothing of ours may run inside."""
+    return getattr(_plain, "on", False)
 
 
 def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
@@ -73,7 +80,7 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
     stock_forward = stock.forward  # type: ignore[attr-defined]
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or stock_wanted():
             return stock_forward(self, *args, **kwargs)
         record = record_of(self)
         record.calls += 1
@@ -194,9 +201,13 @@ def _shadow(conv: Any, record: Record, stock_forward: Any, out: Any, args: Any, 
     if not isinstance(out, Tensor) or record.calls % every:
         return out
     state = torch.get_rng_state()
-    with torch.no_grad():
-        wanted = stock_forward(conv, *args, **kwargs)
-    torch.set_rng_state(state)
+    _plain.on = True
+    try:
+        with torch.no_grad():
+            wanted = stock_forward(conv, *args, **kwargs)
+    finally:
+        _plain.on = False
+        torch.set_rng_state(state)
     scale = wanted.abs().max().clamp(min=1e-30) if wanted.numel() else torch.ones(())
     error = ((out.detach() - wanted).abs().max() / scale).item() if wanted.numel() else 0.0
     limit = {torch.float64: 1e-9, torch.float32: 1e-4}.get(out.dtype, 3e-2)

@@ -43,12 +43,20 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     weight = weight_of(first, x_src)
     scale_type = torch.float64 if x_src.dtype == torch.float64 else torch.float32
     adj = Adjacency(graph, graph.mean_scale(scale_type) if conv.aggr == "mean" else None)
-    scalars = {"c": 1.0 + conv.eps.item()}
+    scalars = {"c": 1.0 + number(conv.eps)}
     tensors = {"X": x_src, "W": weight}
     expression = NO_ROOT if x_dst is None else OWN_ROOT if own else OTHER_ROOT
     if expression is OTHER_ROOT:
         tensors["R"] = x_dst
     return rest(linear(expression, tensors, {"A": adj}, bias=first.bias, scalars=scalars, note=note_plan(conv)))
+
+
+def number(scalar: Tensor) -> float:
+    """The value of a tensor of one element; asked of a device once per change, since the host waits for the answer."""
+    kept = getattr(scalar, "_stretto_number", None)
+    if kept is None or kept[0] != scalar._version:
+        kept = scalar._stretto_number = (scalar._version, scalar.item())  # type: ignore[attr-defined]
+    return kept[1]
 
 
 def first_linear(nn: Any) -> tuple[Any, Rest]:
