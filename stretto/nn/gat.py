@@ -12,6 +12,7 @@ from stretto.graph import Graph
 from stretto.nn import edges
 from stretto.nn.base import Decline, record_of, weight_of
 from stretto.ops.attention import attention
+from stretto.ops.projections import plus, projections
 
 
 def fast(
@@ -23,7 +24,7 @@ def fast(
     return_attention_weights: Any = None,
 ) -> Any:
     """What GATConv.forward computes."""
-    x_src, x_dst, _ = edges.ends(x)
+    x_src, x_dst, own = edges.ends(x)
     edges.check_aggr(conv, *edges.SUM)
     shared = conv.lin is not None
     weight = weight_of(conv.lin if shared else conv.lin_src, x_src)
@@ -35,16 +36,21 @@ def fast(
     check_weights_wanted(edge_index, return_attention_weights)
     graph, edge_attr = looped(conv, given, edge_attr)
     heads, width = conv.heads, conv.out_channels
-    right = x_src @ fold(weight, conv.att_src).t()
-    left = (
-        right.new_zeros(graph.num_rows, heads)
-        if x_dst is None or weight_dst is None
-        else x_dst @ fold(weight_dst, conv.att_dst).t()
-    )
+    first = aggregate_first(graph, x_src.size(1), heads, width)
+    logits = fold(weight, conv.att_src)
+    if own and weight_dst is weight:  # both ends' logits in one product
+        logits = torch.cat([logits, fold(weight, conv.att_dst)])
+    scores, *projected = projections(x_src, [(logits, None)] + ([] if first else [(weight, None)]))
+    right = scores[:, :heads]
+    if own and weight_dst is weight:
+        left = scores[:, heads:]
+    elif x_dst is None or weight_dst is None:
+        left = right.new_zeros(graph.num_rows, heads)
+    else:
+        left = x_dst @ fold(weight_dst, conv.att_dst).t()
     edge = None if edge_attr is None else edge_attr @ fold(conv.lin_edge.weight, conv.att_edge).t()
     wanted = bool(return_attention_weights)
-    first = aggregate_first(graph, x_src.size(1), heads, width)
-    v = x_src.unsqueeze(1) if first else (x_src @ weight.t()).view(-1, heads, width)
+    v = x_src.unsqueeze(1) if first else projected[0].view(-1, heads, width)
     found = attention(
         graph,
         v,
@@ -66,7 +72,7 @@ def fast(
     if conv.res is not None and x_dst is not None:
         out = out + conv.res(x_dst)
     if conv.bias is not None:
-        out = out + conv.bias
+        out = plus(out, conv.bias)
     return (out, (edges_of(conv, graph, edge_index), alpha)) if wanted else out
 
 

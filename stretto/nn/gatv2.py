@@ -9,6 +9,7 @@ from torch import Tensor
 from stretto.nn import edges, gat
 from stretto.nn.base import Decline, record_of, weight_of
 from stretto.ops.attention import attention
+from stretto.ops.projections import plus, projections
 
 
 def fast(
@@ -28,8 +29,14 @@ def fast(
     gat.check_weights_wanted(edge_index, return_attention_weights)
     graph, edge_attr = gat.looped(conv, given, edge_attr)
     heads, width = conv.heads, conv.out_channels
-    x_l = conv.lin_l(x_src).view(-1, heads, width)
-    x_r = x_l if own and conv.share_weights else conv.lin_r(x_dst).view(-1, heads, width)
+    to_left, to_right = (conv.lin_l.weight, conv.lin_l.bias), (conv.lin_r.weight, conv.lin_r.bias)
+    if own and conv.share_weights:
+        x_l = x_r = projections(x_src, [to_left])[0]
+    elif own:
+        x_l, x_r = projections(x_src, [to_left, to_right])
+    else:
+        x_l, x_r = projections(x_src, [to_left])[0], projections(x_dst, [to_right])[0]
+    x_l, x_r = x_l.view(-1, heads, width), x_r.view(-1, heads, width)
     edge = None if edge_attr is None else conv.lin_edge(edge_attr).view(-1, heads, width)
     wanted = bool(return_attention_weights)
     found = attention(
@@ -51,5 +58,5 @@ def fast(
     if conv.res is not None:
         out = out + conv.res(x_dst)
     if conv.bias is not None:
-        out = out + conv.bias
+        out = plus(out, conv.bias)
     return (out, (gat.edges_of(conv, graph, edge_index), alpha)) if wanted else out

@@ -12,6 +12,7 @@ from torch import Tensor
 from stretto.nn import edges
 from stretto.nn.base import Decline, record_of, weight_of
 from stretto.ops.attention import attention
+from stretto.ops.projections import plus, projections
 
 
 def fast(
@@ -28,9 +29,14 @@ def fast(
         raise Decline("return_attention_weights with an EdgeIndex or a sparse matrix")
     edge_weight = _edge_weight(conv, graph, edge_index, edge_attr, x_src)
     heads, width = conv.heads, conv.out_channels
-    query = conv.lin_query(x_dst).view(-1, heads, width)
-    key = conv.lin_key(x_src).view(-1, heads, width)
-    value = conv.lin_value(x_src).view(-1, heads, width)
+    names = ("lin_query", "lin_key", "lin_value") + (("lin_skip",) if _plain_skip(conv, x_dst) else ())
+    maps = [(getattr(conv, name).weight, getattr(conv, name).bias) for name in names]
+    if x_dst is x_src:
+        query, key, value, *skip = projections(x_src, maps)
+    else:
+        query, *skip = projections(x_dst, [maps[0], *maps[3:]])
+        key, value = projections(x_src, maps[1:3])
+    query, key, value = (t.view(-1, heads, width) for t in (query, key, value))
     folded = None if edge_weight is None else torch.einsum("nhc,hcd->nhd", query, edge_weight)
     found: Any = attention(
         graph,
@@ -52,13 +58,21 @@ def fast(
         out = out + torch.einsum("nhd,hcd->nhc", results[1], edge_weight)
     out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
     if conv.root_weight:
-        root = conv.lin_skip(x_dst)
+        root = skip[0] if skip else conv.lin_skip(x_dst)
         if conv.lin_beta is not None:
             beta = conv.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
             out = beta * root + (1 - beta) * out
         else:
-            out = out + root
+            out = plus(out, root)
     return (out, (edge_index, results[-1])) if wanted else out
+
+
+def _plain_skip(conv: Any, x: Tensor) -> bool:
+    """Whether the root term is a Linear that may join the other products."""
+    try:
+        return bool(conv.root_weight) and weight_of(conv.lin_skip, x) is not None
+    except Decline:
+        return False
 
 
 def _edge_weight(conv: Any, graph: Any, edge_index: Any, edge_attr: Any, x: Tensor) -> Tensor | None:

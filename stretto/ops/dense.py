@@ -1,0 +1,72 @@
+"""dense: x W' + b as torch's linear has it; on a device, the sum over all rows that b's gradient is runs in our kernel.
+
+torch takes four times as long for that sum as memory asks (benchmarks/results/gpu-profile.txt).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stretto import kernels
+from stretto.ops import library
+
+
+def column_sum(x: Tensor) -> Tensor:
+    """Sum over the rows; no autograd. x [n, k] -> [k]"""
+    run = getattr(kernels.backend(x.device), "column_sum", None)
+    return x.sum(0) if run is None or x.dtype not in kernels.DTYPES or type(x) is not Tensor else run(x)
+
+
+def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [n, i], weight [o, i], bias [o] -> [n, o]"""
+    own = hasattr(kernels.backend(x.device), "column_sum") and x.dim() == 2
+    if not own or bias is None or library.traced(x) or torch.is_autocast_enabled(x.device.type):
+        return F.linear(x, weight, bias)
+    if x.dtype != weight.dtype or weight.dtype != bias.dtype or not library.recorded(x, weight, bias):
+        return F.linear(x, weight, bias)
+    return _Dense.apply(x, weight, bias)
+
+
+def add_bias(x: Tensor, bias: Tensor) -> Tensor:
+    """x [n, k] + bias [k]"""
+    own = hasattr(kernels.backend(x.device), "column_sum") and x.dim() == 2 and x.dtype == bias.dtype
+    if not own or library.traced(x) or not library.recorded(x, bias):
+        return x + bias
+    return _AddBias.apply(x, bias)
+
+
+class _Dense(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        return (
+            grad @ weight if need_x else None,
+            grad.t() @ x if need_weight else None,
+            _sum(grad) if need_bias else None,
+        )
+
+
+class _AddBias(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        return x + bias
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        need_x, need_bias = ctx.needs_input_grad
+        return grads[0] if need_x else None, _sum(grads[0]) if need_bias else None
+
+
+def _sum(grad: Tensor) -> Tensor:
+    return grad.sum(0) if torch.is_grad_enabled() else column_sum(grad)

@@ -1,0 +1,110 @@
+"""projections: several linear maps of one x, as one step of autograd.
+
+On the CPU their results lie in kept buffers, and the gradient of x is accumulated by the GEMMs that make it: no array
+the size of x is made once per map and then added up. Elsewhere: one `dense` each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.kernels import pool
+from stretto.ops import library
+from stretto.ops.dense import add_bias, dense
+
+Map = tuple[Tensor, Tensor | None]  # weight [o, i], bias [o]
+
+
+def projections(x: Tensor, maps: Sequence[Map]) -> tuple[Tensor, ...]:
+    """x W' + b for every (W, b). x [n, i] -> [n, o] each."""
+    weights, biases = [weight for weight, _ in maps], [bias for _, bias in maps]
+    if not _pooled(x, *weights, *biases):
+        return tuple(dense(x, weight, bias) for weight, bias in maps)
+    if not library.recorded(x, *weights, *biases):
+        return _forward(x, weights, biases)
+    return _Projections.apply(x, len(maps), *weights, *biases)
+
+
+def plus(x: Tensor, y: Tensor) -> Tensor:
+    """x [n, k] + y [n, k] or [k], in a kept buffer on the CPU."""
+    if not _pooled(x, y):
+        return add_bias(x, y) if y.dim() == 1 else x + y
+    return _Plus.apply(x, y) if library.recorded(x, y) else _sum(x, y)
+
+
+def _pooled(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether to fill kept buffers: plain matrices of one type on the CPU."""
+    if x.dim() != 2 or x.device.type != "cpu" or x.numel() * x.element_size() < pool.LEAST or library.traced(x):
+        return False
+    return not torch.is_autocast_enabled("cpu") and all(t is None or t.dtype == x.dtype for t in others)
+
+
+def _forward(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    results = []
+    for weight, bias in zip(weights, biases, strict=True):
+        out = pool.empty((x.size(0), weight.size(0)), x.dtype)
+        if bias is None:
+            torch.mm(x, weight.t(), out=out)
+        else:
+            torch.addmm(bias, x, weight.t(), out=out)
+        results.append(out)
+    return tuple(results)
+
+
+def _sum(x: Tensor, y: Tensor) -> Tensor:
+    return torch.add(x, y, out=pool.empty(x.shape, x.dtype))
+
+
+class _Projections(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, count: int, *parameters: Any) -> Any:
+        weights, biases = parameters[:count], parameters[count:]
+        ctx.set_materialize_grads(False)
+        ctx.count = count
+        ctx.save_for_backward(x, *weights)
+        return _forward(x.detach(), [w.detach() for w in weights], [None if b is None else b.detach() for b in biases])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, *weights = ctx.saved_tensors
+        need_x, _, *needs = ctx.needs_input_grad
+        known = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
+        dx = _dx(known, x) if need_x and known else None
+        dweights = [
+            grad.t() @ x if need and grad is not None else None for grad, need in zip(grads, needs, strict=False)
+        ]
+        dbiases = [
+            grad.sum(0) if need and grad is not None else None
+            for grad, need in zip(grads, needs[ctx.count :], strict=True)
+        ]
+        return dx, None, *dweights, *dbiases
+
+
+def _dx(known: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
+    if torch.is_grad_enabled():  # create_graph=True: gradients must be differentiable themselves
+        total = known[0][0] @ known[0][1]
+        for grad, weight in known[1:]:
+            total = total + grad @ weight
+        return total
+    total = torch.mm(*known[0], out=pool.empty(x.shape, x.dtype))
+    for grad, weight in known[1:]:
+        total.addmm_(grad, weight)
+    return total
+
+
+class _Plus(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.bias = y.dim() == 1
+        return _sum(x.detach(), y.detach())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        need_x, need_y = ctx.needs_input_grad
+        dy = None if not need_y else grad.sum(0) if ctx.bias else grad
+        return grad if need_x else None, dy
