@@ -298,7 +298,48 @@ def _extremum_grad(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> C
     return Cost("spmm", 2 * matrix.num_edges * x.row, matrix.nbytes + 2 * x.nbytes, random, row, x.nbytes, TREE)
 
 
+def _attention(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    """As declared: the score, the softmax and the sum per edge and head. The gradient does it again, both ways."""
+    graph, given = args[0], next(a for a in args if isinstance(a, dict))
+    value = given["right"] if given["v"] is None else given["v"]
+    called = [_tensor(given[key]) for key in ("v", "left", "right", "edge")]
+    flops = OPS["attention"].flops(_graph(graph), *called, form=given["form"])
+    read = [given[key] for key in ("v", "right") if given[key] is not None]
+    rows = sum(spec.row * spec.itemsize for spec in read)
+    span = sum(spec.nbytes for spec in read)
+    heads = called[1].size(1) if called[1] is not None else value.shape[1]
+    edge = 0 if given["edge"] is None else given["edge"].nbytes
+    result = graph.num_rows * heads * value.shape[2] * value.itemsize
+    stream = 8 * (graph.num_rows + 1) + graph.index_bytes * graph.num_edges + edge + result
+    if name.endswith("_grad"):
+        rows += heads * value.shape[2] * value.itemsize  # the gradient of the result, one row per entry
+        return Cost("attention", 2 * flops, 2 * stream + 2 * span, 2 * graph.num_edges * rows, rows, 2 * span, TREE)
+    return Cost("attention", flops, stream, graph.num_edges * rows, rows, span, TREE)
+
+
+def _messages(per_value: int) -> Formula:
+    """Terms of rows, columns and edges, joined per edge and channel and summed over the edges of a node."""
+
+    def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+        graph, given = args[0], [spec for a in args[1:] for spec in tensors(a) if len(spec.shape) == 2]
+        width = given[0].row
+        row = width * given[0].itemsize
+        ways = 2 if name.endswith("_grad") else 1
+        random = ways * graph.num_edges * row * max(1, len(given) - 1)
+        stream = ways * (graph.nbytes + 2 * graph.num_rows * row)
+        flops = ways * per_value * graph.num_edges * width * len(given)
+        return Cost("spmm", flops, stream, random, row, given[0].nbytes, TREE)
+
+    return cost
+
+
 KERNELS: dict[str, Formula] = {
+    "attention": _attention,
+    "attention_grad": _attention,
+    "edge_messages": _messages(2),
+    "edge_messages_grad": _messages(2),
+    "softmax_sum": _messages(7),
+    "softmax_sum_grad": _messages(7),
     "spmm": _declared("spmm", "spmm", 1),
     "sddmm": _declared("sddmm", "sddmm", 2),
     "sddmm_add": _declared("sddmm", "sddmm", 2),

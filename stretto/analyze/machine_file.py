@@ -28,7 +28,7 @@ from stretto.tune import store
 
 logger = logging.getLogger("stretto")
 
-KIND = "analysis-1"
+KIND = "analysis-2"
 BUSY = 0.75  # share of the cores that others may take before a measurement is doubted
 ROWS = (4, 64, 256, 1024)  # bytes of a gathered row
 SPANS = (1 << 17, 1 << 22, 1 << 26)  # bytes the rows are spread over
@@ -171,6 +171,7 @@ def _probe() -> Machine:
     return machine
 
 
+COLD = 1 << 26  # bytes that operands are spread over
 FRESH = 1 << 26  # bytes; above 32 MiB an allocation is new memory every time
 GEMMS = ((64, 16, 16), (1024, 64, 16), (4096, 64, 64), (16384, 256, 64), (2048, 1024, 256))
 
@@ -181,8 +182,14 @@ def _gemm(n: int, k: int, c: int) -> float:
 
 
 def _stream(size: int) -> float:
-    a, b = torch.ones(size // 4), torch.ones(size // 4)
-    return _best(lambda: a + b)
+    """Seconds of a sum of `size` bytes. Buffers take turns: in a model an op rarely finds its operands in the cache."""
+    turns = itertools.cycle([torch.ones(3, size // 4) for _ in range(max(1, min(32, COLD // (3 * size))))])
+
+    def add() -> None:
+        a, b, out = next(turns)
+        torch.add(a, b, out=out)
+
+    return _best(add)
 
 
 def _rows(row: int, span: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,12 +32,17 @@ def ceilings(op: OpRecord, machine: Machine) -> dict[str, float]:
     row, span = float(cost.row), float(cost.span)
     if cost.family == "scatter":
         moved = float(cost.random) / (2 if cost.flops else 1)
-        found["gather latency"] = moved / near_row(machine.scatter, row, span)
+        found["gather latency"] = moved / near_row(machine.scatter, row, span) + _beyond(stream, span, machine)
     elif cost.family in ("spmm", "sddmm") and cost.random:
         found["gather latency"] = float(cost.random) / near_row(machine.spmm, row, span)
         found["bandwidth"] = stream / near(machine.stream, stream)
+    elif cost.family == "attention":
+        found["gather latency"] = float(cost.random) / near_row(machine.spmm, row, span)
+        found["compute"] = float(cost.flops) / near(machine.gemm, float(cost.flops))
     elif cost.random:
-        found["gather latency"] = float(cost.random) / near_row(machine.gather, row, span) + _fresh(op, machine)
+        found["gather latency"] = float(cost.random) / near_row(machine.gather, row, span) + _beyond(
+            stream, span, machine
+        )
     elif cost.family == "reduce":
         found["bandwidth"] = stream / machine.reduce
     elif cost.family == "softmax":
@@ -49,13 +54,38 @@ def ceilings(op: OpRecord, machine: Machine) -> dict[str, float]:
     return found
 
 
-LARGE = 32 << 20  # bytes from which every result is new memory
+def _beyond(stream: float, span: float, machine: Machine) -> float:
+    """Seconds of the bytes in order that the measured rate of random rows does not have in it."""
+    return max(0.0, stream - span) / near(machine.stream, stream)
 
 
-def _fresh(op: OpRecord, machine: Machine) -> float:
-    """Seconds until the system has cleared the pages of a large result; rates of small ones know nothing of it."""
-    made = float(sum(spec.nbytes for spec in op.outputs))
-    return made / machine.fresh if made >= LARGE else 0.0
+LEAST, LARGE = 128 << 10, 32 << 20  # below, the allocator keeps what it has; above, every result is new memory
+
+
+def fresh_bytes(trace: Trace) -> dict[int, float]:
+    """Op -> bytes of its results that the process did not have before: the system clears them page by page.
+
+    What is freed within the step is used again. Between steps the allocator gives back what lies free on top, once
+    it is more than twice the largest block it has seen (glibc's rule, which stops at 32 MiB).
+    """
+    sizes = [float(size) for _, _, _, size in trace.takes]
+    kept = float(trace.peak_bytes) <= 2 * min(LARGE, max(sizes, default=0.0))
+    events = [(op, 1, number, float(size)) for op, number, _, size in trace.takes]
+    known = {number: float(size) for _, number, _, size in trace.takes}
+    events += [(op, 0, number, known[number]) for op, number in trace.gives if number in known]
+    found: dict[int, float] = {}
+    live = high = 0.0
+    for op, taken, _, size in sorted(events):
+        if size > LARGE:
+            if taken:
+                found[op] = found.get(op, 0.0) + size
+            continue
+        live += size if taken else -size
+        if taken and live > high:
+            new, high = min(size, live - high), live
+            if not kept and size >= LEAST:
+                found[op] = found.get(op, 0.0) + new
+    return {op: size for op, size in found.items() if not trace.ops[op].name.startswith("stretto::")}
 
 
 def bound(op: OpRecord, machine: Machine) -> str:
@@ -72,8 +102,9 @@ def op_seconds(op: OpRecord, machine: Machine) -> float:
 
 
 def step_seconds(ops: Iterable[OpRecord], machine: Machine) -> float:
-    """Predicted time of a step."""
-    return sum(op_seconds(op, machine) for op in ops)
+    """Predicted time of a step; of a whole trace with the clearing of new memory."""
+    new = sum(fresh_bytes(ops).values()) / machine.fresh if isinstance(ops, Trace) else 0.0
+    return sum(op_seconds(op, machine) for op in ops) + new
 
 
 @dataclass(frozen=True)

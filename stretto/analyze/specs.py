@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stretto.kernels import Csr
+from stretto.kernels.attention import TENSORS, Attention
 
 Size = Any  # int, or a sympy expression
 
@@ -96,6 +97,8 @@ def describe(value: Any) -> Any:
         index = value.col if value.col is not None else value.edge_id
         size = index.element_size() if index is not None else 0
         return Matrix(value.num_rows, value.num_cols, value.num_edges, size)
+    if isinstance(value, Attention):
+        return {"form": value.form, **{name: describe(getattr(value, name)) for name in TENSORS}}
     if isinstance(value, (list, tuple)):
         return tuple(describe(v) for v in value)
     if isinstance(value, dict):

@@ -6,12 +6,14 @@ to the forward op it differentiates by autograd's sequence numbers, and so to th
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from stretto import kernels
 from stretto.analyze import costs
 from stretto.analyze.costs import Cost
 from stretto.analyze.specs import Spec, describe, storage_key, tensors
+from stretto.kernels import cpu_attention, cpu_edge
 
 
 @dataclass
@@ -41,7 +44,8 @@ class OpRecord:
     site: int | None  # of a backward op: the forward op that it differentiates
     deps: tuple[int, ...]  # ops that made its inputs
     cost: Cost
-    seconds: float = 0.0
+    seconds: float = 0.0  # in the pass whose parts add up to the step
+    typical: float = 0.0  # median over all passes
 
     @property
     def inputs(self) -> list[Spec]:
@@ -201,6 +205,7 @@ class Recorder(TorchDispatchMode):
         kept = (describe(args), describe(kwargs)) if self.full else None
         deps = self._deps(args, kwargs) if self.full else ()
         if self._count in self.capture:
+            self._inside = True  # copies are no part of the step
             self.captured[self._count] = (function, _copied(args), _copied(kwargs))
         self._inside = schema is None
         if self._sync is not None:
@@ -283,7 +288,14 @@ class Recorder(TorchDispatchMode):
 def _copied(value: Any) -> Any:
     """The value with every tensor inside copied, for ops that write to their inputs and memory that is reused."""
     if isinstance(value, Tensor):
-        return value.detach().clone() if value.layout == torch.strided else value
+        if value.layout != torch.strided:
+            return value
+        # An expanded tensor stays expanded: kernels read its one entry again and again.
+        whole = tuple(
+            slice(0, 1) if not step and size else slice(None)
+            for size, step in zip(value.shape, value.stride(), strict=True)
+        )
+        return value.detach()[whole].clone().expand(value.shape)
     if isinstance(value, (list, tuple)):
         return type(value)(_copied(v) for v in value)
     if isinstance(value, dict):
@@ -291,36 +303,31 @@ def _copied(value: Any) -> Any:
     return value
 
 
-class _Watched:
-    """A backend of kernels whose calls are recorded."""
-
-    def __init__(self, backend: Any, recorder: Recorder) -> None:
-        self._backend, self._recorder = backend, recorder
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._backend, name)
-        if name not in costs.KERNELS:
-            return found
-        return lambda *args, **kwargs: self._recorder.call(found, f"stretto::{name}", args, kwargs, None)
+def _kernel_modules() -> list[ModuleType]:
+    """Every module whose functions are native kernels; the reference is plain torch and seen op by op."""
+    found: list[ModuleType] = [kernels.cpu, cpu_attention, cpu_edge]
+    triton = sys.modules.get("stretto.kernels.triton")
+    return [*found, triton] if triton is not None else found
 
 
 @contextmanager
 def _watched_kernels(recorder: Recorder) -> Iterator[None]:
-    """stretto.kernels.backend gives watched backends until the end of the block; the reference is plain torch."""
-    plain = kernels.backend
-    watched: dict[int, _Watched] = {}
+    """Calls of the native kernels are recorded until the end of the block.
 
-    def backend(device: torch.device) -> Any:
-        module = plain(device)
-        if module is kernels.reference:
-            return module
-        return watched.setdefault(id(module), _Watched(module, recorder))
-
-    kernels.backend = backend
-    try:
+    The functions are replaced inside their modules: ops choose kernels by the identity of the module.
+    """
+    with ExitStack() as stack:
+        for module in _kernel_modules():
+            for name in costs.KERNELS:
+                plain = getattr(module, name, None)
+                if plain is not None:
+                    stack.callback(setattr, module, name, plain)
+                    setattr(module, name, _watched(recorder, name, plain))
         yield
-    finally:
-        kernels.backend = plain
+
+
+def _watched(recorder: Recorder, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: recorder.call(plain, f"stretto::{name}", args, kwargs, None)
 
 
 def by_path(trace: Trace) -> dict[str, list[OpRecord]]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import copy
-import ctypes
+import gc
 import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import autograd
 
 from stretto.analyze.graph_stats import Partitioner
 from stretto.analyze.predict import step_seconds
 from stretto.analyze.trace import Trace
-from stretto.analyze.workload import Workload
+from stretto.analyze.workload import Workload, unpooled
 
 if TYPE_CHECKING:
     from stretto.analyze.report import Report
@@ -34,21 +35,30 @@ def _row(what: str, unit: str, predicted: Any, counted: Any = None, measured: An
 
 
 def peak_memory(workload: Workload) -> int | None:
-    """Bytes by which one step raises the process's memory at its highest; None where the system does not say."""
-    clear, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
-    try:
-        ctypes.CDLL(None).malloc_trim(0)  # memory that lies free in the process would hide what the step takes
-        clear.write_text("5")
-        before = _status(status, "VmRSS")
-        workload.run()
-        return max(0, _status(status, "VmHWM") - before)
-    except (OSError, KeyError, AttributeError):
+    """Bytes that torch's allocator holds for one step at its highest; None where torch does not say.
+
+    The growth of the process would be another number: it has the allocator's slack in it, and pages kept from before.
+    """
+    if not hasattr(autograd, "_enable_profiler_legacy"):
         return None
-
-
-def _status(file: Path, key: str) -> int:
-    table = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
-    return int(table[key].split()[0]) * 1024
+    workload.run()  # caches and lazy parameters are not the step's
+    workload.model.zero_grad(set_to_none=True)
+    gc.collect()
+    plain = (False, True, False, False, False)  # shapes, memory, stack, flops, modules
+    setting = autograd.ProfilerConfig(autograd.ProfilerState.CPU, *plain, torch._C._profiler._ExperimentalConfig())
+    with unpooled():
+        autograd._enable_profiler_legacy(setting)
+        try:
+            workload.run()
+        finally:
+            threads = autograd._disable_profiler_legacy()
+    live = most = 0
+    for event in (e for events in threads for e in events):
+        if event.kind() == "memory_alloc":
+            live += event.cpu_memory_usage()
+            most = max(most, live)
+    workload.model.zero_grad(set_to_none=True)
+    return most
 
 
 def seconds(workload: Workload, repeats: int) -> float:

@@ -6,7 +6,8 @@ import gc
 import inspect
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from stretto.analyze.trace import Recorder, Trace
 from stretto.errors import expect, fail
+from stretto.kernels import pool
 
 MODES = ("train", "infer")
 # What a forward argument may be called in the data.
@@ -63,20 +65,22 @@ class Workload:
             return self.step(self.model, self.data)
         return self.model(*arguments(self.model, self.data))
 
-    def trace(self) -> Trace:
-        """Everything but time."""
+    def trace(self, *, pooled: bool = False) -> Trace:
+        """Everything but time. pooled: the very ops of a plain step; memory is then counted with what a pool keeps."""
         self.run()  # caches and lazy parameters are made outside the trace
         recorder = Recorder(self.model)
-        with recorder.recording():
+        with nullcontext() if pooled else unpooled(), recorder.recording():
             self.run(recorder)
         self.model.zero_grad(set_to_none=True)
         return recorder.trace
 
     def timed(self, *, repeats: int = 5, warmup: int = 2) -> Trace:
         """The trace with the median time of every op; plain and traced steps take turns."""
-        trace = self.trace()
-        for _ in range(warmup):
+        peak = self.trace().peak_bytes
+        for _ in range(max(1, warmup)):
             self.run()
+        trace = self.trace(pooled=True)
+        trace.peak_bytes = peak
         plain: list[float] = []
         passes: list[Recorder] = []
         gc.collect()
@@ -94,6 +98,18 @@ class Workload:
         return trace
 
 
+@contextmanager
+def unpooled() -> Iterator[None]:
+    """Every result in memory of its own: what a pool keeps would be counted as taken and never given back."""
+    plain = pool.limit
+    pool.clear()
+    pool.limit = lambda: 0
+    try:
+        yield
+    finally:
+        pool.limit = plain
+
+
 def merge_times(trace: Trace, passes: list[Recorder], plain: list[float]) -> None:
     """Put the times of light passes into the full trace, op by op; passes that ran other ops do not count."""
     names = [op.name for op in trace]
@@ -104,6 +120,7 @@ def merge_times(trace: Trace, passes: list[Recorder], plain: list[float]) -> Non
     chosen = sorted(same, key=lambda p: p.trace.traced_seconds - p.own)[len(same) // 2]
     for i, op in enumerate(trace.ops):
         op.seconds = chosen.times[i][1]
+        op.typical = statistics.median(p.times[i][1] for p in same)
         where = (op.path, op.phase)
         trace.host[where] = trace.host.get(where, 0.0) + chosen.times[i][2]
     trace.traced_seconds, trace.tracer_seconds = chosen.trace.traced_seconds, chosen.own

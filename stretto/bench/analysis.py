@@ -2,14 +2,18 @@
 
 Step time of {6 models} x {4 graphs} x {1, 2 threads} against the prediction, rank correlation over plans, regret of the
 chosen one, peak memory, replay of hot ops against their time in the model, overhead of the profiler.
+
+The machine file holds the fastest of many calls, so a step is compared by its fastest run; the median stands beside it.
+Their distance, and the load before and after, tell whether anything else was running.
 """
 
-from dataclasses import dataclass
+import os
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -22,13 +26,15 @@ from stretto.analyze.predict import step_seconds
 from stretto.analyze.workload import Workload
 from stretto.bench import machine, report
 from stretto.bench.run import threads as limited
-from stretto.profile.profiling import Profile
 from stretto.profile.profiling import make as make_profile
 from stretto.profile.replay import replay
+from stretto.tune.timing import measure
 
 MODELS = ("gcn", "sage", "gin", "gat", "sgc", "tag")
-GRAPHS = ("cora", "er:20000:100000", "rmat:14:150000", "grid:120")
+GRAPHS = ("cora", "er:8000:40000", "rmat:12:60000", "grid:90")
 HIDDEN = 64
+SETTLE = 3  # steps in which the tuner tries its variants
+REPLAYED = 0.8  # share of a step's time whose ops are replayed
 
 
 @dataclass
@@ -38,7 +44,7 @@ class Cell:
     model: str
     graph: str
     threads: int
-    rows: list[dict[str, Any]]  # plan, predicted and measured seconds
+    rows: list[dict[str, Any]]  # plan, predicted, fastest and median seconds
 
     @property
     def ratio(self) -> float:
@@ -52,84 +58,147 @@ class Cell:
         return chosen["measured"] / min(r["measured"] for r in self.rows) - 1
 
 
-def measure_cell(model: str, graph: str, count: int, computer: Machine, repeats: int) -> tuple[Cell, Workload]:
-    """Predict, then run, every plan of one cell."""
-    data = as_data(datasets.load_graph(graph), width=HIDDEN)
-    made = make(model, data.x.size(1), HIDDEN, int(data.y.max()) + 1)
-    workload = Workload(made, data)
-    rows = []
-    for name, plan in validate.plans(workload).items():
-        for _ in range(3):
-            plan.run()
-        predicted = step_seconds(plan.trace(), computer)
-        rows.append({"plan": name, "predicted": predicted, "measured": validate.seconds(plan, repeats)})
-    return Cell(model, graph, count, rows), workload
+@dataclass
+class Findings:
+    """All that was measured."""
+
+    cells: list[Cell] = field(default_factory=list)
+    memory: list[dict[str, Any]] = field(default_factory=list)  # model, graph, plan, predicted and allocated bytes
+    replays: list[dict[str, Any]] = field(default_factory=list)  # model, graph, op, real and shuffled over in-model
+    overhead: list[float] = field(default_factory=list)
+    attributed: list[float] = field(default_factory=list)
+    load: tuple[float, float] = (0.0, 0.0)
+    seconds: float = 0.0
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """As JSON keeps them."""
+        cells = [vars(cell) | {"ratio": cell.ratio, "regret": cell.regret} for cell in self.cells]
+        return [*cells, *self.memory, *self.replays, {"load": self.load, "seconds": self.seconds}]
+
+
+def run_pair(
+    found: Findings, model: str, graph: str, data: Any, computers: dict[int, Machine], repeats: int, budget: float
+) -> None:
+    """One model on one graph: every plan and number of threads, then memory and profile."""
+    workload = Workload(make(model, data.x.size(1), HIDDEN, int(data.y.max()) + 1), data)
+    plans = validate.plans(workload)
+    for count, computer in computers.items():
+        with limited(count):
+            for plan in plans.values():
+                for _ in range(SETTLE):
+                    plan.run()
+            predicted = {name: step_seconds(plan.trace(), computer) for name, plan in plans.items()}
+            calls = {name: plan.run for name, plan in plans.items()}
+            timings = measure(calls, repeats=repeats, warmup=1, budget=budget)
+            rows = [
+                {"plan": name, "predicted": predicted[name], "measured": t.best, "median": t.median}
+                for name, t in timings.items()
+            ]
+            found.cells.append(Cell(model, graph, count, rows))
+    with limited(1):
+        for name, plan in plans.items():
+            taken = validate.peak_memory(plan)
+            row = {"model": model, "graph": graph, "plan": name, "allocated": taken}
+            found.memory.append(row | {"predicted": plan.trace().peak_bytes})
+        trace = workload.timed(repeats=3, warmup=1)
+        found.overhead.append(trace.traced_seconds / trace.step_seconds)
+        found.attributed.append(trace.attributed)
+        profile = make_profile(workload, trace, computers[min(computers)], model)
+        for again in replay(profile, share=REPLAYED, repeats=9):
+            if again["ratio"]:
+                other = again["shuffled indices"]["median_ms"] if "shuffled indices" in again else None
+                found.replays.append(
+                    {"model": model, "graph": graph, "op": again["op"], "shapes": again["shapes"],
+                     "ms": again["in model ms"], "real": again["ratio"],
+                     "shuffled": other / again["in model ms"] if other else None}
+                )  # fmt: skip
 
 
 def command(
     models: Annotated[str, typer.Option(help="Models, separated by commas.")] = ",".join(MODELS),
     graphs: Annotated[str, typer.Option(help="Graphs, separated by commas.")] = ",".join(GRAPHS),
-    repeats: Annotated[int, typer.Option(help="Steps of each plan to time.")] = 5,
+    threads: Annotated[str, typer.Option(help="Numbers of threads; empty: one, and one per core.")] = "",
+    repeats: Annotated[int, typer.Option(help="Steps of each plan to time.")] = 7,
+    budget: Annotated[float, typer.Option(help="Seconds for the steps of one model on one graph.")] = 2.0,
     json: Annotated[Path | None, typer.Option(help="Write the cells to this file.")] = None,
 ) -> None:
     """Predicted against measured: step time, order of plans, memory, replay, overhead."""
     out = report.console()
-    cells: list[Cell] = []
-    profiles: list[Profile] = []
-    memory: list[float] = []
-    counts = sorted({1, machine.cores()})
+    found = Findings()
+    start, before = time.perf_counter(), os.getloadavg()[0]
     names, places = models.split(","), graphs.split(",")
-    with report.progress(len(counts) * len(names) * len(places), "analysis") as step:
-        for count in counts:
-            with limited(count):
-                computer = machine_file.probe()
-                for graph in places:
-                    for model in names:
-                        cell, workload = measure_cell(model, graph, count, computer, repeats)
-                        cells.append(cell)
-                        if count == counts[0]:
-                            trace = workload.timed(repeats=3)
-                            profiles.append(make_profile(workload, trace, computer, model))
-                            taken = validate.peak_memory(workload)
-                            memory += [trace.peak_bytes / taken] if taken else []
-                        step(f"{model}, {graph}")
-    show(out, cells, profiles, memory)
+    computers = {}
+    counts = {int(word) for word in threads.split(",")} if threads else {1, machine.cores()}
+    for count in sorted(counts):
+        with limited(count):
+            computers[count] = machine_file.probe()
+    with report.progress(len(names) * len(places), "analysis") as step:
+        for graph in places:
+            data = as_data(datasets.load_graph(graph), width=HIDDEN)
+            for model in names:
+                run_pair(found, model, graph, data, computers, repeats, budget)
+                step(f"{model}, {graph}")
+    found.load, found.seconds = (before, os.getloadavg()[0]), time.perf_counter() - start
+    show(out, found)
     if json is not None:
-        report.write_json(json, [vars(cell) | {"ratio": cell.ratio, "regret": cell.regret} for cell in cells])
+        report.write_json(json, found.to_rows())
 
 
-def show(out: Console, cells: list[Cell], profiles: list[Profile], memory: list[float]) -> None:
+def show(out: Console, found: Findings) -> None:
     """The cells, then every measure beside its target."""
     table = Table(title="step time, ms", title_justify="left")
-    for column in ("model", "graph", "threads", "plan", "predicted", "measured", "ratio"):
+    for column in ("model", "graph", "threads", "plan", "predicted", "fastest", "median", "ratio"):
         table.add_column(column, justify="left" if column in ("model", "graph", "plan") else "right")
-    for cell in cells:
+    for cell in found.cells:
         for row in cell.rows:
-            times = (
-                f"{row['predicted'] * 1e3:.3f}",
-                f"{row['measured'] * 1e3:.3f}",
-                f"{row['predicted'] / row['measured']:.2f}",
-            )
-            table.add_row(cell.model, cell.graph, str(cell.threads), row["plan"], *times)
+            times = [f"{row[key] * 1e3:.3f}" for key in ("predicted", "measured", "median")]
+            ratio = f"{row['predicted'] / row['measured']:.2f}"
+            table.add_row(cell.model, cell.graph, str(cell.threads), row["plan"], *times, ratio)
     out.print(table)
-    rows = [row for cell in cells for row in cell.rows]
-    within = sum(0.5 <= cell.ratio <= 2 for cell in cells) / len(cells)
-    tau = validate.kendall_tau([r["predicted"] for r in rows], [r["measured"] for r in rows])
-    replays = [r["ratio"] for p in profiles[:4] for r in replay(p, share=0.5) if r["ratio"]]
-    overhead = [p.trace.traced_seconds / p.trace.step_seconds for p in profiles]
-    lines = {
-        "cells whose step time is predicted within 2x": (f"{within:.0%}", "80%"),
-        "Kendall tau of predicted and measured over plans": (f"{tau:.2f}", "0.8"),
-        "largest regret of the plan predicted fastest": (f"{max(c.regret for c in cells):.0%}", "15%"),
-        "peak memory, predicted over measured, median": (f"{median(memory):.2f}" if memory else "-", "0.85 to 1.15"),
-        "replay over in-model time of hot ops, median": (f"{median(replays):.2f}" if replays else "-", "0.85 to 1.15"),
-        "traced step over plain step, largest": (f"{max(overhead):.1f}x" if overhead else "-", "3x"),
-        "least share of a step attributed": (
-            f"{min(p.trace.attributed for p in profiles):.1%}" if profiles else "-",
-            "95%",
-        ),
-    }
-    for name, (value, target) in lines.items():
+    for name, (value, target) in summary(found).items():
         out.print(f"{name}: {value} (target {target})", highlight=False)
-    if torch.get_num_threads() > machine.cores():
-        out.print("more threads than cores: times mean little", style="yellow")
+    out.print(f"{found.seconds:.0f} s; load {found.load[0]:.1f} before, {found.load[1]:.1f} after", highlight=False)
+    disturbed = [c for c in found.cells if any(r["median"] > 1.5 * r["measured"] for r in c.rows)]
+    if disturbed:
+        text = f"{len(disturbed)} of {len(found.cells)} cells were disturbed: the median is over 1.5x the fastest run"
+        out.print(text, style="yellow", highlight=False)
+
+
+def _near(ratios: list[float], allowed: float = 0.15) -> str:
+    """The share of ratios within the allowed distance of 1, and their median."""
+    if not ratios:
+        return "-"
+    close = sum(1 / (1 + allowed) <= r <= 1 + allowed for r in ratios)
+    return f"{close} of {len(ratios)} within {allowed:.0%}, median {median(ratios):.2f}"
+
+
+def summary(found: Findings) -> dict[str, tuple[str, str]]:
+    """Measure -> (value, target)."""
+    by_threads: dict[str, tuple[str, str]] = {}
+    for count in sorted({cell.threads for cell in found.cells}):
+        cells = [cell for cell in found.cells if cell.threads == count]
+        rows = [row for cell in cells for row in cell.rows]
+        within = sum(0.5 <= cell.ratio <= 2 for cell in cells)
+        tau = validate.kendall_tau([r["predicted"] for r in rows], [r["measured"] for r in rows])
+        worst = max(cells, key=lambda c: c.regret)
+        words = f"{count} thread{'s' if count > 1 else ''}"
+        by_threads |= {
+            f"{words}: step time predicted within 2x": (f"{within} of {len(cells)} cells", "80%"),
+            f"{words}: Kendall tau of predicted and measured over plans": (f"{tau:.2f}", "0.8"),
+            f"{words}: largest regret of the plan predicted fastest": (
+                f"{worst.regret:.0%} ({worst.model}, {worst.graph})",
+                "15%",
+            ),
+        }
+    memory = [row["predicted"] / row["allocated"] for row in found.memory if row["allocated"]]
+    real = [row["real"] for row in found.replays]
+    whole = sum(r["ms"] * r["real"] for r in found.replays) / max(sum(r["ms"] for r in found.replays), 1e-9)
+    other = [row["shuffled"] / row["real"] for row in found.replays if row["shuffled"]]
+    differ = sum(abs(r - 1) > 0.15 for r in other)
+    return by_threads | {
+        "peak memory, predicted over allocated": (_near(memory), "0.85 to 1.15"),
+        "replay over in-model time of hot ops": (f"{_near(real)}, all together {whole:.2f}", "0.85 to 1.15"),
+        "replay with shuffled indices differs by over 15%": (f"{differ} of {len(other)} ops with an index", "some"),
+        "traced step over plain step, largest": (f"{max(found.overhead, default=0.0):.1f}x", "3x"),
+        "least share of a step attributed": (f"{min(found.attributed, default=0.0):.1%}", "95%"),
+    }

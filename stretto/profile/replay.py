@@ -94,23 +94,40 @@ def calls(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[
 
 
 def replay(profile: Profile, *, share: float = 0.9, repeats: int = REPEATS) -> list[dict[str, Any]]:
-    """One row per hot group: in the model, alone with its indices, alone with shuffled ones, in milliseconds."""
+    """One row per hot group: in the model, alone with its indices, alone with shuffled ones, in milliseconds.
+
+    All ops take turns, as they do in the model: one op again and again would find its operands in the cache.
+    """
     groups = profile.hot(share)
     captured = capture(profile, groups)
+    slowest = [max(group.ops, key=lambda i: profile.trace.ops[i].seconds) for group in groups]
+    table = {
+        (at, name): call
+        for at, index in enumerate(slowest)
+        if index in captured
+        for name, call in calls(*captured[index]).items()
+    }
+    keys = {f"{at} {name}": (at, name) for at, name in table}
+    if not keys:
+        return []
+    with torch.no_grad():
+        taken = measure({word: table[key] for word, key in keys.items()}, repeats=repeats, warmup=2)
+    timings: dict[tuple[int, str], Timing] = {key: taken[word] for word, key in keys.items()}
     rows: list[dict[str, Any]] = []
-    for group in groups:
-        slowest = max(group.ops, key=lambda i: profile.trace.ops[i].seconds)
-        function, args, kwargs = captured[slowest]
-        with torch.no_grad():
-            timings: dict[str, Timing] = measure(calls(function, args, kwargs), repeats=repeats, warmup=2)
-        index = next((v for a in args for v in (a if isinstance(a, (list, tuple)) else (a,)) if is_index(v)), None)
-        inside = profile.trace.ops[slowest].seconds
+    for at, (group, index) in enumerate(zip(groups, slowest, strict=True)):
+        mine = {name: timing for (which, name), timing in timings.items() if which == at}
+        if not mine:
+            continue
+        args = captured[index][1]
+        places = next((v for a in args for v in (a if isinstance(a, (list, tuple)) else (a,)) if is_index(v)), None)
+        op = profile.trace.ops[index]
+        inside = op.typical or op.seconds
         rows.append(
             {
                 "op": group.name, "phase": group.phase, "shapes": group.shapes, "in model ms": inside * 1e3,
-                **{name: timing.to_dict() for name, timing in timings.items()},
-                "ratio": timings["real indices"].median / inside if inside else None,
-                "index": None if index is None else fingerprint(index),
+                **{name: timing.to_dict() for name, timing in mine.items()},
+                "ratio": mine["real indices"].median / inside if inside else None,
+                "index": None if places is None else fingerprint(places),
             }
         )  # fmt: skip
     return rows

@@ -22,6 +22,7 @@ from stretto.tune.timing import Timing, measure, ratio
 
 if TYPE_CHECKING:
     from stretto.profile.profiling import Group, Profile
+    from stretto.profile.sweep_dense import DenseSite, SparseSite
 
 REPEATS = 20
 TIE = 1.05  # a winner leads by more than this, at the lower end of its interval
@@ -128,21 +129,40 @@ def run_point(
     family: str, index: Tensor, num_rows: int, point: Point, *, repeats: int = REPEATS
 ) -> list[dict[str, Any]]:
     """Every candidate at one point: checked against fp64, then timed in turns. One row each."""
+    index, num_rows = place(index, num_rows, point)
+    source = values(num_rows if family == "gather" else index.numel(), point)
+    where = index.long()
+
+    def reference(x: Tensor) -> Tensor:
+        if family == "gather":
+            return x[where]
+        return x.new_zeros(num_rows, point.width).index_add(0, where, x)
+
     with threads(point.threads):
-        index, num_rows = place(index, num_rows, point)
-        source = values(num_rows if family == "gather" else index.numel(), point)
-        table = FAMILIES[family](index, num_rows)
-        right, rows = _agree(family, table, source, index, num_rows, point)
-        if not right:
-            return rows
-        timings = measure(right, repeats=repeats, warmup=1, after=_flush if point.cache == "cold" else None)
-    native = timings.get(NATIVE[family])
+        return contest(family, FAMILIES[family](index, num_rows), reference, source, point, NATIVE[family], repeats)
+
+
+def contest(
+    family: str,
+    table: Candidates,
+    reference: Callable[[Tensor], Tensor],
+    source: Tensor,
+    point: Point,
+    native: str,
+    repeats: int,
+) -> list[dict[str, Any]]:
+    """Check the candidates against the reference in fp64, then time those that agree in turns. One row each."""
+    right, rows = _agree(family, table, reference, source, point)
+    if not right:
+        return rows
+    timings = measure(right, repeats=repeats, warmup=1, after=_flush if point.cache == "cold" else None)
+    first = timings.get(native)
     for name, timing in timings.items():
         low, high = interval(timing)
         row: dict[str, Any] = {**rows_of(rows, name), **timing.to_dict(), "ci_ms": (low * 1e3, high * 1e3)}
         row["peak_bytes"] = _peak(right[name])
-        if native is not None:
-            row["speedup"] = ratio(native, timing)
+        if first is not None:
+            row["speedup"] = ratio(first, timing)
         rows[[r["candidate"] for r in rows].index(name)] = row
     return rows
 
@@ -158,17 +178,14 @@ def rows_of(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def _agree(
-    family: str, table: Candidates, source: Tensor, index: Tensor, num_rows: int, point: Point
+    family: str, table: Candidates, reference: Callable[[Tensor], Tensor], source: Tensor, point: Point
 ) -> tuple[dict[str, Callable[[], object]], list[dict[str, Any]]]:
-    wide = source.double()
     both = point.direction == "both"
-    expected = (
-        wide[index.long()]
-        if family == "gather"
-        else wide.new_zeros(num_rows, point.width).index_add(0, index.long(), wide)
-    )
-    grad = torch.ones_like(expected)
-    slope = torch.zeros_like(wide).index_add(0, index.long(), grad) if family == "gather" else grad[index.long()]
+    wide = source.double().requires_grad_(both)
+    expected = reference(wide)
+    wanted = [expected.detach()]
+    if both:
+        wanted.append(torch.autograd.grad(expected, wide, torch.ones_like(expected))[0])
     right: dict[str, Callable[[], object]] = {}
     rows: list[dict[str, Any]] = []
     for name, function in table.items():
@@ -180,7 +197,7 @@ def _agree(
         except (RuntimeError, NotImplementedError, IndexError) as error:
             row["reason"] = f"raises: {str(error).splitlines()[0]}"
             continue
-        row["error"] = max(relative_error(g, w) for g, w in zip(got, (expected, slope), strict=False))
+        row["error"] = max(relative_error(g, w) for g, w in zip(got, wanted, strict=True))
         if row["error"] <= LIMITS[point.dtype]:
             right[name] = call
         else:
@@ -235,24 +252,38 @@ def sweep(
 
     progress(what, seconds left) is called before each point. Sites take turns, so that each has its base measured.
     """
+    from stretto.profile.sweep_dense import dense_sites, sparse_sites
+
     expect(budget > 0, f"sweep: 'budget' is {budget}, wanted more than 0 seconds")
     end = time.perf_counter() + budget
     cores = machine.cores()
-    queues = []
+    queues: list[tuple[Group, Point, list[Point], Callable[[Point], list[dict[str, Any]]]]] = []
     for group, index, num_rows, width in sites(profile, share):
         base = Point(width=width, threads=torch.get_num_threads(), dtype=_word(group))
-        queues.append((group, index.cpu(), num_rows, base, list(points(base, cores))))
+        run = _runner(group.family, index.cpu(), num_rows, repeats)
+        queues.append((group, base, list(points(base, cores)), run))
+    others: list[DenseSite | SparseSite] = [*sparse_sites(profile, share), *dense_sites(profile, share)]
+    for found in others:
+        base = Point(width=found.width, threads=torch.get_num_threads(), dtype=_word(found.group))
+        cells = [p for p in points(base, cores) if p.moved(base) in found.axes]
+        queues.append((found.group, base, cells, lambda point, found=found: found.run(point, repeats)))  # type: ignore[misc]
+    order = [g.name + g.phase + g.shapes for g in profile.groups]  # the slowest first
+    queues.sort(key=lambda q: order.index(q[0].name + q[0].phase + q[0].shapes))
     rows: list[dict[str, Any]] = []
-    for turn in range(max((len(q[4]) for q in queues), default=0)):
-        for group, index, num_rows, base, cells in queues:
+    for turn in range(max((len(q[2]) for q in queues), default=0)):
+        for group, base, cells, run in queues:
             left = end - time.perf_counter()
             if turn >= len(cells) or left <= 0:
                 continue
             if progress is not None:
                 progress(f"{group.name}, {cells[turn].moved(base)}", left)
             label = {"op": group.name, "phase": group.phase, "shapes": group.shapes, "axis": cells[turn].moved(base)}
-            rows += [{**label, **row} for row in run_point(group.family, index, num_rows, cells[turn], repeats=repeats)]
+            rows += [{**label, **row} for row in run(cells[turn])]
     return rows
+
+
+def _runner(family: str, index: Tensor, num_rows: int, repeats: int) -> Callable[[Point], list[dict[str, Any]]]:
+    return lambda point: run_point(family, index, num_rows, point, repeats=repeats)
 
 
 def _word(group: Group) -> str:

@@ -5,7 +5,13 @@ import dataclasses
 import pytest
 import torch
 
+import stretto
+from stretto import datasets
+from stretto.analyze import Machine
+from stretto.analyze.models import as_data, make
+from stretto.profile import sweep_dense as dense
 from stretto.profile.axes import Point, place, points, values
+from stretto.profile.profiling import Group
 from stretto.profile.sweep import interval, run_point
 from stretto.tune.timing import Timing
 
@@ -75,3 +81,41 @@ def test_interval_of_a_constant_and_of_noise():
     assert interval(Timing((1.0,) * 20)) == (1.0, 1.0)
     low, high = interval(Timing(tuple(range(20))))
     assert low < 9.5 < high
+
+
+DENSE_BASE = Point(width=6)
+
+
+@pytest.mark.parametrize("family", list(dense.FAMILIES))
+@pytest.mark.parametrize(
+    "point", [p for p in points(DENSE_BASE, 1) if p.moved(DENSE_BASE) in dense.PLAIN and p.cache == "warm"], ids=str
+)
+def test_ops_without_an_index(family, point):
+    group = Group(f"aten::{family}", family, "forward", "", "float32", "")
+    rows = dense.DenseSite(group, 40, 6, 5).run(dataclasses.replace(point, width=min(point.width, 16)), 2)
+    native = next(row for row in rows if row["candidate"] == dense.FAMILIES[family][1])
+    assert len(rows) >= 3
+    assert all(("median_ms" in row) == (row["reason"] == "") for row in rows)
+    assert not any(row["reason"].startswith("wrong") for row in rows), rows
+    half = family == "gemm" and point.dtype != "f32"
+    assert ("median_ms" in native) != half
+
+
+@pytest.mark.parametrize("point", [p for p in points(BASE, 1) if p.cache == "warm"], ids=str)
+def test_sparse_products(point):
+    edges = torch.randint(30, (2, 200), generator=torch.Generator().manual_seed(0))
+    group = Group("stretto::spmm", "spmm", "forward", "", "float32", "")
+    rows = dense.SparseSite(group, edges, 30, 8).run(point, 2)
+    assert {row["candidate"] for row in rows} >= {"stretto", "gather + index_add_", "PyG scatter", "dense GEMM"}
+    assert not any(row["reason"].startswith("wrong") for row in rows), rows
+    assert next(row for row in rows if row["candidate"] == "stretto")["median_ms"] > 0
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["stock", "accelerated"])
+def test_a_step_is_swept_by_all_its_families(fast):
+    data = as_data(datasets.load_graph("er:400:3000"), width=12)
+    model = make("gcn", 12, 16, 8)
+    profile = stretto.profile(stretto.accelerate(model) if fast else model, data, machine=Machine(), repeats=2)
+    rows = profile.sweep(budget=20, share=1.0, repeats=2)
+    assert {row["family"] for row in rows} >= ({"spmm", "gemm"} if fast else {"gather", "scatter", "gemm", "pointwise"})
+    assert all(row["advice"] for row in profile.recommend(repeats=2))
