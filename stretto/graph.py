@@ -174,8 +174,9 @@ class Graph:
     def _same_as_transpose(self) -> bool:
         """The comparison that was left out when the transpose of a mini-batch was made."""
         one, other = self.csr, self.T.csr
-        found = build.passing(one) and one.col is not None and other.col is not None
-        return found and _same(one.rowptr, other.rowptr) and _same(one.col, other.col)
+        if not build.passing(one) or one.col is None or other.col is None:
+            return False
+        return _same(one.rowptr, other.rowptr) and _same(one.col, other.col)
 
     @property
     def edge_csr(self) -> Csr:

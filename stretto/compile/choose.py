@@ -183,7 +183,8 @@ def linear(
     arguments = tuple(tensors[n] for n in names)
     if bias is not None:
         names, arguments = (*names, "bias"), (*arguments, bias)
-    timed = None if decision.chosen is not None else (lambda seconds: CHOOSER.record(key, plan, seconds))
+    settled = decision.chosen is not None or (device == "cuda" and torch.cuda.is_current_stream_capturing())
+    timed = None if settled else (lambda seconds: CHOOSER.record(key, plan, seconds))
     keep = _keeper(tensors, sparse) if hoisted else None
     call = Call(plan, names, sparse, scalars or {}, keep, timed, timed_backward=bool(wanted))
     return run(call, arguments)

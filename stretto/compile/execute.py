@@ -19,6 +19,7 @@ from stretto.compile.expr import Add, Horner, Leaf, MatMul, Node, Scaled, Sparse
 from stretto.compile.plan import Plan
 from stretto.graph import Graph
 from stretto.kernels import pool, vendor
+from stretto.ops.dense import column_sum
 from stretto.ops.spmm import run as run_spmm
 from stretto.ops.spmm import spmm
 
@@ -89,18 +90,18 @@ def run(call: Call, tensors: tuple[Tensor, ...]) -> Tensor:
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor) -> Tensor:
-        start = time.perf_counter()
+        start = _now(call, tensors[0])
         evaluation = _Evaluation(call, dict(zip(call.names, tensors, strict=True)))
         out, kept = evaluation.forward()
         ctx.call, ctx.num = call, len(tensors)
         ctx.save_for_backward(*tensors, *kept)
-        ctx.seconds = time.perf_counter() - start
+        ctx.seconds = _now(call, out) - start
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        start = time.perf_counter()
         call: Call = ctx.call
+        start = _now(call, grads[0])
         saved = ctx.saved_tensors
         values = dict(zip(call.names, saved[: ctx.num], strict=True))
         again = torch.is_grad_enabled()  # create_graph=True: gradients must be differentiable themselves
@@ -112,9 +113,9 @@ class _Layer(torch.autograd.Function):
         for leaf, node in call.plan.gradients:
             found[leaf] = evaluation.value(node)
         if "bias" in call.names and ctx.needs_input_grad[call.names.index("bias") + 1]:
-            found["bias"] = grads[0].sum(0)
+            found["bias"] = grads[0].sum(0) if again else column_sum(grads[0])
         if call.timed is not None and call.timed_backward:
-            call.timed(ctx.seconds + time.perf_counter() - start)
+            call.timed(ctx.seconds + _now(call, grads[0]) - start)
         return (None, *(found.get(name) for name in call.names))
 
 
@@ -126,15 +127,30 @@ class _Evaluation:
         self.known: dict[Node, Tensor] = {}
 
     def forward(self) -> tuple[Tensor, list[Tensor]]:
-        start = time.perf_counter()
-        out = self.value(self.call.plan.forward)
         bias = self.leaves.get("bias")
-        if bias is not None:
+        start = _now(self.call, self.leaves[self.call.names[0]])
+        fused = None if bias is None else self._with_bias(self.call.plan.forward, bias)
+        out = self.value(self.call.plan.forward) if fused is None else fused
+        if bias is not None and fused is None:
             # In place only if no one else will read the value: a forward root is never a leaf, but it may be kept.
             out = out.add_(bias) if self._owns(self.call.plan.forward) else out + bias
         if self.call.timed is not None and not self.call.timed_backward:
-            self.call.timed(time.perf_counter() - start)
+            self.call.timed(_now(self.call, out) - start)
         return out, [self.known[node] for node in self.call.plan.kept]
+
+    def _with_bias(self, node: Node, bias: Tensor) -> Tensor | None:
+        """The last step of the forward pass with the bias in it, where a device's kernel takes one; else None."""
+        if self.again or bias.device.type == "cpu" or not self._owns(node) or torch.is_autocast_enabled("cuda"):
+            return None
+        if isinstance(node, MatMul) and type(node.left) is Sparse:
+            x = self.value(node.right)
+            rows = self.call.sparse[node.left.name].graph
+            count = rows.num_cols if node.left.transposed else rows.num_rows
+            return self._hop(node.left, x, bias.expand(count, -1)) if bias.dtype == x.dtype else None
+        if isinstance(node, MatMul):
+            left, right = self.value(node.left), self.value(node.right)  # type: ignore[arg-type]
+            return torch.addmm(bias, left, right) if bias.dtype == left.dtype else None
+        return None
 
     def _owns(self, node: Node) -> bool:
         return node not in self.call.plan.kept and node not in self.call.plan.hoisted and not isinstance(node, Leaf)
@@ -211,6 +227,13 @@ class _Evaluation:
             else:
                 total = self._hop(node.sparse, total, None if term is None else self.value(term))
         return total
+
+
+def _now(call: Call, like: Tensor) -> float:
+    """The time; where a plan is timed on a device, once that has done what was asked of it."""
+    if call.timed is not None and like.device.type == "cuda":
+        torch.cuda.synchronize(like.device)
+    return time.perf_counter()
 
 
 def _is_product(node: Node) -> bool:

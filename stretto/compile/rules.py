@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 
 from stretto.compile.expr import (
     Add,
@@ -32,6 +33,8 @@ LAWS = {
     "distributivity": ("A X + A Z", "A (X + Z)"),  # the step of Horner's scheme
     "horner": ("X + A Y + A (A Z)", "X + A (Y + A Z)"),
     "scaling commutes": ("(c X) W", "c (X W)"),
+    "common right factor": ("A X W + c (Z W)", "(A X + c Z) W"),  # one product instead of two
+    "common left factor": ("Y' A X + c (Y' Z)", "Y' (A X + c Z)"),
 }
 
 MOST_COMBINATIONS = 64  # beyond this, the terms of a sum all take the same orientation: mixed ones share less
@@ -92,7 +95,23 @@ def forms(expression: Expression) -> tuple[Node, ...]:
             found[by_horner] = None  # the plain sum of the same terms takes more aggregations: dominated
         else:
             found[terms[0] if len(terms) == 1 else Add(terms)] = None
+    found.update(dict.fromkeys(_factored(expression)))
     return tuple(found)
+
+
+def _factored(expression: Expression) -> Iterator[Node]:
+    """Where every term of a sum has the same dense factor at one end: the sum of the rest times it."""
+    if len(expression) < 2 or any(len(term.factors) < 2 for term in expression):
+        return
+    for end in (0, -1):
+        factor = expression[0].factors[end]
+        if isinstance(factor, Sparse) or any(term.factors[end] != factor for term in expression):
+            continue
+        rest = tuple(Term(t.factors[1:] if end == 0 else t.factors[:-1], t.scale) for t in expression)
+        for inner in forms(rest):
+            product = multiply(factor, inner) if end == 0 else multiply(inner, factor)
+            if product is not None:
+                yield product
 
 
 def _of_term(term: Term) -> tuple[Node, ...]:

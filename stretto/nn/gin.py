@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.models import MLP
 
@@ -53,10 +54,16 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
 
 def number(scalar: Tensor) -> float:
     """The value of a tensor of one element; asked of a device once per change, since the host waits for the answer."""
-    kept = getattr(scalar, "_stretto_number", None)
-    if kept is None or kept[0] != scalar._version:
-        kept = scalar._stretto_number = (scalar._version, scalar.item())  # type: ignore[attr-defined]
+    if scalar.device.type == "cpu" or scalar.is_inference():
+        return scalar.item()
+    mark = (scalar.data_ptr(), scalar._version)
+    kept = _numbers.get(scalar)
+    if kept is None or kept[0] != mark:
+        kept = _numbers[scalar] = (mark, scalar.item())
     return kept[1]
+
+
+_numbers: Any = WeakTensorKeyDictionary()
 
 
 def first_linear(nn: Any) -> tuple[Any, Rest]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stretto import kernels
 from stretto.errors import fail
 from stretto.graph import Graph
 from stretto.kernels import reference
@@ -33,7 +34,13 @@ def segment_matmul(x: Tensor, ptr: Tensor | Sequence[int], weight: Tensor) -> Te
         return torch.ops.stretto.segment_matmul(x, bounds, weight)
     if library.recorded(x, weight):
         return _SegmentMatmul.apply(x, bounds, weight)
-    return reference.segment_matmul(x, bounds, weight)
+    return run(x, bounds, weight)
+
+
+def run(x: Tensor, bounds: list[int], weight: Tensor) -> Tensor:
+    """No autograd: by the device's own kernel, where it has one."""
+    own = getattr(kernels.backend(x.device), "segment_matmul", reference.segment_matmul)
+    return own(x, bounds, weight)
 
 
 class _SegmentMatmul(torch.autograd.Function):
@@ -41,7 +48,7 @@ class _SegmentMatmul(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, bounds: list[int], weight: Tensor) -> Tensor:
         ctx.bounds = bounds
         ctx.save_for_backward(x, weight)
-        return reference.segment_matmul(x, bounds, weight)
+        return run(x, bounds, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -2,22 +2,32 @@
 
 from stretto.kernels.triton.attention import attention
 from stretto.kernels.triton.attention_grad import attention_grad
+from stretto.kernels.triton.column_sum import column_sum
+from stretto.kernels.triton.edge_messages import edge_messages, edge_messages_grad
 from stretto.kernels.triton.extremum_grad import spmm_extremum_grad
 from stretto.kernels.triton.gather import gather_rows
 from stretto.kernels.triton.mul_grad import mul_grad
 from stretto.kernels.triton.sddmm import sddmm, sddmm_add
+from stretto.kernels.triton.segment_matmul import segment_matmul
 from stretto.kernels.triton.softmax import edge_softmax, edge_softmax_grad
+from stretto.kernels.triton.softmax_sum import softmax_sum, softmax_sum_grad
 from stretto.kernels.triton.spmm import spmm
 
 __all__ = [
     "attention",
     "attention_grad",
+    "column_sum",
+    "edge_messages",
+    "edge_messages_grad",
     "edge_softmax",
     "edge_softmax_grad",
     "gather_rows",
     "mul_grad",
     "sddmm",
     "sddmm_add",
+    "segment_matmul",
+    "softmax_sum",
+    "softmax_sum_grad",
     "spmm",
     "spmm_extremum_grad",
 ]

@@ -43,8 +43,10 @@ class Kernel:
             if constant or value is None:
                 signature.append(value)
             elif isinstance(value, Tensor):
-                value, dtype = value.data_ptr(), value.dtype  # a launch takes addresses as they are, unexamined
-                signature += (dtype, value & 15 == 0)
+                address = value.data_ptr()
+                signature += (value.dtype, address & 15 == 0)
+                values.append(address)  # taken as it is, where a tensor would be examined
+                continue
             else:
                 signature.append(-(2**31) <= value < 2**31 if type(value) is int else float)
             values.append(value)
@@ -53,7 +55,8 @@ class Kernel:
         if compiled is None:
             self.known[key] = self.function[grid](*args, **kwargs)
         else:
-            compiled[(*grid, 1, 1)](*values)
+            whole = (*grid, 1, 1)
+            compiled[whole](*values)
 
 
 def kernel(*sizes: str) -> Callable[[Any], Kernel]:

@@ -1,0 +1,54 @@
+"""Sums of columns in Triton, in two launches: blocks of rows, then the blocks' sums, in order."""
+
+from __future__ import annotations
+
+import triton.language as tl
+from torch import Tensor
+
+from stretto.kernels.schema import accumulate_type
+from stretto.kernels.triton.launch import kernel
+from stretto.kernels.triton.operands import acc_of, power, rows, tiles, vector
+
+MOST_BLOCKS = 1024  # enough to fill a device, few enough for their sums to cost nothing
+LEAST_ROWS = 128
+
+
+@kernel("ld", "num_rows", "width", "rows_each")
+def _sum(
+    x, ld, out, num_rows, width, rows_each,
+    ACC: tl.constexpr, VEC: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    wide = width // VEC * VEC
+    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    live = k < wide
+    first = tl.program_id(0).to(tl.int64) * rows_each
+    last = tl.minimum(first + rows_each, num_rows)
+    acc = tl.full((BLOCK_R, BLOCK_K), 0.0, ACC)
+    for base in range(first, last, BLOCK_R):
+        r = base + tl.arange(0, BLOCK_R)
+        at = r[:, None] * (ld // VEC * VEC) + k[None, :]
+        acc += tl.load(x + at, mask=(r < last)[:, None] & live[None, :], other=0.0).to(ACC)
+    to = tl.program_id(0) * width + k
+    tl.store(out + to, tl.sum(acc, 0).to(out.dtype.element_ty), mask=live)
+
+
+def column_sum(x: Tensor) -> Tensor:
+    """x [n, k] -> [k]; summed in the accumulation type."""
+    x = rows(x)
+    n, width = x.shape
+    out = x.new_empty(width)
+    if out.numel() == 0 or n == 0:
+        return out.zero_()
+    acc = accumulate_type(x.dtype)
+    rows_each = max(LEAST_ROWS, tiles(n, MOST_BLOCKS))
+    blocks = tiles(n, rows_each)
+    block = power(width, 128)
+    flags = {"ACC": acc_of(x.dtype), "BLOCK_R": max(4, 2048 // block), "BLOCK_K": block, "num_warps": 4}
+    across = tiles(width, block)
+    if blocks == 1:
+        _sum[(1, across)](x, x.stride(0), out, n, width, n, VEC=vector(x, width=width), **flags)
+        return out
+    part = x.new_empty(blocks, width, dtype=acc)
+    _sum[(blocks, across)](x, x.stride(0), part, n, width, rows_each, VEC=vector(x, width=width), **flags)
+    _sum[(1, across)](part, width, out, blocks, width, blocks, VEC=vector(part, width=width), **flags)
+    return out
