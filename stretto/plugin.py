@@ -19,9 +19,9 @@ from torch_geometric.nn import MessagePassing
 from stretto import settings
 from stretto.errors import StrettoError, expect
 from stretto.loader import swap
-from stretto.nn import AGGREGATIONS, CONVS, functional
+from stretto.nn import AGGREGATIONS, CONVS, functional, generic
 from stretto.nn.base import accelerated_forward, in_place_of
-from stretto.nn.classes import FAST, STOCK
+from stretto.nn.classes import fast_of, stock_of
 
 logger = logging.getLogger("stretto")
 M = TypeVar("M", bound=torch.nn.Module)
@@ -43,16 +43,18 @@ def accelerate(model: M, *, strict: bool = False) -> M:
     )
     if settings.flag("STRETTO_DISABLE"):
         return model
-    known = [m for m in model.modules() if type(m) in FAST]
-    already = [m for m in model.modules() if type(m) in STOCK]
-    left = [
-        m for m in model.modules() if isinstance(m, MessagePassing) and type(m) not in FAST and type(m) not in STOCK
-    ]
+    modules = list(model.modules())
+    known = [m for m in modules if fast_of(type(m)) is not None]
+    already = [m for m in modules if stock_of(type(m)) is not None]
+    done = {id(m) for m in (*known, *already)}
+    left = [m for m in modules if isinstance(m, MessagePassing) and id(m) not in done]
     if strict and left:
         names = ", ".join(sorted({type(m).__name__ for m in left}))
         raise StrettoError(f"accelerate: strict=True, but these layers have no fast path: {names}")
     for module in known:
-        module.__class__ = FAST[type(module)]
+        fast = fast_of(type(module))
+        assert fast is not None
+        module.__class__ = fast
     _say(sum(isinstance(m, MessagePassing) for m in (*known, *already)), left)
     return model
 
@@ -60,8 +62,9 @@ def accelerate(model: M, *, strict: bool = False) -> M:
 def restore(model: M) -> M:
     """Give every accelerated layer of the model its own class back. In place."""
     for module in model.modules():
-        if type(module) in STOCK:
-            module.__class__ = STOCK[type(module)]
+        stock = stock_of(type(module))
+        if stock is not None:
+            module.__class__ = stock
             module.__dict__.pop("_stretto_mismatch", None)
     return model
 
@@ -74,7 +77,7 @@ def accelerated(model: M, *, strict: bool = False) -> Iterator[M]:
         yield accelerate(model, strict=strict)
     finally:
         for module, kind in before:
-            if type(module) is not kind and STOCK.get(type(module)) is kind:
+            if type(module) is not kind and stock_of(type(module)) is kind:
                 module.__class__ = kind
 
 
@@ -91,6 +94,7 @@ def patch() -> None:
             _patched[stock] = stock.forward  # type: ignore[attr-defined]
             stock.forward = _guarded(stock, fast)  # type: ignore[attr-defined]
         swap.install()  # PyG's names for loaders mean ours
+        generic.install(CONVS)  # every other MessagePassing class, made before or after
         functional.install()  # scatter and softmax, and with them global_*_pool
     logger.info("stretto: patched %d layer classes", len(CONVS))
 
@@ -108,6 +112,7 @@ def unpatch() -> None:
             _patched.clear()
             swap.remove()
             functional.remove()
+            generic.remove()
 
 
 def is_patched() -> bool:

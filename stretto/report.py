@@ -14,9 +14,9 @@ from torch_geometric.nn.aggr import Aggregation
 
 from stretto import kernels
 from stretto.compile import CHOOSER
-from stretto.nn import CONVS
+from stretto.nn import CONVS, generic
 from stretto.nn.base import record_of, why_stock
-from stretto.nn.classes import STOCK
+from stretto.nn.classes import STOCK, fast_of, stock_of
 from stretto.plugin import is_patched
 
 
@@ -63,14 +63,15 @@ def report(model: torch.nn.Module) -> Report:
     """What each message-passing layer of the model did when it last ran."""
     rows = []
     for name, module in model.named_modules():
-        known = type(module) in STOCK or (is_patched() and type(module) in CONVS)
+        known = stock_of(type(module)) is not None or (is_patched() and type(module) in CONVS)
+        known = known or generic.is_patched(type(module))
         if isinstance(module, Aggregation) or (not isinstance(module, MessagePassing) and not known):
             continue  # an aggregation is told of with the layer it serves
         record = record_of(module)
         if not known:
-            reason = (
-                "not accelerated: call accelerate(model)" if type(module) in CONVS else "no fast path for this class"
-            )
+            reason = "not accelerated: call accelerate(model)"
+            if fast_of(type(module)) is None:
+                reason = f"no fast path for this class ({generic.why_not(type(module))})"
             if type(getattr(module, "aggr_module", None)) in STOCK:
                 reason += "; its aggregation runs over the cached index"
             rows.append(Row(name or "(model)", type(module).__name__, "stock", "", "", reason))

@@ -141,6 +141,9 @@ def test_strict_names_the_layers_without_a_fast_path():
         def forward(self, x, edge_index):
             return self.propagate(edge_index, x=x)
 
+        def message(self, x_j):
+            return x_j * self.training
+
     model = torch.nn.ModuleList([pyg.GCNConv(4, 4), Odd()])
     with pytest.raises(stretto.StrettoError, match="Odd"):
         stretto.accelerate(model, strict=True)
@@ -151,6 +154,9 @@ def test_one_line_says_what_was_accelerated(caplog):
     class Odd(pyg.MessagePassing):
         def forward(self, x, edge_index):
             return self.propagate(edge_index, x=x)
+
+        def message(self, x_j):
+            return x_j * self.training
 
     with caplog.at_level(logging.INFO, logger="stretto"):
         stretto.accelerate(torch.nn.ModuleList([pyg.GCNConv(4, 4), Odd()]))

@@ -92,9 +92,7 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
                 reason = decline.reason
             else:
                 record.path, record.reason = "fast", ""
-                if settings.get("STRETTO_SHADOW") != "0":
-                    return _shadow(self, record, stock_forward, out, args, kwargs)
-                return out
+                return shadowed(self, record, stock_forward, out, args, kwargs)
         _tell(self, record, reason)
         return stock_forward(self, *args, **kwargs)
 
@@ -185,6 +183,24 @@ def weight_of(linear: Any, x: Tensor) -> Tensor:
     if weight.size(1) != x.size(1):
         raise Decline(f"the weight takes {weight.size(1)} channels, the input has {x.size(1)}")
     return weight
+
+
+def note_path(conv: Any, reason: str | None) -> Record:
+    """Write down that a layer ran fast, or why not."""
+    record = record_of(conv)
+    record.calls += 1
+    if reason is None:
+        record.path, record.reason = "fast", ""
+    else:
+        _tell(conv, record, reason)
+    return record
+
+
+def shadowed(conv: Any, record: Record, stock: Any, out: Any, args: Any, kwargs: Any) -> Any:
+    """out; where STRETTO_SHADOW asks for it, compared with what stock computes."""
+    if settings.get("STRETTO_SHADOW") != "0":
+        return _shadow(conv, record, stock, out, args, kwargs)
+    return out
 
 
 def _tell(conv: Any, record: Record, reason: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stretto.nn import AGGREGATIONS, CONVS
+from stretto.nn import AGGREGATIONS, CONVS, generic
 from stretto.nn.base import accelerated_forward
 
 
@@ -19,3 +19,15 @@ def _subclass(stock: type, fast: Any) -> type:
 FAST: dict[type, type] = {stock: _subclass(stock, fast) for stock, fast in {**CONVS, **AGGREGATIONS}.items()}
 STOCK: dict[type, type] = {fast: stock for stock, fast in FAST.items()}
 globals().update({fast.__name__: fast for fast in STOCK})
+
+
+def fast_of(kind: type) -> type | None:
+    """The class that accelerate() gives to modules of this class, or None."""
+    if kind in FAST:
+        return FAST[kind]
+    return None if stock_of(kind) is not None else generic.fast_class(kind)
+
+
+def stock_of(kind: type) -> type | None:
+    """The stock class of an accelerated one, or None."""
+    return STOCK[kind] if kind in STOCK else generic.stock_class(kind)

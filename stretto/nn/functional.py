@@ -75,7 +75,7 @@ def _standing_for(stock: Callable[..., Any], fast: Callable[..., Any]) -> Callab
     def function(*args: Any, **kwargs: Any) -> Any:
         return run(*args, **kwargs)
 
-    made = types.FunctionType(function.__code__, stock.__globals__, closure=function.__closure__)  # type: ignore[attr-defined]
+    made = types.FunctionType(function.__code__, stock.__globals__, closure=function.__closure__)
     return functools.wraps(stock)(made)
 
 

@@ -127,7 +127,7 @@ def _aggregate_edges(
         return torch.cat([streaming.run(rest, each[:, t]) for t, rest in enumerate(rests)], dim=1)
 
     spread = "var" in names or "std" in names
-    wanted = [n for n in ("sum", "mean", "max", "min") if n in names or (n == "mean" and spread)]
+    wanted: list[str] = [n for n in ("sum", "mean", "max", "min") if n in names or (n == "mean" and spread)]
     wanted += ["square"] if spread else []
     inner = [module for rest in rests for module in rest]
     parameters = [*([] if weight is None else [weight]), *streaming.parameters_of(inner)]

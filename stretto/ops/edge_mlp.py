@@ -92,7 +92,8 @@ def _blocks(graph: Graph, block: int) -> Iterator[_Block]:
 def _bounds(rowptr: Tensor, block: int) -> list[tuple[int, int, int]]:
     """(first row, row after the last, edge after the last) of every block."""
     pointers, num_rows = rowptr.cpu(), rowptr.numel() - 1
-    found, first, begin = [], 0, 0
+    found: list[tuple[int, int, int]] = []
+    first = begin = 0
     while first < num_rows or not found:
         last = int(torch.searchsorted(pointers, begin + block, right=True)) - 1
         last = min(max(last, first + 1), num_rows)

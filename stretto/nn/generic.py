@@ -1,0 +1,226 @@
+"""Any other MessagePassing layer, a user's own included: where its message() is x_j or w * x_j, propagate() is one
+sparse product. Its forward stays its own; what cannot be traced stays stock, its aggregation over the cached index.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Container, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import aggr as stock_aggr
+
+from stretto.errors import StrettoError
+from stretto.graph import Graph
+from stretto.nn import adjacency, edges, tracing
+from stretto.nn.base import Decline, check_input, in_place_of, note_path, record_of, shadowed, stock_wanted, why_stock
+from stretto.nn.gin import hooked
+from stretto.ops import spmm
+from stretto.ops.edge_messages import edge_messages
+
+KNOWN = {
+    stock_aggr.SumAggregation: "sum",
+    stock_aggr.MeanAggregation: "mean",
+    stock_aggr.MaxAggregation: "max",
+    stock_aggr.MinAggregation: "min",
+}
+OWN = ("__reduce__", "__reduce_ex__", "__deepcopy__", "__getstate__", "__class_getitem__")
+
+
+def why_not(kind: type) -> str | None:
+    """Why no layer of this class can run as a product, or None."""
+    if not isinstance(kind, type) or not issubclass(kind, MessagePassing):
+        return "not a MessagePassing layer"
+    made = kind.__dict__.get("propagate")
+    if (
+        made is None
+        or made is not kind.__dict__.get("_jinja_propagate")
+        or not made.__module__.startswith(_prefix(kind))
+    ):
+        return "propagate() is its own"
+    if kind.aggregate is not MessagePassing.aggregate or kind.update is not MessagePassing.update:
+        return "aggregate() or update() is its own"
+    if any(name in base.__dict__ for base in kind.__mro__[: kind.__mro__.index(MessagePassing)] for name in OWN):
+        return "it is copied or pickled in its own way"
+    return tracing._impure(kind.message)
+
+
+def _prefix(kind: type) -> str:
+    return f"{kind.__module__}_{kind.__name__}"
+
+
+def fast_propagate(kind: type) -> Callable[..., Any]:
+    """A propagate() for exactly this class (and the one accelerate() makes of it): fast where it may, else stock."""
+    stock_propagate: Any = kind.__dict__["propagate"]
+
+    def run(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+        mine = type(self) is kind or type(self).__dict__.get("_stretto_stock") is kind
+        if args or not mine or torch.compiler.is_compiling() or stock_wanted():
+            return stock_propagate(self, edge_index, *args, **kwargs)
+        reason = why_stock(self)
+        if reason is None:
+            try:
+                out = product(self, edge_index, kwargs)
+            except Decline as decline:
+                reason = decline.reason
+            else:
+                return shadowed(self, note_path(self, None), stock_propagate, out, (edge_index,), kwargs)
+        note_path(self, reason)
+        return stock_propagate(self, edge_index, **kwargs)
+
+    return in_place_of(stock_propagate, run)
+
+
+def product(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:
+    """What conv.propagate(edge_index, **given) computes, or Decline."""
+    values = dict(given)
+    size = values.pop("size", None)
+    names = tuple(conv.inspector.get_param_names("message"))
+    needed = [name[:-2] if name.endswith(("_i", "_j")) else name for name in names if name not in tracing.SPECIAL]
+    if any(name in tracing.SPECIAL for name in names) or any(name not in values for name in needed):
+        raise Decline("message() takes special arguments or defaults")
+    if sum(name.endswith(("_i", "_j")) for name in conv._user_args) != 1:
+        raise Decline("message() reads more than one end")
+    absent = frozenset(n for n, key in zip(names, needed, strict=True) if values[key] is None)
+    message = tracing.message_of(type(conv).message, names, absent)
+    if isinstance(message, str):
+        raise Decline(message)
+    reduce = next((name for kind, name in KNOWN.items() if edges.is_stock(conv.aggr_module, kind)), None)
+    if reduce is None or hooked(conv.aggr_module):
+        raise Decline(f"the aggregation is {conv.aggr}")
+    x, graph = _ends(conv, edge_index, values[message.source[:-2]], size)
+    weight = None if message.weight is None else values[message.weight]
+    if weight is None:
+        record_of(conv).plan = f"{reduce}(A, X)"
+        return spmm(graph, x, reduce=reduce)
+    if type(weight) not in (Tensor, torch.nn.Parameter) or weight.layout != torch.strided or weight.dtype != x.dtype:
+        raise Decline(f"{message.weight} is no plain tensor of the input's type")
+    count = graph.num_edges
+    one_each = weight.shape == (count,) if message.column else weight.shape == (count, 1)
+    if one_each or (message.column == "view" and weight.shape == (count, 1)):
+        record_of(conv).plan = f"{reduce}(A, w X)"
+        return spmm(graph, x, weight.reshape(-1), reduce=reduce)
+    if not message.column and weight.shape == (count, x.size(1)) and reduce in ("sum", "mean"):
+        record_of(conv).plan = f"{reduce} of W_e X_j, one pass"
+        return edge_messages(graph, None, x, None, None, None, weight, act="identity", act2="identity", reduce=reduce)
+    raise Decline(f"{message.weight} has shape {list(weight.shape)}")
+
+
+def _ends(conv: Any, edge_index: Any, data: Any, size: Any) -> tuple[Tensor, Graph]:
+    """The features of the sending nodes and the graph, as PyG infers its sizes, or Decline."""
+    if type(edge_index) is not Tensor or edge_index.layout != torch.strided or edge_index.shape[:1] != (2,):
+        raise Decline("edge_index is no plain [2, E]")
+    sender = 0 if conv.flow == "source_to_target" else 1
+    sizes = [None, None] if size is None else list(size)
+    pair = data if isinstance(data, (tuple, list)) else None
+    if pair is not None and (len(pair) != 2 or sender == 1):  # PyG itself reads such a pair in two ways
+        raise Decline("two ends with flow target_to_source")
+    x = data if pair is None else pair[sender]
+    other = None if pair is None else pair[1 - sender]
+    check_input(x, *([] if other is None else [other]))
+    if torch.is_autocast_enabled(x.device.type):
+        raise Decline("autocast is on")
+    for at, tensor in ((sender, x), (1 - sender, other)):
+        if tensor is not None:
+            if sizes[at] not in (None, tensor.size(0)):
+                raise Decline("size and x disagree")
+            sizes[at] = tensor.size(0)
+    receivers = sizes[1 - sender] if sizes[1 - sender] is not None else sizes[sender]
+    assert receivers is not None
+    try:
+        return x, adjacency.graph_of(conv, edge_index, x.size(0), int(receivers))
+    except StrettoError as error:  # an edge out of range, say: stock has its own words for it
+        raise Decline(str(error)) from error
+
+
+_classes: WeakKeyDictionary[type, type] = WeakKeyDictionary()
+
+
+def fast_class(kind: type) -> type | None:
+    """The subclass accelerate() gives to layers of this class, or None where nothing is to be gained."""
+    if why_not(kind) is not None:
+        return None
+    if kind not in _classes:
+        body = {
+            "propagate": fast_propagate(kind),
+            "_stretto_stock": kind,
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            "__doc__": kind.__doc__,
+            "__reduce_ex__": _reduce,
+        }
+        _classes[kind] = type(kind)(kind.__name__, (kind,), body)
+    return _classes[kind]
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    """Pickled as the user's class, and made ours again when it is read."""
+    reduced: Any = object.__reduce_ex__(self, 2)
+    return _rebuilt, (type(self).__dict__["_stretto_stock"],), *reduced[2:]
+
+
+def _rebuilt(kind: type) -> Any:
+    made: Any = fast_class(kind) or kind
+    return made.__new__(made)
+
+
+def stock_class(kind: type) -> type | None:
+    """The user's class of an accelerated one, or None."""
+    found: type | None = kind.__dict__.get("_stretto_stock")
+    return found
+
+
+_patched: dict[type, tuple[Any, Any]] = {}  # class -> (its propagate, ours)
+_templates: list[Any] = []  # MessagePassing._set_jittable_templates as it was, while installed
+
+
+def install(known: Container[type]) -> None:
+    """Give every MessagePassing class but those in `known` our propagate, and those to come. Undone by remove()."""
+    if _templates:
+        return
+    stock: Any = MessagePassing._set_jittable_templates
+    _templates.append(stock)
+
+    @functools.wraps(stock)
+    def set_templates(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        if _templates and type(self) not in known:
+            _patch(type(self))
+
+    for kind in _subclasses(MessagePassing):
+        if kind not in known:
+            _patch(kind)
+    MessagePassing._set_jittable_templates = set_templates  # type: ignore[method-assign]
+
+
+def remove() -> None:
+    """Put every propagate back."""
+    if not _templates:
+        return
+    MessagePassing._set_jittable_templates = _templates.pop()  # type: ignore[method-assign]
+    for kind, (stock, ours) in _patched.items():
+        if kind.__dict__.get("propagate") is ours:
+            kind.propagate = stock  # type: ignore[attr-defined]
+    _patched.clear()
+
+
+def _patch(kind: type) -> None:
+    if kind not in _patched and stock_class(kind) is None and why_not(kind) is None:
+        stock, ours = kind.__dict__["propagate"], fast_propagate(kind)
+        _patched[kind] = stock, ours
+        kind.propagate = ours  # type: ignore[attr-defined]
+
+
+def is_patched(kind: type) -> bool:
+    """Whether layers of this class run with our propagate because of install()."""
+    return kind in _patched
+
+
+def _subclasses(kind: Any) -> Iterator[type]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _subclasses(child)
