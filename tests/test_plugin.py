@@ -37,6 +37,16 @@ class Net(torch.nn.Module):
         return self.third(self.second(x, edge_index).relu(), edge_index)
 
 
+class Odd(pyg.MessagePassing):
+    """A layer without a fast path: its messages depend on more than their arguments."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        return x_j * self.training
+
+
 @pytest.fixture
 def data():
     torch.manual_seed(0)
@@ -137,13 +147,6 @@ def test_disable_makes_it_do_nothing(monkeypatch):
 
 
 def test_strict_names_the_layers_without_a_fast_path():
-    class Odd(pyg.MessagePassing):
-        def forward(self, x, edge_index):
-            return self.propagate(edge_index, x=x)
-
-        def message(self, x_j):
-            return x_j * self.training
-
     model = torch.nn.ModuleList([pyg.GCNConv(4, 4), Odd()])
     with pytest.raises(stretto.StrettoError, match="Odd"):
         stretto.accelerate(model, strict=True)
@@ -151,13 +154,6 @@ def test_strict_names_the_layers_without_a_fast_path():
 
 
 def test_one_line_says_what_was_accelerated(caplog):
-    class Odd(pyg.MessagePassing):
-        def forward(self, x, edge_index):
-            return self.propagate(edge_index, x=x)
-
-        def message(self, x_j):
-            return x_j * self.training
-
     with caplog.at_level(logging.INFO, logger="stretto"):
         stretto.accelerate(torch.nn.ModuleList([pyg.GCNConv(4, 4), Odd()]))
     assert "accelerated 1 of 2 layers; 1 stock: Odd" in caplog.text
