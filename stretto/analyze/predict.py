@@ -13,7 +13,7 @@ from typing import Any
 import sympy
 
 from stretto.analyze.costs import DEGREE
-from stretto.analyze.machine_file import Machine, near, near_row
+from stretto.analyze.machine_file import MOVED, Machine, near, near_row
 from stretto.analyze.trace import OpRecord, Trace
 
 
@@ -56,7 +56,7 @@ def ceilings(op: OpRecord, machine: Machine) -> dict[str, float]:
 
 def _beyond(stream: float, span: float, machine: Machine) -> float:
     """Seconds of the bytes in order that the measured rate of random rows does not have in it."""
-    return max(0.0, stream - span) / near(machine.stream, stream)
+    return max(0.0, stream - max(span, MOVED)) / near(machine.stream, stream)
 
 
 LEAST, LARGE = 128 << 10, 32 << 20  # below, the allocator keeps what it has; above, every result is new memory

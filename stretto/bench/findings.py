@@ -6,7 +6,8 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from stretto.bench import report
+from stretto.analyze import machine_file
+from stretto.bench import breakeven, report
 from stretto.bench.hosseini import SAME, SKIPPED, SPARSITIES, Cell, cells, run
 from stretto.bench.run import threads as limited
 from stretto.errors import fail
@@ -105,6 +106,10 @@ def command(out: Console, *, threads: int, repeats: int, only: str) -> list[dict
     for op, reason in SKIPPED.items():
         out.print(f"not run: {op}: {reason}", style="dim", highlight=False)
     found = findings(chosen)
+    if not only:
+        with limited(threads):
+            edge = breakeven.run(machine_file.get())
+        found.append(Finding("break-even density is 2 BW_gather / (b F_gemm), within 2x", edge.holds, str(edge)))
     for finding in found:
         word = "TRUE here" if finding.holds else "FALSE here"
         out.print(f"{word}: {finding.statement}: {finding.numbers}", soft_wrap=True, highlight=False)
