@@ -24,6 +24,7 @@ from stretto.nn import (
     gin,
     gine,
     gmm,
+    hetero,
     hops,
     hypergraph,
     le,
@@ -70,6 +71,8 @@ CONVS: dict[type, Fast] = {
     pyg.GENConv: gen.fast,
     pyg.PNAConv: pna.fast,
     pyg.HypergraphConv: hypergraph.fast,
+    pyg.HANConv: hetero.fast_han,
+    pyg.HGTConv: hetero.fast_hgt,
 }
 
 # What every other layer, a user's own included, aggregates with: the same mechanism, one level further down.

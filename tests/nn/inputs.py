@@ -27,6 +27,8 @@ class Data:
         def convert(value: Any) -> Any:
             if isinstance(value, tuple):
                 return tuple(map(convert, value))
+            if isinstance(value, dict):
+                return {key: convert(part) for key, part in value.items()}
             return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
         return replace(self, args=tuple(map(convert, self.args)))
@@ -39,6 +41,8 @@ def gradients_of(conv: Any, data: Data) -> list[Tensor]:
     def leaf(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(leaf, value))
+        if isinstance(value, dict):
+            return {key: leaf(part) for key, part in value.items()}
         if isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided:
             leaves.append(value.detach().clone().requires_grad_())
             return leaves[-1]
@@ -58,7 +62,8 @@ def gradients_of(conv: Any, data: Data) -> list[Tensor]:
 def _flat(found: Any) -> list[Tensor]:
     if isinstance(found, Tensor):
         return [found] if found.layout == torch.strided else [found.to_dense()]
-    return [t for part in found for t in _flat(part)]
+    parts = found.values() if isinstance(found, dict) else found
+    return [t for part in parts if part is not None for t in _flat(part)]
 
 
 def _features(n: int, dtype: torch.dtype, width: int = IN, seed: int = 0) -> Tensor:
@@ -181,6 +186,25 @@ def weights_wanted(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
     return replace(_call(graph, spec, dtype), kwargs={"return_attention_weights": True})
 
 
+def hetero(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    """Two types of nodes, three relations between them."""
+    edge_index, (m, n) = ZOO[graph]()
+    x = {"a": _features(m, dtype), "b": _features(n, dtype, 3, 7)}
+    relations = {("a", "to", "b"): edge_index, ("b", "back", "a"): edge_index.flip(0)}
+    relations["b", "among", "b"] = edge_index % max(n, 1) if n else edge_index[:, :0]
+    return Data((x, relations), {}, (0,))
+
+
+def hetero_one_way(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    """One relation only: the other type receives nothing."""
+    data = hetero(graph, spec, dtype)
+    return replace(data, args=(data.args[0], {("a", "to", "b"): data.args[1]["a", "to", "b"]}))
+
+
+def semantic(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    return replace(hetero(graph, spec, dtype), kwargs={"return_semantic_attention_weights": True})
+
+
 INPUTS: dict[str, Callable[[str, Spec, torch.dtype], Data]] = {
     "plain": plain,
     "edge_index_class": edge_index_class,
@@ -200,4 +224,7 @@ INPUTS: dict[str, Callable[[str, Spec, torch.dtype], Data]] = {
     "no_attr": no_attr,
     "attr_vector": attr_vector,
     "weights_wanted": weights_wanted,
+    "hetero": hetero,
+    "hetero_one_way": hetero_one_way,
+    "semantic": semantic,
 }

@@ -26,6 +26,8 @@ _SHARED = (
     {"edge_dim": DIM, "add_self_loops": False, "heads": 2},
     {"flow": "target_to_source", "edge_dim": DIM},
 )
+CHANNELS = {"a": IN, "b": 3}
+METADATA = (["a", "b"], [("a", "to", "b"), ("b", "back", "a"), ("b", "among", "b")])
 _INPUTS = (*PLAIN, "pair", "no_attr", "weights_wanted")
 
 ATTENTION: dict[type, Spec] = {
@@ -87,5 +89,17 @@ ATTENTION: dict[type, Spec] = {
         ({"aggr": "mean"},),
         ("plain",),
         random=({"dropout": 0.4},),
+    ),
+    pyg.HANConv: Spec(
+        lambda **o: pyg.HANConv(CHANNELS, o.pop("out", OUT), METADATA, **o),
+        ({}, {"heads": 2}, {"heads": 2, "out": 6, "negative_slope": 0.5}),
+        ({"flow": "target_to_source"},),
+        ("hetero", "hetero_one_way", "semantic"),
+    ),
+    pyg.HGTConv: Spec(
+        lambda **o: pyg.HGTConv(CHANNELS, o.pop("out", OUT), METADATA, **o),
+        ({}, {"heads": 2}, {"out": IN}, {"heads": 3, "out": 3}),
+        ({"flow": "target_to_source"},),
+        ("hetero", "hetero_one_way"),
     ),
 }
