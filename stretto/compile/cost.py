@@ -21,11 +21,11 @@ class Work:
     row_bytes: float = 0.0
 
     def seconds(self, profile: Profile) -> float:
-        """The larger of arithmetic and traffic, plus the call itself."""
+        """The larger of arithmetic and traffic, and the call itself."""
         traffic = (self.bytes - self.gathered) / profile.stream
         if self.gathered:
             traffic += self.gathered / profile.gather_rate(self.row_bytes)
-        return max(self.flops / profile.gemm, traffic) + profile.call
+        return profile.seconds(max(self.flops / profile.gemm, traffic), self.kind)
 
 
 def children(node: Factor) -> Iterator[Node]:
@@ -90,3 +90,25 @@ def _spmm(sizes: Sizes, rows: int, cols: int, value_bytes: int) -> Work:
 def price(nodes: dict[Node, None], sizes: Sizes, value_bytes: int, profile: Profile) -> float:
     """Seconds to compute a set of nodes."""
     return sum(w.seconds(profile) for node in nodes for w in works(node, sizes, value_bytes))
+
+
+# On a GPU: the products of a head with its own part of the weight run as a batch of thin GEMMs, which reach about half
+# the rate of one; and what is summed before it is projected, [n, heads * i], is written and read once more each way.
+BATCHED = 2.0
+
+
+def sum_first_on_gpu(profile: Profile, edges: int, rows: int, i: int, heads: int, width: int) -> bool:
+    """Whether GAT's weighted sum should be taken of x [m, i] before the projection to heads * width, on a GPU.
+
+    Forward gathers i values an edge rather than heads * width; backward gathers the gradient of the sum, heads * i,
+    rather than heads * width.
+    """
+    b = 4
+
+    def gathered(values: int) -> float:
+        return edges * values * b / profile.gather_rate(values * b)
+
+    gemms = 3 * 2.0 * rows * i * heads * width / profile.gemm
+    project_first = gemms + 2 * gathered(heads * width) + 4 * rows * heads * width * b / profile.stream
+    sums = gathered(i) + gathered(heads * i) + 8 * rows * heads * i * b / profile.stream
+    return BATCHED * gemms + sums < project_first

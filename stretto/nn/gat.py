@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stretto import settings
+from stretto.compile.cost import sum_first_on_gpu
 from stretto.graph import Graph
 from stretto.nn import edges
 from stretto.nn.base import Decline, record_of, weight_of
 from stretto.ops.attention import attention
 from stretto.ops.projections import plus, projections
+from stretto.tune.profile import profile
 
 
 def fast(
@@ -85,8 +88,13 @@ def fold(weight: Tensor, att: Tensor) -> Tensor:
 def aggregate_first(graph: Graph, i: int, heads: int, width: int) -> bool:
     """Whether to sum x (one gather of i, heads * i products per edge) before the GEMM rather than x W' after it.
 
-    Per edge a gathered value costs about four products; the small GEMMs per head ask for a margin.
+    Per edge a gathered value costs about four products; the small GEMMs per head ask for a margin. A GPU's rates are
+    known from its profile.
     """
+    if graph.device.type == "cuda":
+        measure = settings.get("STRETTO_TUNE") == "on" and not torch.are_deterministic_algorithms_enabled()
+        rates = profile(graph.device, measure=measure)
+        return sum_first_on_gpu(rates, graph.num_edges, graph.num_rows, i, heads, width)
     return 1.5 * i * (1 + heads / 4) < 1.25 * heads * width and graph.num_edges > 2 * graph.num_rows
 
 

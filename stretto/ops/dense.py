@@ -53,7 +53,7 @@ class _Dense(torch.autograd.Function):
         return (
             grad @ weight if need_x else None,
             grad.t() @ x if need_weight else None,
-            _sum(grad) if need_bias else None,
+            row_sum(grad) if need_bias else None,
         )
 
 
@@ -65,8 +65,9 @@ class _AddBias(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         need_x, need_bias = ctx.needs_input_grad
-        return grads[0] if need_x else None, _sum(grads[0]) if need_bias else None
+        return grads[0] if need_x else None, row_sum(grads[0]) if need_bias else None
 
 
-def _sum(grad: Tensor) -> Tensor:
+def row_sum(grad: Tensor) -> Tensor:
+    """The gradient of a bias: differentiable where that is wanted. grad [n, k] -> [k]"""
     return grad.sum(0) if torch.is_grad_enabled() else column_sum(grad)

@@ -1,7 +1,7 @@
 """projections: several linear maps of one x, as one step of autograd.
 
-On the CPU their results lie in kept buffers, and the gradient of x is accumulated by the GEMMs that make it: no array
-the size of x is made once per map and then added up. Elsewhere: one `dense` each.
+The gradient of x is accumulated by the GEMMs that make it: no array the size of x is made once per map and then added
+up. On the CPU results lie in kept buffers. Small ones: one `dense` each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stretto.kernels import pool
 from stretto.ops import library
-from stretto.ops.dense import add_bias, dense
+from stretto.ops.dense import add_bias, dense, row_sum
 
 Map = tuple[Tensor, Tensor | None]  # weight [o, i], bias [o]
 
@@ -37,16 +37,20 @@ def plus(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _pooled(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether to fill kept buffers: plain matrices of one type on the CPU."""
-    if x.dim() != 2 or x.device.type != "cpu" or x.numel() * x.element_size() < pool.LEAST or library.traced(x):
+    """Whether to fill buffers of our own: large plain matrices of one type."""
+    if x.dim() != 2 or x.numel() * x.element_size() < pool.LEAST or library.traced(x):
         return False
-    return not torch.is_autocast_enabled("cpu") and all(t is None or t.dtype == x.dtype for t in others)
+    return not torch.is_autocast_enabled(x.device.type) and all(t is None or t.dtype == x.dtype for t in others)
+
+
+def _empty(x: Tensor, *shape: int) -> Tensor:
+    return pool.empty(shape, x.dtype) if x.device.type == "cpu" else x.new_empty(shape)
 
 
 def _forward(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     results = []
     for weight, bias in zip(weights, biases, strict=True):
-        out = pool.empty((x.size(0), weight.size(0)), x.dtype)
+        out = _empty(x, x.size(0), weight.size(0))
         if bias is None:
             torch.mm(x, weight.t(), out=out)
         else:
@@ -56,7 +60,7 @@ def _forward(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | Non
 
 
 def _sum(x: Tensor, y: Tensor) -> Tensor:
-    return torch.add(x, y, out=pool.empty(x.shape, x.dtype))
+    return torch.add(x, y, out=_empty(x, *x.shape))
 
 
 class _Projections(torch.autograd.Function):
@@ -78,7 +82,7 @@ class _Projections(torch.autograd.Function):
             grad.t() @ x if need and grad is not None else None for grad, need in zip(grads, needs, strict=False)
         ]
         dbiases = [
-            grad.sum(0) if need and grad is not None else None
+            row_sum(grad) if need and grad is not None else None
             for grad, need in zip(grads, needs[ctx.count :], strict=True)
         ]
         return dx, None, *dweights, *dbiases
@@ -90,7 +94,7 @@ def _dx(known: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
         for grad, weight in known[1:]:
             total = total + grad @ weight
         return total
-    total = torch.mm(*known[0], out=pool.empty(x.shape, x.dtype))
+    total = torch.mm(*known[0], out=_empty(x, *x.shape))
     for grad, weight in known[1:]:
         total.addmm_(grad, weight)
     return total
@@ -106,5 +110,5 @@ class _Plus(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
         need_x, need_y = ctx.needs_input_grad
-        dy = None if not need_y else grad.sum(0) if ctx.bias else grad
+        dy = None if not need_y else row_sum(grad) if ctx.bias else grad
         return grad if need_x else None, dy

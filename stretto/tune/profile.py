@@ -1,7 +1,8 @@
 """The machine profile: a few measured rates from which the cost model prices a plan. Under two seconds, then cached.
 
-All rates are of the threads torch uses, in fp32: GEMM in flop/s, a streaming copy in bytes/s, random-row gather in
-bytes/s by row size, and the cost of one call.
+All rates are of the threads torch uses, or of the GPU, in fp32: GEMM in flop/s, a streaming copy in bytes/s, random-row
+gather in bytes/s by row size, and the cost of one call. On a GPU calls are asynchronous: the host's part of one hides
+behind the device's work on others, and is the larger of the two only for small work.
 """
 
 from __future__ import annotations
@@ -23,12 +24,22 @@ ROW_BYTES = (64, 128, 256, 512, 1024, 2048)
 
 @dataclass(frozen=True)
 class Profile:
-    """gemm: flop/s; stream: bytes/s read plus written; gather: bytes/s by ROW_BYTES; call: seconds a kernel."""
+    """gemm: flop/s; stream: bytes/s read plus written; gather: bytes/s by ROW_BYTES; call: seconds a kernel.
+
+    spmm_call: seconds a call of ours takes at least (0: as `call`); overlapped: whether calls hide behind work.
+    """
 
     gemm: float
     stream: float
     gather: tuple[float, ...]
     call: float
+    spmm_call: float = 0.0
+    overlapped: bool = False
+
+    def seconds(self, work: float, kind: str) -> float:
+        """Time of a call of a kind ("spmm", "gemm", "add") with so many seconds of work."""
+        call = self.spmm_call if kind == "spmm" and self.spmm_call else self.call
+        return max(work, call) if self.overlapped else work + call
 
     def gather_rate(self, row_bytes: float) -> float:
         """Bytes per second when rows of this size are gathered at random; linear between measured sizes."""
@@ -43,16 +54,24 @@ class Profile:
 
 
 # Used where measuring is not wanted (STRETTO_TUNE=off or analytic without a cached profile, deterministic mode): two
-# cores of a server CPU. Only ratios matter to a choice.
+# cores of a server CPU, and one H200 with the host it was measured on. Only ratios matter to a choice.
 TYPICAL = Profile(gemm=1.5e11, stream=2.0e10, gather=(1.2e10, 1.6e10, 2.0e10, 2.4e10, 2.6e10, 2.8e10), call=2e-5)
+TYPICAL_GPU = Profile(
+    gemm=4.3e13,
+    stream=4.1e12,
+    gather=(2.2e12, 3.2e12, 4.2e12, 5.0e12, 5.5e12, 5.5e12),
+    call=1.2e-5,
+    spmm_call=7e-5,
+    overlapped=True,
+)
 
 
 @functools.cache
 def _measured(device: str, threads: int) -> Profile:
     facts = {**machine.describe(), "device": device}
     kept = store.read("profile", facts).get("profile")
-    if isinstance(kept, dict) and len(kept.get("gather", ())) == len(ROW_BYTES):
-        return Profile(kept["gemm"], kept["stream"], tuple(kept["gather"]), kept["call"])
+    if isinstance(kept, dict) and len(kept.get("gather", ())) == len(ROW_BYTES) and "overlapped" in kept:
+        return Profile(**{**kept, "gather": tuple(kept["gather"])})
     found = calibrate(torch.device(device))
     store.add("profile", facts, {"profile": asdict(found)})
     return found
@@ -60,7 +79,11 @@ def _measured(device: str, threads: int) -> Profile:
 
 def profile(device: torch.device, *, measure: bool) -> Profile:
     """This machine's rates: measured once and cached, or the typical ones where measuring is not wanted."""
-    return _measured(device.type, torch.get_num_threads()) if measure else TYPICAL
+    if device.type == "cuda" and measure and torch.cuda.is_current_stream_capturing():
+        measure = False  # nothing may be tried inside a captured graph
+    if measure:
+        return _measured(device.type, torch.get_num_threads())
+    return TYPICAL if device.type == "cpu" else TYPICAL_GPU
 
 
 def forget() -> None:
@@ -70,18 +93,20 @@ def forget() -> None:
 
 def calibrate(device: torch.device) -> Profile:
     """Measure the rates. The user's random numbers are left as they were: this may happen inside a training step."""
-    devices = [device] if device.type == "cuda" else []
+    if device.type == "cuda":
+        return _calibrate_gpu(device)
+    devices: list[torch.device] = []
     with torch.random.fork_rng(devices=devices), torch.inference_mode():
         n = 1024
         a = torch.randn(4 * n, n, device=device)
         b = torch.randn(n, n // 4, device=device)
-        gemm = 2 * a.numel() * b.size(1) / _seconds(lambda: a @ b, device)
+        gemm = 2 * a.numel() * b.size(1) / _seconds(lambda: a @ b)
         source = torch.randn(1 << 23, device=device)
         target = torch.empty_like(source)
-        stream = 2 * source.numel() * 4 / _seconds(lambda: target.copy_(source), device)
+        stream = 2 * source.numel() * 4 / _seconds(lambda: target.copy_(source))
         gather = tuple(_gather(rows, device) for rows in ROW_BYTES)
         tiny = torch.randn(8, 8, device=device)
-        call = _seconds(lambda: tiny @ tiny, device, repeats=200)
+        call = _seconds(lambda: tiny @ tiny, repeats=200)
     return Profile(gemm, stream, gather, call)
 
 
@@ -98,18 +123,61 @@ def _gather(row_bytes: int, device: torch.device) -> float:
     csr.tasks, csr.hubs, csr.num_slots = build.schedule(rowptr, num_rows, num_edges)
     x = torch.randn(num_rows, width, device=device)
     kernel = kernels.backend(device).spmm
-    return num_edges * row_bytes / _seconds(lambda: kernel(csr, x), device)
+    return num_edges * row_bytes / _seconds(lambda: kernel(csr, x))
 
 
-def _seconds(call: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
+# Rows of these bytes are gathered in earnest on a GPU, the rates between them follow: every width is a compilation.
+MEASURED_BYTES = (64, 256, 1024)
+
+
+def _calibrate_gpu(device: torch.device) -> Profile:
+    """Measure the rates of a GPU: sizes past its caches, calls in a row as a training step makes them."""
+    with torch.random.fork_rng(devices=[device]), torch.inference_mode():
+        a, b = torch.randn(1 << 16, 256, device=device), torch.randn(256, 256, device=device)
+        gemm = 2 * a.numel() * b.size(1) / _seconds_in_a_row(lambda: a @ b, device)
+        source = torch.randn(1 << 26, device=device)
+        target = torch.empty_like(source)
+        stream = 2 * source.numel() * 4 / _seconds_in_a_row(lambda: target.copy_(source), device)
+        num_rows, num_edges = 1 << 18, 1 << 21
+        rows = torch.randint(num_rows, (num_edges,), device=device).sort().values
+        cols = torch.randint(num_rows, (num_edges,), device=device, dtype=torch.int32)
+        rowptr, col, _ = build.compress(rows, cols, num_rows, torch.int32, in_order=True)
+        csr = Csr(rowptr, col, None, num_rows, num_rows, num_edges)
+        kernel = kernels.backend(device).spmm
+        rates = {}
+        for row_bytes in MEASURED_BYTES:
+            x = source[: num_rows * row_bytes // 4].view(num_rows, row_bytes // 4)
+            rates[row_bytes] = num_edges * row_bytes / _seconds_in_a_row(functools.partial(kernel, csr, x), device)
+        tiny = torch.randn(8, 8, device=device)
+        call = _seconds_in_a_row(lambda: tiny @ tiny, device, calls=100)
+        few = torch.arange(9, device=device)
+        small = Csr(few, few[:8].to(torch.int32), None, 8, 8, 8)
+        x = source[: 8 * 64].view(8, 64)
+        spmm_call = _seconds_in_a_row(lambda: kernel(small, x), device, calls=50)
+    middle = (rates[64] + rates[256]) / 2, (rates[256] + rates[1024]) / 2
+    gather = (rates[64], middle[0], rates[256], middle[1], rates[1024], rates[1024])
+    return Profile(gemm, stream, gather, call, spmm_call, overlapped=True)
+
+
+def _seconds_in_a_row(call: Callable[[], object], device: torch.device, calls: int = 8) -> float:
+    """Seconds of one of several asynchronous calls in a row; the best of three rows."""
+    call()
+    samples = []
+    for _ in range(3):
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize(device)
+        samples.append((time.perf_counter() - start) / calls)
+    return min(samples)
+
+
+def _seconds(call: Callable[[], object], repeats: int = 5) -> float:
     call()
     samples = []
     for _ in range(repeats):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
         start = time.perf_counter()
         call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
         samples.append(time.perf_counter() - start)
     return sorted(samples)[len(samples) // 2]
