@@ -87,7 +87,7 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
         reason = why_stock(self)
         if reason is None:
             try:
-                out = fast(self, *args, **kwargs)
+                out = owned(fast(self, *args, **kwargs))
             except Decline as decline:
                 reason = decline.reason
             else:
@@ -97,6 +97,13 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
         return stock_forward(self, *args, **kwargs)
 
     return in_place_of(stock_forward, run)
+
+
+def owned(out: Any) -> Any:
+    """out, as a tensor that may be edited in place (elu_): torch forbids it to views of what our functions return."""
+    if isinstance(out, Tensor) and out.requires_grad and out._is_view():
+        return out.clone()
+    return out
 
 
 def in_place_of(stock_forward: Any, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stretto.kernels import DTYPES
 from stretto.nn.aggr import SMALL
-from stretto.nn.base import Decline, stock_wanted
+from stretto.nn.base import Decline, owned, stock_wanted
 from stretto.ops import segment_reduce
 
 REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", "min": "min", "amin": "min"}
@@ -68,7 +68,7 @@ def _standing_for(stock: Callable[..., Any], fast: Callable[..., Any]) -> Callab
         if not _active or torch.compiler.is_compiling() or torch.jit.is_tracing() or stock_wanted():
             return stock(*args, **kwargs)
         try:
-            return fast(*args, **kwargs)
+            return owned(fast(*args, **kwargs))
         except Decline:
             return stock(*args, **kwargs)
 

@@ -17,7 +17,17 @@ from torch_geometric.nn import aggr as stock_aggr
 from stretto.errors import StrettoError
 from stretto.graph import Graph
 from stretto.nn import adjacency, edges, tracing
-from stretto.nn.base import Decline, check_input, in_place_of, note_path, record_of, shadowed, stock_wanted, why_stock
+from stretto.nn.base import (
+    Decline,
+    check_input,
+    in_place_of,
+    note_path,
+    owned,
+    record_of,
+    shadowed,
+    stock_wanted,
+    why_stock,
+)
 from stretto.nn.gin import hooked
 from stretto.ops import spmm
 from stretto.ops.edge_messages import edge_messages
@@ -64,7 +74,7 @@ def fast_propagate(kind: type) -> Callable[..., Any]:
         reason = why_stock(self)
         if reason is None:
             try:
-                out = product(self, edge_index, kwargs)
+                out = owned(product(self, edge_index, kwargs))
             except Decline as decline:
                 reason = decline.reason
             else:

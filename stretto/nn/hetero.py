@@ -80,14 +80,14 @@ def fast_hgt(conv: Any, x_dict: Any, edge_index_dict: Any) -> dict[str, Tensor |
     assert isinstance(out, Tensor)
     record_of(conv).plan = "alpha V, all relations in one pass"
     out = out.reshape(-1, conv.out_channels)
-    parts = {
+    received = {
         kind: out[start : start + q_dict[kind].size(0)]
         for kind, start in offsets.items()
         if kind in conv.dst_node_types
     }
-    made = conv.out_lin({kind: torch.nn.functional.gelu(part) for kind, part in parts.items()})
+    made = conv.out_lin({kind: torch.nn.functional.gelu(part) for kind, part in received.items()})
     results: dict[str, Tensor | None] = {}
-    for kind in parts:
+    for kind in received:
         value = made[kind]
         if value.size(-1) == x_dict[kind].size(-1):
             alpha = conv.skip[kind].sigmoid()

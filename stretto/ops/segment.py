@@ -43,7 +43,7 @@ def segment_reduce(
     where = graph.segment_index if is_graph else plain(index)
     flat = src.reshape(size, rows._row_size(src))
     out = _REDUCTIONS[reduce](graph, where, flat)
-    return out.reshape(out.size(0), *src.shape[1:])
+    return out if src.dim() == 2 else out.reshape(out.size(0), *src.shape[1:])  # no view where none is needed
 
 
 def _sum(graph: Graph, index: Tensor, src: Tensor, scale: Tensor | None = None) -> Tensor:

@@ -207,3 +207,17 @@ def test_modes_and_inference():
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-10)
         got.sum().backward()
         assert record_of(fast).path == "fast"
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("make", [pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv, pyg.GCNConv, pyg.SimpleConv])
+def test_results_may_be_edited_in_place(make, bias):
+    """AttentiveFP does: F.elu_(conv(x, edge_index))."""
+    torch.manual_seed(0)
+    stock = pyg.SimpleConv() if make is pyg.SimpleConv else make(6, 4, bias=bias).double()
+    index, found = torch.randint(30, (2, 140)), []
+    for conv in (stock, stretto.accelerate(copy.deepcopy(stock))):
+        x = torch.linspace(-1, 1, 180, dtype=torch.float64).view(30, 6).requires_grad_()
+        torch.nn.functional.elu_(conv(x, index)).square().sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
