@@ -69,24 +69,20 @@ def attention_grad(
     if csr_t.num_rows and h:
         _transposed(csr_t, call, stats, grad, grad_attr, grad_alpha, row_sum, dv, dright, dedge, dscore)
     found: dict[str, Tensor | None] = dict.fromkeys(TENSORS)
-    dleft = None
-    if need_left:
-        assert dscore is not None
-        assert call.right is not None
-        if a.form == "gat":
-            dleft = spmm(by_edge(csr), dscore)[0]
-        elif a.form == "dot":
-            dleft = weighted(csr, dscore, call.right)
-        else:
-            dleft = _left(csr, call, dscore)
     if a.form == "gatv2":
-        if a.v is None and call.value_step == call.right_step:
-            _finish_rows(a, call, found, dleft, dright, dedge, need, dv)
-            dv = None
-        else:
-            _finish_rows(a, call, found, dleft, dright, dedge, need, None)
+        # The sums by source are finished, and their memory is free again, before those by destination are made.
+        shared = a.v is None and call.value_step == call.right_step
+        _finish_rows(call, found, "right", dright, call.right, dv if shared else None, need)
+        _finish_rows(call, found, "edge", dedge, call.edge, None, need)
+        dv, dright, dedge = None if shared else dv, None, None
+        if need_left and dscore is not None:
+            _finish_rows(call, found, "left", _left(csr, call, dscore), call.left, None, need)
+        if found["edge"] is not None and a.edge is not None:
+            found["edge"] = found["edge"].view(a.edge.shape)
     else:
-        found["left"], found["right"] = dleft, dright
+        if need_left and dscore is not None and call.right is not None:
+            found["left"] = spmm(by_edge(csr), dscore)[0] if a.form == "gat" else weighted(csr, dscore, call.right)
+        found["right"] = dright
         if need_edge and not call.rows:
             found["edge"] = dscore
     if found["right"] is not None and call.rows and call.right_step == 0:
@@ -170,27 +166,21 @@ def _left(csr: Csr, call: Call, dscore: Tensor) -> Tensor:
 
 
 def _finish_rows(
-    a: Attention,
     call: Call,
     found: dict[str, Tensor | None],
-    dleft: Tensor | None,
-    dright: Tensor | None,
-    dedge: Tensor | None,
+    name: str,
+    sums: Tensor | None,
+    near: Tensor | None,
+    more: Tensor | None,
     need: dict[str, bool],
-    dv: Tensor | None,
 ) -> None:
-    """gatv2: the sums t by source, destination and edge times att; datt = sum of t * z over edges, end by end."""
-    ends = (("left", dleft, call.left, None), ("right", dright, call.right, dv), ("edge", dedge, call.edge, None))
-    datt = None
-    for name, sums, near, more in ends:
-        if sums is None or near is None:
-            continue
-        found[name], part = _times_att(call, sums, near, more, want=need[name], want_att=need["att"])
-        if part is not None:
-            datt = part if datt is None else datt + part
-    found["att"] = datt
-    if found["edge"] is not None and a.edge is not None:
-        found["edge"] = found["edge"].view(a.edge.shape)
+    """gatv2: the sums t at one end times att (plus more), and that end's share of datt = sum of t * z over edges."""
+    if sums is None or near is None:
+        return
+    found[name], part = _times_att(call, sums, near, more, want=need[name], want_att=need["att"])
+    if part is not None:
+        before = found["att"]
+        found["att"] = part if before is None else before + part
 
 
 def _times_att(
