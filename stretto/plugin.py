@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch_geometric.nn import MessagePassing
 
-from stretto import settings
+from stretto import memory, settings
 from stretto.errors import StrettoError, expect
 from stretto.loader import swap
 from stretto.nn import AGGREGATIONS, CONVS, functional, generic
@@ -29,6 +29,7 @@ M = TypeVar("M", bound=torch.nn.Module)
 _lock = threading.RLock()
 _patched: dict[type, Callable[..., Any]] = {}  # stock class -> its own forward
 _depth = 0
+_patch_memory = memory.Owner()
 
 
 def accelerate(model: M, *, strict: bool = False) -> M:
@@ -55,6 +56,8 @@ def accelerate(model: M, *, strict: bool = False) -> M:
         fast = fast_of(type(module))
         assert fast is not None
         module.__class__ = fast
+    if known or already:
+        memory.keep_for(model)
     _say(sum(isinstance(m, MessagePassing) for m in (*known, *already)), left)
     return model
 
@@ -66,6 +69,7 @@ def restore(model: M) -> M:
         if stock is not None:
             module.__class__ = stock
             module.__dict__.pop("_stretto_mismatch", None)
+    memory.let_go(model)
     return model
 
 
@@ -79,6 +83,8 @@ def accelerated(model: M, *, strict: bool = False) -> Iterator[M]:
         for module, kind in before:
             if type(module) is not kind and stock_of(type(module)) is kind:
                 module.__class__ = kind
+        if not any(stock_of(type(m)) for m in model.modules()):
+            memory.let_go(model)
 
 
 def patch() -> None:
@@ -93,6 +99,7 @@ def patch() -> None:
         for stock, fast in {**CONVS, **AGGREGATIONS}.items():
             _patched[stock] = stock.forward  # type: ignore[attr-defined]
             stock.forward = _guarded(stock, fast)  # type: ignore[attr-defined]
+        memory.keep_for(_patch_memory)
         swap.install()  # PyG's names for loaders mean ours
         generic.install(CONVS)  # every other MessagePassing class, made before or after
         functional.install()  # scatter and softmax, and with them global_*_pool
@@ -111,6 +118,7 @@ def unpatch() -> None:
                 stock.forward = forward  # type: ignore[attr-defined]
             _patched.clear()
             swap.remove()
+            memory.let_go(_patch_memory)
             functional.remove()
             generic.remove()
 
