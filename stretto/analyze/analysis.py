@@ -91,6 +91,7 @@ def analyze(
         inconsistencies=inconsistencies(stats, max(widths, default=1), len(layers), hops),
         seconds=seconds,
         workload=workload,
+        problem=problem,
     )
 
 

@@ -13,7 +13,7 @@ from stretto.analyze.graph_stats import GraphStats, Partition
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.predict import Depth, bound, op_seconds
 from stretto.analyze.rewrites import Rewrite
-from stretto.analyze.strategies import Strategy
+from stretto.analyze.strategies import Problem, Strategy
 from stretto.analyze.taxonomy import Form
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload
@@ -58,6 +58,7 @@ class Report:
     inconsistencies: list[dict[str, Any]]
     seconds: float  # predicted step
     workload: Workload
+    problem: Problem | None = None  # what the strategies were given
     checks: list[dict[str, Any]] = field(default_factory=list)  # what validate() found
 
     @property
@@ -145,11 +146,11 @@ class Report:
 
         Path(path).write_text(analysis_page(self))
 
-    def validate(self, *, repeats: int = 5) -> list[dict[str, Any]]:
+    def validate(self, *, repeats: int = 5, workers: int = 2) -> list[dict[str, Any]]:
         """Predicted, counted and measured, side by side; runs the step and what strategies can run here."""
         from stretto.analyze.validate import validate
 
-        self.checks = validate(self, repeats=repeats)
+        self.checks = validate(self, repeats=repeats, workers=workers)
         return self.checks
 
     def explain(self) -> str:

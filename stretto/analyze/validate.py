@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import autograd
 
 from stretto.analyze.graph_stats import Partitioner
 from stretto.analyze.predict import step_seconds
+from stretto.analyze.strategies import strategies
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload, unpooled
 
 if TYPE_CHECKING:
     from stretto.analyze.report import Report
+
+
+logger = logging.getLogger("stretto")
 
 
 def _row(what: str, unit: str, predicted: Any, counted: Any = None, measured: Any = None) -> dict[str, Any]:
@@ -94,8 +100,11 @@ def plans(workload: Workload) -> dict[str, Workload]:
     return found
 
 
-def validate(report: Report, *, repeats: int = 5) -> list[dict[str, Any]]:
-    """One row per quantity; ratio is predicted over the best known truth."""
+def validate(report: Report, *, repeats: int = 5, workers: int = 2) -> list[dict[str, Any]]:
+    """One row per quantity; ratio is predicted over the best known truth.
+
+    workers: processes in which the partitioned step runs, if it can; 0: none.
+    """
     workload = report.workload
     counted: Trace = workload.trace()
     rows = [
@@ -123,7 +132,36 @@ def validate(report: Report, *, repeats: int = 5) -> list[dict[str, Any]]:
     for name, plan in plans(workload).items():
         trace = counted if plan is workload else plan.trace()
         rows.append(_row(f"step, {name}", "s", step_seconds(trace, report.machine), None, seconds(plan, repeats)))
-    return rows
+    return rows + (partitioned(report, splitter, workers, repeats) if workers > 1 else [])
+
+
+def partitioned(report: Report, splitter: Partitioner, workers: int, repeats: int) -> list[dict[str, Any]]:
+    """The step on `workers` processes that pull halo rows: predicted beside counted in torch.distributed's calls."""
+    from stretto.analyze.workers import run_pull
+
+    layers, workload = report.layers, report.workload
+    reason = ""
+    if report.mode != "train" or workload.step is not None:
+        reason = "only a default training step can be split"
+    elif any(layer.hops > 1 for layer in layers) or not layers:
+        reason = "a layer of several hops exchanges rows inside itself"
+    elif any(type(module).__module__ == "__main__" for module in workload.model.modules()):
+        reason = "the model's class is in the script itself, where workers cannot import it"
+    elif not dist.is_available():
+        reason = "this torch has no torch.distributed"
+    if reason or report.problem is None:
+        logger.info("stretto: no run on %d workers: %s", workers, reason)
+        return []
+    part = splitter.best(workers)
+    plan = next(s for s in strategies(report.problem, [part]) if s.name.endswith("halo, pull"))
+    found = run_pull(workload, [layer.path for layer in layers], splitter, workers, part.method, repeats=repeats)
+    name = f"{plan.name}, {workers} workers"
+    return [
+        _row(f"bytes, {name}", "B", plan.bytes, found["bytes"]),
+        _row(f"messages, {name}", "messages", plan.messages, found["messages"]),
+        _row(f"synchronisations, {name}", "waits", plan.syncs, found["syncs"]),
+        _row(f"step, {name}", "s", plan.seconds, None, found["seconds"]),
+    ]
 
 
 def kendall_tau(first: list[float], second: list[float]) -> float:

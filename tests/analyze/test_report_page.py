@@ -31,7 +31,7 @@ def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     data = as_data(datasets.load_graph("er:200:800"), width=16)
     report = stretto.analyze(make("gat", 16, 8, 8), data, machine=MACHINE, procs=[1, 2, 4])
-    report.validate(repeats=1)
+    report.validate(repeats=1, workers=0)
     report.to_html(folder / "analysis.html")
     profile = stretto.profile(make("gcn", 16, 8, 8), data, machine=MACHINE, repeats=1)
     profile.replay(repeats=2)

@@ -1,0 +1,48 @@
+"""Partitioned steps in real gloo processes: gradients as in one process; bytes, messages and waits as predicted."""
+
+import pytest
+import torch
+
+import stretto.analyze
+from stretto import datasets
+from stretto.analyze import Machine
+from stretto.analyze.graph_stats import Partitioner
+from stretto.analyze.models import as_data, make
+from stretto.analyze.strategies import strategies
+from stretto.analyze.workers import run_pull
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+
+def graph():
+    data = as_data(datasets.load_graph("cora"))
+    data.x = data.x[:, :24].contiguous()
+    return data
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "method"),
+    [("sage", 2, "blocks"), ("gcn", 2, "breadth-first"), ("gat", 2, "random"), ("gin", 4, "breadth-first")],
+)
+def test_counted_in_real_processes_equals_predicted(name, parts, method):
+    torch.set_num_threads(1)
+    data = graph()
+    report = stretto.analyze(make(name, 24, 16, 7), data, machine=Machine(), procs=[1, parts])
+    splitter = Partitioner(data.edge_index, data.num_nodes)
+    part = splitter.split(parts, method)
+    (plan,) = [s for s in strategies(report.problem, [part]) if s.name == "partition + halo, pull"]
+    found = run_pull(report.workload, [layer.path for layer in report.layers], splitter, parts, method, repeats=1)
+    assert found["bytes"] == plan.bytes
+    assert found["messages"] == plan.messages
+    assert found["syncs"] == plan.syncs
+    assert found["error"] < 1e-4
+
+
+def test_validate_runs_two_workers():
+    torch.set_num_threads(1)
+    report = stretto.analyze(make("sage", 24, 16, 7), graph(), machine=Machine(), procs=[1, 2])
+    rows = {row["what"]: row for row in report.validate(repeats=1)}
+    for what in ("bytes", "messages", "synchronisations"):
+        row = rows[f"{what}, partition + halo, pull, 2 workers"]
+        assert row["predicted"] == row["counted"]
+    assert rows["step, partition + halo, pull, 2 workers"]["measured"] > 0
