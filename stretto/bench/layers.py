@@ -17,6 +17,7 @@ from torch_geometric.nn.models.schnet import CFConv, GaussianSmearing, ShiftedSo
 from stretto import datasets
 from stretto.bench import machine, report
 from stretto.bench.memory import peak_bytes, tensor_bytes
+from stretto.bench.run import as_alone
 from stretto.nn import record_of
 from stretto.plugin import accelerate
 from stretto.tune.timing import Timing, measure, ratio
@@ -169,7 +170,7 @@ def run(
         if outcome.error > 1e-3:
             outcome.reason = f"differs from stock by {outcome.error:.1e}"
             continue
-        calls[label] = call
+        calls[label] = as_alone(label, call)
         if after is not None:
             after(label)
     truth = None

@@ -2,8 +2,8 @@
 
 A step is forward, cross-entropy, backward and Adam. Candidates: stock with edge_index, with a torch CSR adjacency (norm
 precomputed), with EdgeIndex, torch.compile of stock; ours; and, to show what comes from where, our plans on torch's own
-kernels, our kernels in stock's order of evaluation, and stock with freed memory kept (stretto.memory). All start from the same weights; loss and gradients are compared
-with stock before anything is timed.
+kernels, our kernels in stock's order of evaluation, and stock with freed memory kept (stretto.memory). All start from
+the same weights; loss and gradients are compared with stock before anything is timed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from torch.nn import functional as F
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from stretto import datasets, memory
+from stretto import datasets
 from stretto.bench import layers, machine, report
 from stretto.bench.memory import peak_bytes
+from stretto.bench.run import as_alone
 from stretto.bench.run import threads as use_threads
 from stretto.compile import HOIST
 from stretto.errors import expect
@@ -181,7 +182,7 @@ def run(
         if outcome.error > 1e-3:
             outcome.reason = f"differs from stock by {outcome.error:.1e}"
             continue
-        calls[name] = _within(name, environment, step)
+        calls[name] = as_alone(name, _within(environment, step))
         if after is not None:
             after(name)
     for _ in range(12):  # let the tuner settle: it tries its candidates in the first steps
@@ -295,15 +296,12 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _within(name: str, values: dict[str, str], call: Callable[[], None]) -> Callable[[], None]:
-    """The call under these variables; stock with the allocator as it is without us."""
-
+def _within(values: dict[str, str], call: Callable[[], None]) -> Callable[[], None]:
     def within() -> None:
-        memory.switch(not name.startswith("stock"))
         with _environment(values):
             call()
 
-    return within
+    return within if values else call
 
 
 def show(out: Any, result: Result) -> None:

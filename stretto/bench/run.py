@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from stretto import memory
 from stretto.bench import machine
 from stretto.bench.case import OURS, Candidate, Case, Spec
 from stretto.bench.cases import build
@@ -113,6 +114,16 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def as_alone(name: str, call: Callable[[], object]) -> Callable[[], object]:
+    """The call with the allocator as a process has it: as it always was for stock, keeping freed memory for us."""
+
+    def go() -> object:
+        memory.switch(not name.startswith("stock"))
+        return call()
+
+    return go
 
 
 def run(
