@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ import torch
 
 from stretto import settings
 from stretto.tune import machine, store
+from stretto.tune.timing import timed
 from stretto.tune.variants import Variant
 
 R = TypeVar("R")
@@ -136,12 +136,10 @@ class Picker:
             state.warm = True
             return call(state.default)
         variant = min(state.variants, key=lambda v: len(state.times.get(v.name, ())))
-        start = time.perf_counter()
         try:
             if wait is not None and variant.name not in state.times:
                 call(variant)  # a device may have to compile it first
-                start = time.perf_counter()
-            result = call(variant)
+            result, seconds = timed(lambda: call(variant))
         except RuntimeError as error:  # torch built without the library its kernel needs, say
             if variant is state.default:
                 raise
@@ -149,7 +147,7 @@ class Picker:
             with self._lock:
                 state.variants = [v for v in state.variants if v is not variant]
             return call(state.default)
-        self._record(key, state, variant, time.perf_counter() - start)
+        self._record(key, state, variant, seconds)
         return result
 
     def _record(self, key: Hashable, state: _Exploration, variant: Variant, seconds: float) -> None:

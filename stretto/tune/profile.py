@@ -18,6 +18,7 @@ import torch
 from stretto import kernels
 from stretto.kernels import Csr, build
 from stretto.tune import machine, store
+from stretto.tune.timing import measure
 
 ROW_BYTES = (64, 128, 256, 512, 1024, 2048)
 
@@ -174,10 +175,4 @@ def _seconds_in_a_row(call: Callable[[], object], device: torch.device, calls: i
 
 
 def _seconds(call: Callable[[], object], repeats: int = 5) -> float:
-    call()
-    samples = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        samples.append(time.perf_counter() - start)
-    return sorted(samples)[len(samples) // 2]
+    return measure({"call": call}, repeats=repeats)["call"].median

@@ -9,10 +9,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from stretto.errors import expect
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,13 @@ def _seconds(call: Callable[[], object], calls: int, sync: Callable[[], None] | 
     if sync is not None:
         sync()
     return (time.perf_counter() - start) / calls
+
+
+def timed(call: Callable[[], R]) -> tuple[R, float]:
+    """What one call gives, and its seconds: for the tuner, which times calls the user makes anyway."""
+    start = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - start
 
 
 def ratio(slow: Timing, fast: Timing, *, level: float = 0.95, draws: int = 1000) -> tuple[float, float, float]:
