@@ -92,18 +92,20 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     if attr is not None and attr.dim() != 2:
         raise Decline("edge_attr is not a matrix")
     widths = (x_dst.size(1), x_src.size(1), 0 if attr is None else attr.size(1))
-    parts_f, parts_s = (edges.split_weight(lin, x_src, *widths) for lin in (conv.lin_f, conv.lin_s))
-    target, source, edge = (torch.cat([f, s]) for f, s in zip(parts_f, parts_s, strict=True))
-    bias = None if conv.lin_f.bias is None else torch.cat([conv.lin_f.bias, conv.lin_s.bias])
+    parts = [edges.split_weight(lin, x_src, *widths) for lin in (conv.lin_f, conv.lin_s)]
+    biases = (conv.lin_f.bias, conv.lin_s.bias)
     record_of(conv).plan = "node-side Linears, gate and sum over the cached index"
-    ends = (torch.nn.functional.linear(x_dst, target, bias), x_src @ source.t())
     large = attr is not None and graph.num_edges * 2 * x_dst.size(1) * x_dst.element_size() >= streaming.LARGE
+    linear = torch.nn.functional.linear
     if reduce in ("sum", "mean") and not large:
-        rows, cols = (end.chunk(2, dim=1) for end in ends)
-        edge_f, edge_s = (None, None) if attr is None else (attr @ edge.t()).chunk(2, dim=1)
-        gates = {"act": "sigmoid", "act2": "softplus"}
-        out = edge_messages(graph, rows[0], cols[0], edge_f, rows[1], cols[1], edge_s, reduce=reduce, **gates)
+        terms = [  # each gate's terms by themselves: halves of one product would have to be copied apart
+            (linear(x_dst, target, bias), linear(x_src, source), None if attr is None else linear(attr, edge))
+            for (target, source, edge), bias in zip(parts, biases, strict=True)
+        ]
+        out = edge_messages(graph, *terms[0], *terms[1], act="sigmoid", act2="softplus", reduce=reduce)
         return (out if conv.bn is None else conv.bn(out)) + x_dst
+    target, source, edge = (torch.cat([f, s]) for f, s in zip(*parts, strict=True))
+    ends = (linear(x_dst, target, None if biases[0] is None else torch.cat(biases)), linear(x_src, source))
 
     def message(own: Tensor, other: Tensor, features: Tensor | None = None) -> Tensor:
         z = own + other

@@ -24,6 +24,7 @@ from stretto.graph import Graph
 from stretto.kernels import cpu, cpu_edge, reference_edge
 from stretto.ops import library, twice
 from stretto.ops.op import Op, Sample
+from stretto.ops.rows import run_sum
 
 _NAMES = ("row", "col", "edge", "row2", "col2", "edge2")
 
@@ -77,8 +78,20 @@ def run(graph: Graph, tensors: tuple[Tensor | None, ...], acts: tuple[str, str])
 def run_grad(
     graph: Graph, tensors: tuple[Tensor | None, ...], acts: tuple[str, str], grad: Tensor, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """No autograd: the gradient of every tensor that needs one."""
-    return backend(grad.device).edge_messages_grad(graph.edge_csr, graph.T.edge_csr, tensors, acts, grad, needs)
+    """No autograd: the gradient of every tensor that needs one.
+
+    A row term's gradient is that of its edge term, summed: where the latter is made anyway, no activation is computed
+    a second time.
+    """
+    sums = [needs[s] and needs[s + 2] and tensors[s + 2] is not None for s in (0, 3)]
+    if not any(sums):
+        return backend(grad.device).edge_messages_grad(graph.edge_csr, graph.T.edge_csr, tensors, acts, grad, needs)
+    fewer = (needs[0] and not sums[0], *needs[1:3], needs[3] and not sums[1], *needs[4:])
+    found = list(backend(grad.device).edge_messages_grad(graph.edge_csr, graph.T.edge_csr, tensors, acts, grad, fewer))
+    for term, wanted in zip((0, 3), sums, strict=True):
+        if wanted:
+            found[term] = run_sum(graph.segments, found[term + 2])
+    return tuple(found)
 
 
 class _EdgeMessages(torch.autograd.Function):
