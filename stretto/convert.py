@@ -9,7 +9,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from stretto.datasets import load_graph
 from stretto.errors import expect, fail
@@ -18,7 +18,9 @@ from stretto.loader.store import FEATURES
 
 
 def command(
-    source: Annotated[str, typer.Argument(help="A .pt file with a Data, an .npz, an OGB folder, or a graph by name.")],
+    source: Annotated[
+        str, typer.Argument(help="A .pt file with a Data or HeteroData, an .npz, an OGB folder, or a graph by name.")
+    ],
     folder: Annotated[Path, typer.Argument(help="Where the store is written.")],
     features: Annotated[str, typer.Option(help=f"How x is stored: {', '.join(FEATURES)}.")] = "as is",
     overwrite: Annotated[bool, typer.Option(help="Replace a store that is there.")] = False,
@@ -39,8 +41,8 @@ def command(
     out.print(f"{store.folder}: {store.num_nodes} nodes, {store.num_edges} edges, {store.nbytes / 1e6:.1f} MB")
 
 
-def read(source: str) -> Data:
-    """The graph that `source` names, as a Data."""
+def read(source: str) -> Any:
+    """The graph that `source` names, as a Data, or a HeteroData from a .pt file."""
     path = Path(source)
     if path.is_dir():
         return read_ogb(path)
@@ -49,7 +51,8 @@ def read(source: str) -> Data:
         data = data[0] if isinstance(data, tuple) else data
         if isinstance(data, dict):
             data = Data.from_dict(data)
-        expect(isinstance(data, Data), f"convert: {path} holds {type(data).__name__}, wanted a Data")
+        wanted = isinstance(data, (Data, HeteroData))
+        expect(wanted, f"convert: {path} holds {type(data).__name__}, wanted a Data or HeteroData")
         return data
     found = load_graph(source)
     data = Data(edge_index=found.edge_index, num_nodes=found.num_nodes)

@@ -72,9 +72,9 @@ def _read_homogeneous(data: Data, time_attr: str | None, weight_attr: str | None
     node_time = edge_time = None
     if time_attr is not None:
         if time_attr in data and data.is_node_attr(time_attr):
-            node_time = _times(data[time_attr], time_attr)
+            node_time = as_times(data[time_attr], time_attr)
         elif time_attr in data and data.is_edge_attr(time_attr):
-            edge_time = _times(data[time_attr], time_attr)
+            edge_time = as_times(data[time_attr], time_attr)
         else:
             fail(f"NeighborLoader: 'time_attr' is {time_attr!r}, which is neither a node- nor an edge-level attribute")
     weight = _attribute(data, weight_attr, "weight_attr")
@@ -90,8 +90,8 @@ def _read_heterogeneous(
 ) -> GraphArrays:
     node_types, edge_types = data.metadata()
     num_nodes = {t: int(data[t].num_nodes or 0) for t in node_types}
-    node_time = {t: _times(data[t][time_attr], time_attr) for t in node_types if time_attr and time_attr in data[t]}
-    edge_time = {t: _times(data[t][time_attr], time_attr) for t in edge_types if time_attr and time_attr in data[t]}
+    node_time = {t: as_times(data[t][time_attr], time_attr) for t in node_types if time_attr and time_attr in data[t]}
+    edge_time = {t: as_times(data[t][time_attr], time_attr) for t in edge_types if time_attr and time_attr in data[t]}
     if time_attr is not None and bool(node_time) == bool(edge_time):
         have = "both node- and edge-level" if node_time else "neither a node- nor an edge-level attribute"
         fail(f"NeighborLoader: 'time_attr' is {time_attr!r}, which is {have}")
@@ -190,7 +190,7 @@ def _attribute(store: Any, name: str | None, argument: str) -> Tensor | None:
     return value
 
 
-def _times(value: Any, name: str | None) -> Tensor:
+def as_times(value: Any, name: str | None) -> Tensor:
     """Times as int64 on the CPU. Fractions would be lost, so they are refused."""
     expect(
         isinstance(value, Tensor), f"NeighborLoader: time attribute {name!r} is {type(value).__name__}, wanted a tensor"
@@ -213,7 +213,7 @@ def _read_stores(feature_store: FeatureStore, graph_store: GraphStore, time_attr
         for tensor in feature_store.get_all_tensor_attrs():
             if tensor.attr_name == time_attr:
                 tensor.index = None
-                times[tensor.group_name] = _times(feature_store.get_tensor(tensor), time_attr)
+                times[tensor.group_name] = as_times(feature_store.get_tensor(tensor), time_attr)
         expect(bool(times), f"NeighborLoader: no tensor named {time_attr!r} in the feature store")
     found: Any = graph_store.csc()
     rows, colptrs, perms = found

@@ -64,13 +64,16 @@ class Blueprint:
 
     def _read_store(self, store: Store) -> None:
         """The attributes of a Store: all are sliced, int8 ones with their scale; the edges are the sampler's."""
-        self.counted.append((None, 0))
-        self.edge_keys.append((None, 0, "edge_index"))
-        for name, value in self.data._store.items():
-            of_edges = name in store.edge_attributes
-            if name != "num_nodes" and (self.sampler.e_id or not of_edges):
-                self.entries.append(_Entry(None, 0, name, of_edges, len(self.slices)))
-                self.slices.append(Slice(value, 0, of_edges, store.scales.get(name)))
+        graph = self.sampler.graph
+        self.counted += [(kind, number) for number, kind in enumerate(graph.node_types)]
+        self.edge_keys += [(kind, number, "edge_index") for number, kind in enumerate(graph.edge_types)]
+        for a in store.attributes:
+            if a.of_edges and not self.sampler.e_id:
+                continue
+            number = (graph.edge_types if a.of_edges else graph.node_types).index(a.type)
+            value = self._store(self.data, a.type)[a.name]
+            self.entries.append(_Entry(a.type, number, a.name, a.of_edges, len(self.slices)))
+            self.slices.append(Slice(value, number, a.of_edges, store.scale(a.type, a.name)))
         self.signature = self.current()
 
     def _add(self, key: Any, number: int, store: Any, name: str, value: Any, *, of_edges: bool) -> None:

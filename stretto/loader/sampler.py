@@ -58,11 +58,8 @@ class NeighborSampler(BaseSampler):
         e_id: bool = True,
     ) -> None:
         if isinstance(data, Store):
-            expect(
-                time_attr is None,
-                "NeighborSampler: 'time_attr' is set, but the edges of a Store are not sorted by time",
-            )
-            self.data_type, self.graph = DataType.homogeneous, data.weighted(weight_attr)
+            self.graph = data.read(time_attr=time_attr, weight_attr=weight_attr)
+            self.data_type = DataType.heterogeneous if self.graph.is_hetero else DataType.homogeneous
         else:
             self.data_type = DataType.from_data(data)
             self.graph = arrays.read(data, time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted)

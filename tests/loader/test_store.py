@@ -8,7 +8,7 @@ import torch
 
 from stretto.errors import StrettoError
 from stretto.loader import NeighborLoader, Store
-from tests.loader.data import homogeneous
+from tests.loader.data import check_hetero, heterogeneous, homogeneous
 
 
 def data_of_store(seed: int = 0):
@@ -58,6 +58,74 @@ def test_feature_types(tmp_path, features, dtype, tolerance):
     assert batch.x.dtype == dtype
     assert torch.allclose(batch.x.float(), data.x[batch.n_id], atol=tolerance * 4)
     assert store.arrays["x"].element_size() == {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}[features]
+
+
+@pytest.mark.parametrize("time_attr", ["time", "edge_time"])
+@pytest.mark.parametrize("strategy", ["uniform", "last"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_temporal_batches_from_disk(tmp_path, time_attr, strategy, weighted):
+    """The very batches of the same graph in memory; nothing is younger than its seed."""
+    if weighted and strategy == "last":
+        pytest.skip("the last edges are no draw: weights mean nothing there")
+    store = Store.create(tmp_path / "s", data_of_store())
+    data = store.load()
+    options = {
+        "time_attr": time_attr, "temporal_strategy": strategy, "batch_size": 40, "num_threads": 2,
+        "weight_attr": "edge_weight" if weighted else None,
+    }  # fmt: skip
+    if time_attr == "edge_time":
+        options["input_time"] = torch.full((300,), 60)
+    for source in (store, data):
+        torch.manual_seed(3)
+        batches = list(NeighborLoader(source, [4, 3], **options))
+        if source is store:
+            found = batches
+            continue
+        for ours, theirs in zip(found, batches, strict=True):
+            assert torch.equal(ours.n_id, theirs.n_id)
+            assert torch.equal(ours.edge_index, theirs.edge_index)
+            assert torch.equal(ours.e_id, theirs.e_id)
+            assert torch.equal(ours.x, data.x[ours.n_id])
+            assert torch.equal(ours.edge_attr, data.edge_attr[ours.e_id])
+            seeds = ours.n_id[: ours.batch_size]
+            limit = (data.time[seeds] if time_attr == "time" else ours.seed_time)[ours.batch[ours.edge_index[1]]]
+            at = data.edge_time[ours.e_id] if time_attr == "edge_time" else data.time[ours.n_id[ours.edge_index[0]]]
+            assert bool((at <= limit).all())
+    assert sum(b.num_edges for b in found) > 0
+
+
+@pytest.mark.parametrize("time_attr", [None, "time"])
+@pytest.mark.parametrize("features", ["as is", "int8"])
+def test_heterogeneous_batches_from_disk(tmp_path, time_attr, features):
+    given = heterogeneous()
+    store = Store.create(tmp_path / "s", given, features=features)
+    data = store.load()
+    for kind in given.node_types:
+        assert data[kind].num_nodes == given[kind].num_nodes
+        if "x" in given[kind]:
+            assert torch.allclose(data[kind].x, given[kind].x, atol=0 if features == "as is" else 4e-2)
+    for kind in given.edge_types:
+        order = torch.argsort(given[kind].edge_index[1], stable=True)
+        assert torch.equal(data[kind].edge_index, given[kind].edge_index[:, order])
+        assert torch.equal(data[kind].edge_attr, given[kind].edge_attr[order])
+    seeds = ("paper", torch.arange(0, 200, 3))
+    count = 0
+    torch.manual_seed(5)
+    from_disk = list(
+        NeighborLoader(store, [4, 3], input_nodes=seeds, batch_size=16, num_threads=2, time_attr=time_attr)
+    )
+    torch.manual_seed(5)
+    in_memory = list(NeighborLoader(data, [4, 3], input_nodes=seeds, batch_size=16, num_threads=2, time_attr=time_attr))
+    for ours, theirs in zip(from_disk, in_memory, strict=True):
+        check_hetero(ours, data)
+        for kind in data.node_types:
+            assert torch.equal(ours[kind].n_id, theirs[kind].n_id)
+        for kind in data.edge_types:
+            assert torch.equal(ours[kind].edge_index, theirs[kind].edge_index)
+        count += ours["paper"].batch_size
+    assert count == 67
+    with pytest.raises(StrettoError, match="one node type"):
+        store.with_features(torch.zeros(1, 1))
 
 
 def test_damage_is_told(tmp_path):
@@ -115,7 +183,9 @@ def test_bad_arguments(tmp_path):
         Store.create(tmp_path / "s", data_of_store(), features="fp8")
     store = Store.create(tmp_path / "s", data_of_store())
     with pytest.raises(StrettoError, match="time_attr"):
-        NeighborLoader(store, [2], time_attr="time")
+        NeighborLoader(store, [2], time_attr="moon")
+    with pytest.raises(StrettoError, match="wanted integers"):
+        NeighborLoader(store, [2], time_attr="edge_weight")
     with pytest.raises(StrettoError, match="edge attribute"):
         NeighborLoader(store, [2], weight_attr="x")
     with pytest.raises(StrettoError, match="bidirectional"):
