@@ -1,5 +1,6 @@
 """GATConv. The logits are x (W a): the attention vectors are folded into the weight, so the projected features serve
-the values alone, and the weighted sum may be taken before the projection: one gather of x serves all heads."""
+the values alone, and the weighted sum may be taken before the projection: one gather of x serves all heads. Where x is
+much wider than what it becomes, they are (x W) a instead."""
 
 from __future__ import annotations
 
@@ -40,16 +41,20 @@ def fast(
     graph, edge_attr = looped(conv, given, edge_attr)
     heads, width = conv.heads, conv.out_channels
     first = aggregate_first(graph, x_src.size(1), heads, width)
-    logits = fold(weight, conv.att_src)
-    if own and weight_dst is weight:  # both ends' logits in one product
-        logits = torch.cat([logits, fold(weight, conv.att_dst)])
-    scores, *projected = projections(x_src, [(logits, None)] + ([] if first else [(weight, None)]))
-    right = scores[:, :heads]
-    if own and weight_dst is weight:
-        left = scores[:, heads:]
-    elif x_dst is None or weight_dst is None:
+    one = own and weight_dst is weight  # the two ends share features and weight
+    if first or x_src.size(1) < 2 * heads * width:
+        folded = fold(weight, conv.att_src)
+        logits = torch.cat([folded, fold(weight, conv.att_dst)]) if one else folded
+        scores, *projected = projections(x_src, [(logits, None)] + ([] if first else [(weight, None)]))
+        right, left = scores[:, :heads], scores[:, heads:]
+    else:  # wide inputs, narrow outputs: reading x again would cost more than the logits of what it becomes
+        projected = [*projections(x_src, [(weight, None)])]
+        values = projected[0].view(-1, heads, width)
+        right = (values * conv.att_src).sum(-1)
+        left = (values * conv.att_dst).sum(-1) if one else right
+    if x_dst is None or weight_dst is None:
         left = right.new_zeros(graph.num_rows, heads)
-    else:
+    elif not one:
         left = x_dst @ fold(weight_dst, conv.att_dst).t()
     edge = None if edge_attr is None else edge_attr @ fold(conv.lin_edge.weight, conv.att_edge).t()
     wanted = bool(return_attention_weights)
