@@ -8,12 +8,13 @@ from typing import Annotated
 import torch
 import typer
 
-from stretto import settings
+from stretto import kernels, settings
 from stretto.bench import machine
 from stretto.bench.case import OURS, Spec
 from stretto.bench.foundation import SLOW
 from stretto.bench.run import LIMITS, run
 from stretto.kernels import native
+from stretto.tune import profile
 
 SMOKE = Spec(op="spmm", graph="rmat:12:40000", width=64, direction="both")
 
@@ -23,7 +24,7 @@ def examine() -> dict[str, object]:
     return {
         "machine": {k: v for k, v in machine.facts().items() if k in ("cpu", "cores", "memory_gib", "system")},
         "versions": machine.versions(),
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "cuda": gpu(),
         "library": {
             "loaded": native.library() is not None,
             "path": _short(native.location()),
@@ -35,6 +36,24 @@ def examine() -> dict[str, object]:
         "cache": cache(settings.cache_folder()),
         "smoke_test": smoke_test(),
     }
+
+
+def gpu() -> str:
+    """The GPU, its memory, who runs its kernels, and what was calibrated of it."""
+    if not torch.cuda.is_available():
+        return "none"
+    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    free, total = torch.cuda.mem_get_info()
+    runs = kernels.name_of(torch.device("cuda"))
+    found = f"{facts.name}, {facts.major}.{facts.minor}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free, "
+    found += f"kernels: {runs}" if runs == "triton" else "kernels: plain PyTorch, since Triton is not installed"
+    rates = profile.known(torch.device("cuda"))
+    if rates is None:
+        return f"{found}; not calibrated yet"
+    return (
+        f"{found}; copies {rates.stream / 1e12:.2f} TB/s, GEMM {rates.gemm / 1e12:.1f} TFLOP/s, "
+        f"a call {rates.call * 1e6:.0f} us, one of ours {rates.spmm_call * 1e6:.0f} us"
+    )
 
 
 def cache(folder: Path) -> dict[str, object]:

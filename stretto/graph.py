@@ -239,7 +239,10 @@ class Graph:
             self.num_rows == self.num_cols,
             f"with_self_loops: the graph is {self.num_rows}x{self.num_cols}, wanted a square one",
         )
+        had = "edge_index" in self.__dict__
         source, target = self.edge_index
+        if not had:  # 16 bytes an edge, wanted here only
+            self.__dict__.pop("edge_index", None)
         loops = torch.arange(self.num_rows, device=source.device)
         if self.has_self_loops:
             source, target = source[self.kept_edges], target[self.kept_edges]

@@ -105,7 +105,9 @@ class Chooser:
         best_time = ranking.predicted[0][0]
         candidates = [plan for seconds, plan in ranking.predicted if seconds <= CLOSE * best_time][:MOST_TRIED]
         decision = Decision(ranking, sizes, candidates)
-        if len(candidates) == 1 or not free or sizes["E"] * max(sizes.values()) == 0 or _small(sizes):
+        # A device's rates are calibrated; timing inside a step would wait for it, and count its kernels' compilation.
+        predicted = not free or like.device.type != "cpu"
+        if len(candidates) == 1 or predicted or sizes["E"] * max(sizes.values()) == 0 or _small(sizes):
             decision.chosen = candidates[0]
         else:
             kept = self._load().get(_text(key))
@@ -183,8 +185,7 @@ def linear(
     arguments = tuple(tensors[n] for n in names)
     if bias is not None:
         names, arguments = (*names, "bias"), (*arguments, bias)
-    settled = decision.chosen is not None or (device == "cuda" and torch.cuda.is_current_stream_capturing())
-    timed = None if settled else (lambda seconds: CHOOSER.record(key, plan, seconds))
+    timed = None if decision.chosen is not None else (lambda seconds: CHOOSER.record(key, plan, seconds))
     keep = _keeper(tensors, sparse) if hoisted else None
     call = Call(plan, names, sparse, scalars or {}, keep, timed, timed_backward=bool(wanted))
     return run(call, arguments)

@@ -7,6 +7,7 @@ Decline before it has changed anything; stock then runs, and report() says why.
 from __future__ import annotations
 
 import functools
+import re
 import logging
 import threading
 import types
@@ -90,6 +91,9 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
                 out = owned(fast(self, *args, **kwargs))
             except Decline as decline:
                 reason = decline.reason
+            except torch.OutOfMemoryError as error:
+                error.args = (f"{error}\n{advice(self, args, str(error))}",)
+                raise
             else:
                 record.path, record.reason = "fast", ""
                 return shadowed(self, record, stock_forward, out, args, kwargs)
@@ -97,6 +101,23 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
         return stock_forward(self, *args, **kwargs)
 
     return in_place_of(stock_forward, run)
+
+
+def advice(conv: Any, args: tuple[Any, ...], error: str) -> str:
+    """What would fit, when a layer's forward pass runs out of a device's memory."""
+    x = next((t for t in args if isinstance(t, Tensor) and t.is_floating_point()), None)
+    total, held = torch.cuda.mem_get_info()[1], torch.cuda.memory_allocated()
+    asked = re.search(r"allocate ([\d.]+) ([KMG])iB", error)
+    more = 0 if asked is None else float(asked[1]) * 2 ** {"K": 10, "M": 20, "G": 30}[asked[2]]
+    shape = "" if x is None else f" of shape {list(x.shape)} and {x.dtype}"
+    rows = (
+        "" if x is None else f"; at most about {int(x.size(0) * min(1, total / (held + more))):,} such rows would fit"
+    )
+    return (
+        f"stretto: {type(conv).__name__} on an input{shape}: {held / 2**30:.1f} of {total / 2**30:.1f} GiB are in use"
+        f"{rows}. bfloat16 takes half, stretto.NeighborLoader trains on batches, stretto.inference evaluates layer by "
+        "layer. The model and its graphs are as they were."
+    )
 
 
 def owned(out: Any) -> Any:

@@ -70,12 +70,20 @@ TYPICAL_GPU = Profile(
 @functools.cache
 def _measured(device: str, threads: int) -> Profile:
     facts = {**machine.describe(), "device": device}
-    kept = store.read("profile", facts).get("profile")
-    if isinstance(kept, dict) and len(kept.get("gather", ())) == len(ROW_BYTES) and "overlapped" in kept:
-        return Profile(**{**kept, "gather": tuple(kept["gather"])})
+    kept = known(torch.device(device))
+    if kept is not None:
+        return kept
     found = calibrate(torch.device(device))
     store.add("profile", facts, {"profile": asdict(found)})
     return found
+
+
+def known(device: torch.device) -> Profile | None:
+    """The rates measured on this machine earlier, if they were."""
+    kept = store.read("profile", {**machine.describe(), "device": device.type}).get("profile")
+    if isinstance(kept, dict) and len(kept.get("gather", ())) == len(ROW_BYTES) and "overlapped" in kept:
+        return Profile(**{**kept, "gather": tuple(kept["gather"])})
+    return None
 
 
 def profile(device: torch.device, *, measure: bool) -> Profile:

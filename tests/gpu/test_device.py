@@ -2,10 +2,13 @@
 
 import importlib
 import pkgutil
+import warnings
 
 import pytest
 import torch
+import torch_geometric
 
+import stretto
 from stretto import Graph, kernels, ops
 from stretto.kernels import reference
 from stretto.ops import OPS, Sample
@@ -173,3 +176,80 @@ def test_a_training_step_can_be_captured():
         eager = step()
     torch.testing.assert_close(replayed, eager)
     torch.testing.assert_close(weights, layer.weight.detach())
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "gatv2"])
+def test_an_accelerated_training_step_can_be_captured(name):
+    gpu = importlib.import_module("stretto.bench.gpu")
+    edge_index = edges(900, 20_000, hub=3000).cuda()
+    x, y = torch.randn(900, 32, device=CUDA), torch.randint(0, 7, (900,), device=CUDA)
+    net = stretto.accelerate(gpu.Net(name, (32, 64, 7)).cuda())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss = torch.nn.functional.cross_entropy(net(x, edge_index), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(5):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    start = {k: v.clone() for k, v in net.state_dict().items()}
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        loss = step()
+    net.load_state_dict(start)
+    for _ in range(3):
+        captured.replay()
+    replayed = loss.clone()
+    net.load_state_dict(start)
+    for _ in range(3):
+        eager = step()
+    torch.testing.assert_close(replayed, eager)
+
+
+def test_a_new_batch_looks_at_the_device_once():
+    net = stretto.accelerate(importlib.import_module("stretto.bench.gpu").Net("sage", (32, 64, 7)).cuda())
+    x = torch.randn(500, 32, device=CUDA)
+    batches = [edges(500, 4000, hub=700).cuda() for _ in range(3)]
+    for batch in batches[:2]:
+        net(x, batch).sum().backward()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            net(x, batches[2]).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert sum("synchroniz" in str(w.message) for w in seen) == 1
+
+
+def test_out_of_memory_leaves_everything_usable_and_says_what_would_fit():
+    net = stretto.accelerate(importlib.import_module("stretto.bench.gpu").Net("gat", (8, 16, 4)).cuda())
+    edge_index = edges(100, 2000).cuda()
+    x = torch.randn(100, 8, device=CUDA)
+    before = net(x, edge_index)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + (64 << 20)) / total)
+    try:
+        wide = stretto.accelerate(torch_geometric.nn.GATConv(8, 4096, heads=4).cuda())
+        with pytest.raises(torch.OutOfMemoryError, match="stretto"):
+            wide(torch.randn(4000, 8, device=CUDA), edges(4000, 9000).cuda())
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.equal(net(x, edge_index), before)
+
+
+def test_the_device_is_calibrated_and_remembered():
+    profile = importlib.import_module("stretto.tune.profile")
+    found = profile.profile(CUDA, measure=True)
+    assert found.overlapped
+    assert all(rate > 1e10 for rate in (found.gemm, found.stream, *found.gather))
+    assert 0 < found.call < 1e-2
+    assert profile.known(CUDA) == found

@@ -9,7 +9,7 @@ from stretto.kernels.schema import accumulate_type
 from stretto.kernels.triton.launch import kernel
 from stretto.kernels.triton.operands import acc_of, power, rows, tiles, vector
 
-MOST_BLOCKS = 1024  # enough to fill a device, few enough for their sums to cost nothing
+MOST_BLOCKS = 512  # enough to fill a device, few enough for their sums to cost nothing
 LEAST_ROWS = 128
 
 
@@ -50,5 +50,7 @@ def column_sum(x: Tensor) -> Tensor:
         return out
     part = x.new_empty(blocks, width, dtype=acc)
     _sum[(blocks, across)](x, x.stride(0), part, n, width, rows_each, VEC=vector(x, width=width), **flags)
+    flags |= {"BLOCK_R": 128, "BLOCK_K": min(block, 32)}  # few rows: spread over columns instead
+    across = tiles(width, min(block, 32))
     _sum[(1, across)](part, width, out, blocks, width, blocks, VEC=vector(part, width=width), **flags)
     return out
