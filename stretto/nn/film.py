@@ -41,7 +41,7 @@ def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, 
 
     def message(film: Tensor, source: Tensor) -> Tensor:
         scale, shift = film.split(width, dim=1)
-        made = scale * source + shift
+        made = torch.addcmul(shift, scale, source)
         return made if conv.act is None else conv.act(made)
 
     (out,), how = streaming.reduced(
@@ -54,6 +54,7 @@ def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, 
         width=width,
         parameters=streaming.parameters_of(act),
         steady=streaming.row_by_row(act),
+        patience=16,  # the message is two operations: in blocks it takes 1.3 times as long as stock
     )
     record_of(conv).plan = f"relations in turn, messages {how}"
     return out

@@ -77,14 +77,16 @@ def reduced(
     width: int,
     parameters: Sequence[Tensor],
     steady: bool,
+    patience: int = 1,
 ) -> tuple[list[Tensor], str]:
     """Every reduction of function(row_i, col_j, edge), and how they were made.
 
     row [n, ...], col [m, ...], edge [E, ...] -> [n, k] each; reduce: names as edge_mlp takes them. width: of the widest
-    array per edge. steady: whether blocks of edges give what all edges at once give.
+    array per edge. steady: whether blocks of edges give what all edges at once give. patience: how many times LARGE an
+    array may be; more than 1 where making messages twice costs more time than stock takes.
     """
     like = next(t for t in (row, col, edge) if t is not None)
-    if steady and graph.num_edges * width * like.element_size() >= LARGE:
+    if steady and graph.num_edges * width * like.element_size() >= patience * LARGE:
         found = edge_mlp(graph, function, row, col, edge, parameters=parameters, reduce=tuple(reduce), block=BLOCK)
         return list(found), "in blocks"
     ends = [

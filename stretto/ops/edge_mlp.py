@@ -179,9 +179,15 @@ def _block_gradients(ctx: Any, part: _Block, tensors: Any, needs: Any, flows: An
         if into is None:
             continue
         d = next(gradients)
-        if d is not None and at < 3:
+        if d is None:
+            continue
+        if at == 0 and d.dim() == 2:  # the block's own rows, each met here and nowhere else
+            into[part.first : part.last] = kernels.backend(d.device).spmm(part.csr, d)[0]
+        elif at == 2:  # each edge too
+            into.index_copy_(0, part.ids, d)
+        elif at == 1 or at == 0:
             into.index_add_(0, where[at], d)
-        elif d is not None:
+        else:
             into += d
 
 

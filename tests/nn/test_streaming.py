@@ -20,7 +20,7 @@ STREAMED = (pyg.EdgeConv, pyg.FiLMConv, pyg.ResGatedGraphConv, pyg.CGConv, pyg.P
 @pytest.fixture(autouse=True)
 def blocks(monkeypatch):
     """Every graph counts as large, and a block holds a few edges."""
-    monkeypatch.setattr(streaming, "LARGE", 0)
+    monkeypatch.setattr(streaming, "LARGE", 0)  # times any patience
     monkeypatch.setattr(streaming, "BLOCK", 5)
 
 
