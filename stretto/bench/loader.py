@@ -5,11 +5,8 @@ turns. A candidate that cannot run says why.
 """
 
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,57 +19,13 @@ from rich.table import Table
 from torch import Tensor
 from torch_geometric.data import Data
 
-from stretto.bench import report
+from stretto.bench import loader_models, report
+from stretto.bench.loader_setting import OURS, Row, Setting, make_data, per_batch
 from stretto.bench.stock import optional
-from stretto.datasets import load_graph
-from stretto.errors import expect, fail
+from stretto.errors import expect
 from stretto.loader import NeighborLoader, NeighborSampler
 from stretto.loader.native_sampler import NativeSampler, NodeType, Sampling, Slice
 from stretto.tune.timing import Timing, measure
-
-OURS = "stretto"
-
-
-@dataclass
-class Setting:
-    """What is measured: the graph, the fan-out, and how many batches of how many seeds make one sample."""
-
-    data: Any  # a torch_geometric.data.Data
-    fanout: list[int]
-    batch: int
-    batches: int
-    threads: int
-    repeats: int
-
-    @property
-    def seeds(self) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(0)
-        n = int(self.data.num_nodes or 0)
-        return [torch.randint(0, n, (self.batch,), generator=generator) for _ in range(self.batches)]
-
-
-@dataclass
-class Row:
-    """One line: seconds per batch, and the work of a batch in `unit`."""
-
-    measure: str
-    candidate: str
-    timing: Timing | None
-    work: float = 0.0
-    unit: str = ""
-    reason: str = ""
-
-    def to_dict(self) -> dict[str, object]:
-        times = self.timing.to_dict() if self.timing is not None else {}
-        rate = self.work / self.timing.median if self.timing is not None and self.work else None
-        return {
-            "measure": self.measure,
-            "candidate": self.candidate,
-            **times,
-            "rate": rate,
-            "unit": self.unit,
-            "reason": self.reason,
-        }
 
 
 def _sample_all(native: NativeSampler, seeds: list[Tensor], times: Tensor | None = None) -> int:
@@ -120,7 +73,8 @@ def sampling(
     finally:
         torch.set_num_threads(before)
     rows = [
-        Row(name, who, _per(t, setting.batches), edges[who] / setting.batches, "edges") for who, t in timings.items()
+        Row(name, who, per_batch(t, setting.batches), edges[who] / setting.batches, "edges")
+        for who, t in timings.items()
     ]
     return rows + missing
 
@@ -223,7 +177,9 @@ def whole(setting: Setting) -> list[Row]:
     batch = next(iter(loaders[OURS]))
     expect(torch.equal(batch.x, data.x[batch.n_id]), "whole loader: a row is not the right one")
     timings = measure({who: partial(_drain, it) for who, it in loaders.items()}, repeats=setting.repeats)
-    rows = [Row(name, who, _per(t, setting.batches), float(batch.num_edges), "edges") for who, t in timings.items()]
+    rows = [
+        Row(name, who, per_batch(t, setting.batches), float(batch.num_edges), "edges") for who, t in timings.items()
+    ]
     if not have:
         rows.append(Row(name, "PyG", None, reason="needs pyg-lib or torch-sparse to start"))
     return rows
@@ -240,7 +196,9 @@ def labor(setting: Setting) -> list[Row]:
         )
         nodes = sum(native.sample(0, 0, i, [s], [None]).num_nodes() for i, s in enumerate(setting.seeds))
         timing = measure({OURS: partial(_sample_all, native, setting.seeds)}, repeats=3)[OURS]
-        rows.append(Row("nodes per batch", method, _per(timing, setting.batches), nodes / setting.batches, "nodes"))
+        rows.append(
+            Row("nodes per batch", method, per_batch(timing, setting.batches), nodes / setting.batches, "nodes")
+        )
     return rows
 
 
@@ -249,69 +207,20 @@ def _drain(loader: Any) -> None:
         pass
 
 
-def _per(timing: Timing, count: int) -> Timing:
-    return Timing(tuple(s / count for s in timing.samples))
-
-
-def first_batch(graph: str, fanout: str, features: int) -> list[Row]:
-    """A process of its own: seconds from constructing the loader to its first batch, and the peak memory of a pass."""
-    code = (
-        "import itertools, time\n"
-        "from stretto.bench.loader import make_data, resident\n"
-        "from stretto.loader import NeighborLoader\n"
-        f"data = make_data({graph!r}, {features})\n"
-        "base = resident()\n"
-        "start = time.perf_counter()\n"
-        f"loader = NeighborLoader(data, {[int(k) for k in fanout.split(',')]}, batch_size=1024, num_threads=2)\n"
-        "it = iter(loader); next(it); took = time.perf_counter() - start\n"
-        "print(took, max(resident() for _ in itertools.islice(it, 20)) - base)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
-    if done.returncode:
-        fail(f"bench loader: the process of its own failed: {done.stderr.strip().splitlines()[-1]}")
-    took, held = (float(word) for word in done.stdout.split())
-    return [
-        Row("first batch", OURS, Timing((took,))),
-        Row("memory of a pass", OURS, Timing((took,)), held, "bytes held"),
-    ]
-
-
-def resident() -> int:
-    """Resident memory of this process, in bytes."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def make_data(graph: str, features: int) -> Data:
-    """The graph with random features, labels, weights and times."""
-    found = load_graph(graph)
-    generator = torch.Generator().manual_seed(0)
-    n, m = found.num_nodes, found.num_edges
-    return Data(
-        x=torch.randn(n, features, generator=generator),
-        y=torch.randint(0, 16, (n,), generator=generator),
-        edge_index=found.edge_index,
-        num_nodes=n,
-        weight=torch.rand(m, generator=generator),
-        time=torch.randint(0, 1000, (n,), generator=generator),
-    )
-
-
 # name -> rows of that measure
 MEASURES: dict[str, Callable[[Setting], list[Row]]] = {
     "sampling": lambda s: sampling(s, f"sampling {s.fanout}, batch {s.batch}"),
-    "small": lambda s: sampling(
-        Setting(s.data, s.fanout, 64, 100, s.threads, s.repeats), f"sampling {s.fanout}, batch 64"
-    ),
-    "wide": lambda s: sampling(
-        Setting(s.data, [20, 20, 20], s.batch, s.batches, s.threads, s.repeats), "sampling [20, 20, 20]"
-    ),
+    "small": lambda s: sampling(replace(s, batch=64, batches=100), f"sampling {s.fanout}, batch 64"),
+    "wide": lambda s: sampling(replace(s, fanout=[20, 20, 20]), "sampling [20, 20, 20]"),
     "layered": lambda s: sampling(s, "sampling, layered", semantics="layered"),
     "weighted": lambda s: sampling(s, "sampling, weighted", weighted=True),
     "temporal": lambda s: sampling(s, "sampling, temporal", temporal=True),
     "gather": gather,
     "whole": whole,
     "labor": labor,
+    "epoch": loader_models.epoch,
+    "inference": loader_models.inference,
+    "first": loader_models.first_batch,
 }
 
 
@@ -323,23 +232,20 @@ def command(
     features: Annotated[int, typer.Option(help="Columns of x.")] = 100,
     threads: Annotated[int, typer.Option(help="Threads of the whole loader.")] = 2,
     repeats: Annotated[int, typer.Option(help="Samples of each candidate.")] = 5,
-    only: Annotated[str, typer.Option(help=f"Of these, separated by commas: {', '.join(MEASURES)}, first.")] = "",
+    only: Annotated[str, typer.Option(help=f"Of these, separated by commas: {', '.join(MEASURES)}.")] = "",
     json: Annotated[Path | None, typer.Option(help="Write one record per line to this file.")] = None,
 ) -> None:
     """Time sampling, slicing and whole batches against what PyG has here."""
-    chosen = only.split(",") if only else [*MEASURES, "first"]
+    chosen = only.split(",") if only else list(MEASURES)
     for name in chosen:
-        expect(
-            name in MEASURES or name == "first",
-            f"bench loader: '--only' names {name!r}, wanted {', '.join(MEASURES)}, first",
-        )
+        expect(name in MEASURES, f"bench loader: '--only' names {name!r}, wanted {', '.join(MEASURES)}")
     out = report.console()
     out.print(report.headline())
-    setting = Setting(make_data(graph, features), [int(k) for k in fanout.split(",")], batch, batches, threads, repeats)
+    fanouts = [int(k) for k in fanout.split(",")]
+    setting = Setting(make_data(graph, features), fanouts, batch, batches, threads, repeats, graph)
     rows: list[Row] = []
     for name in chosen:
-        fresh = first_batch(graph, fanout, features) if name == "first" else MEASURES[name](setting)
-        rows += fresh
+        rows += MEASURES[name](setting)
     out.print(_table(graph, rows))
     if json is not None:
         report.write_json(json, (row.to_dict() for row in rows))
@@ -367,6 +273,9 @@ def _cells(row: Row, ours: Row | None) -> Iterator[str]:
         yield f"{row.work / 1e6:.3g} M {row.unit}"
     else:
         yield f"{row.work / row.timing.median / 1e6:.4g} M {row.unit}/s" if row.work else ""
+    if row.unit == "bytes held":
+        yield f"{row.work / ours.work:.2f}x" if ours is not None and ours.work and row is not ours else ""
+        return
     yield (
         f"{row.timing.median / ours.timing.median:.2f}x" if ours is not None and ours.timing and row is not ours else ""
     )

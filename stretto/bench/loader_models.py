@@ -1,0 +1,170 @@
+"""The loader in use: a training epoch, inference over many nodes, the first batch and the memory of a pass.
+
+Stock PyG needs pyg-lib or torch-sparse to sample. Where neither is there, its own loader and model run over our
+sampler, which makes it faster than it is; the label says so.
+"""
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.loader as pyg
+import torch_geometric.typing
+from torch_geometric.nn import GraphSAGE
+
+from stretto import accelerate
+from stretto.bench.loader_setting import OURS, Row, Setting, per_batch
+from stretto.errors import expect, fail
+from stretto.inference import inference as run_inference
+from stretto.loader import NeighborLoader, NeighborSampler
+from stretto.tune.timing import Timing, measure
+
+HIDDEN, CLASSES, WORKERS = 256, 16, 2
+NODES, FANOUT = 4096, 20  # of inference
+
+
+def _stock(setting: Setting, fanout: list[int], nodes: torch.Tensor, workers: int) -> tuple[str, Any]:
+    """PyG's loader, over its own sampler where it has one."""
+    options: dict[str, Any] = {"input_nodes": nodes, "batch_size": setting.batch, "num_workers": workers}
+    if torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE:
+        return "stock", pyg.NeighborLoader(setting.data, fanout, **options)
+    sampler: Any = NeighborSampler(setting.data, fanout)
+    return "stock over our sampler", pyg.NeighborLoader(setting.data, fanout, neighbor_sampler=sampler, **options)
+
+
+def _train(model: Any, optimizer: Any, loader: Any) -> Callable[[], float]:
+    def epoch() -> float:
+        loss = torch.zeros(())
+        model.train()
+        for batch in loader:
+            optimizer.zero_grad()
+            size = batch.batch_size
+            loss = F.cross_entropy(model(batch.x, batch.edge_index)[:size], batch.y[:size])
+            loss.backward()
+            optimizer.step()
+        return float(loss.detach())
+
+    return epoch
+
+
+def epoch(setting: Setting) -> list[Row]:
+    """GraphSAGE-256 over some batches, loader included: ours (loader and accelerate) beside stock."""
+    nodes = torch.cat(setting.seeds)
+    torch.manual_seed(0)
+    plain = GraphSAGE(setting.data.x.size(1), HIDDEN, len(setting.fanout), CLASSES)
+    fast = accelerate(copy.deepcopy(plain))
+    name, stock = _stock(setting, setting.fanout, nodes, 0)
+    ours = NeighborLoader(
+        setting.data, setting.fanout, input_nodes=nodes, batch_size=setting.batch, num_threads=setting.threads
+    )
+    batch = next(iter(ours))
+    with torch.no_grad():
+        a, b = plain.eval()(batch.x, batch.edge_index), fast.eval()(batch.x, batch.edge_index)
+    expect(torch.allclose(a, b, rtol=1e-3, atol=1e-4), "epoch: accelerated and stock outputs differ")
+    calls = {
+        OURS: _train(fast, torch.optim.Adam(fast.parameters()), ours),
+        name: _train(plain, torch.optim.Adam(plain.parameters()), stock),
+    }
+    timings = measure(calls, repeats=max(2, setting.repeats // 2))
+    return [
+        Row("training epoch, SAGE-256", who, per_batch(t, setting.batches), setting.batch, "seeds")
+        for who, t in timings.items()
+    ]
+
+
+def inference(setting: Setting) -> list[Row]:
+    """Sampled inference over some nodes, ours beside stock; exact and layer-wise over all nodes."""
+    n = int(setting.data.num_nodes)
+    nodes = torch.arange(min(NODES, n))
+    fanout = [FANOUT] * len(setting.fanout)
+    torch.manual_seed(0)
+    plain = GraphSAGE(setting.data.x.size(1), HIDDEN, len(fanout), CLASSES).eval()
+    fast = accelerate(copy.deepcopy(plain)).eval()
+    name, stock = _stock(setting, fanout, nodes, 0)
+
+    @torch.no_grad()
+    def by_stock() -> Any:
+        return torch.cat([plain(b.x, b.edge_index)[: b.batch_size] for b in stock])
+
+    def by_ours() -> Any:
+        return run_inference(fast, setting.data, num_neighbors=fanout, input_nodes=nodes, batch_size=setting.batch)
+
+    timings = measure({OURS: by_ours, name: by_stock}, repeats=2)
+    label = f"sampled inference, per {nodes.numel()} nodes"
+    rows = [Row(label, who, t, nodes.numel(), "seeds") for who, t in timings.items()]
+    whole = measure({"layer-wise": lambda: run_inference(fast, setting.data)}, repeats=2)["layer-wise"]
+    sampled = Timing(tuple(s * n / nodes.numel() for s in timings[OURS].samples))
+    rows.append(Row("inference over all nodes", OURS, whole, n, "seeds"))
+    rows.append(Row("inference over all nodes", "sampled, by extrapolation", sampled, n, "seeds"))
+    return rows
+
+
+def first_batch(setting: Setting) -> list[Row]:
+    """Processes of their own: from constructing the loader to its first batch, and the peak memory of a pass."""
+    rows, held = [], []
+    for who, ours in ((OURS, True), (f"PyG over our sampler, {WORKERS} workers", False)):
+        took, size = _measured(setting, ours)
+        rows.append(Row("first batch", who, Timing((took,))))
+        held.append(Row("memory of a pass", who, Timing((took,)), size, "bytes held"))
+    return rows + held
+
+
+def _measured(setting: Setting, ours: bool) -> tuple[float, float]:
+    code = (
+        "from stretto.bench.loader_models import in_process\n"
+        f"in_process({setting.graph!r}, {setting.data.x.size(1)}, {setting.fanout}, {setting.batch}, {ours})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
+    if done.returncode:
+        fail(f"bench loader: the process of its own failed: {done.stderr.strip().splitlines()[-1]}")
+    took, held = (float(word) for word in done.stdout.split())
+    return took, held
+
+
+def in_process(graph: str, features: int, fanout: list[int], batch: int, ours: bool) -> None:
+    """Write seconds to the first batch, and bytes held at most during 20 more, to standard output."""
+    import time
+
+    from stretto.bench.loader_setting import make_data
+
+    data = make_data(graph, features)
+    base = held_bytes()
+    start = time.perf_counter()
+    options: dict[str, Any] = {"batch_size": batch}
+    loader: Any
+    if ours:
+        loader = NeighborLoader(data, fanout, num_threads=WORKERS, **options)
+    else:
+        sampler: Any = NeighborSampler(data, fanout)
+        loader = pyg.NeighborLoader(data, fanout, neighbor_sampler=sampler, num_workers=WORKERS, **options)
+    batches = iter(loader)
+    next(batches)
+    took = time.perf_counter() - start
+    most = 0.0
+    for _ in zip(range(20), batches, strict=False):
+        most = max(most, held_bytes() - base)
+    sys.stdout.write(f"{took} {most}\n")
+
+
+def held_bytes() -> float:
+    """Memory of this process and its children, pages that several share counted once (PSS)."""
+    return float(sum(_pss(pid) for pid in (os.getpid(), *_children())))
+
+
+def _children() -> Iterator[int]:
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/children") as file:
+            yield from map(int, file.read().split())
+
+
+def _pss(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+    except (OSError, StopIteration):  # it has ended meanwhile
+        return 0

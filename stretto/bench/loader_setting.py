@@ -1,0 +1,76 @@
+"""What the loader's benchmarks share: the setting, a line of the table, the graph with random columns."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from stretto.datasets import load_graph
+from stretto.tune.timing import Timing
+
+OURS = "stretto"
+
+
+@dataclass
+class Setting:
+    """What is measured: the graph, the fan-out, and how many batches of how many seeds make one sample."""
+
+    data: Any  # a torch_geometric.data.Data
+    fanout: list[int]
+    batch: int
+    batches: int
+    threads: int
+    repeats: int
+    graph: str = ""  # its name, for a process of its own
+
+    @property
+    def seeds(self) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        n = int(self.data.num_nodes or 0)
+        return [torch.randint(0, n, (self.batch,), generator=generator) for _ in range(self.batches)]
+
+
+@dataclass
+class Row:
+    """One line: seconds per batch, and the work of a batch in `unit`."""
+
+    measure: str
+    candidate: str
+    timing: Timing | None
+    work: float = 0.0
+    unit: str = ""
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        times = self.timing.to_dict() if self.timing is not None else {}
+        rate = self.work / self.timing.median if self.timing is not None and self.work else None
+        return {
+            "measure": self.measure,
+            "candidate": self.candidate,
+            **times,
+            "rate": rate,
+            "unit": self.unit,
+            "reason": self.reason,
+        }
+
+
+def make_data(graph: str, features: int) -> Data:
+    """The graph with random features, labels, weights and times."""
+    found = load_graph(graph)
+    generator = torch.Generator().manual_seed(0)
+    n, m = found.num_nodes, found.num_edges
+    return Data(
+        x=torch.randn(n, features, generator=generator),
+        y=torch.randint(0, 16, (n,), generator=generator),
+        edge_index=found.edge_index,
+        num_nodes=n,
+        weight=torch.rand(m, generator=generator),
+        time=torch.randint(0, 1000, (n,), generator=generator),
+    )
+
+
+def per_batch(timing: Timing, count: int) -> Timing:
+    """Seconds of one of `count` batches."""
+    return Timing(tuple(s / count for s in timing.samples))

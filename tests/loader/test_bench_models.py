@@ -1,0 +1,35 @@
+"""The benchmarks that use a loader: a training epoch, inference, the first batch and the memory of a pass."""
+
+import pytest
+import torch
+
+from stretto.bench import loader_models
+from stretto.bench.loader_setting import OURS, Setting, make_data
+
+GRAPH = "rmat:9:2000"
+
+
+@pytest.fixture(scope="module")
+def setting():
+    torch.set_num_threads(1)
+    return Setting(make_data(GRAPH, 8), [4, 3], 32, 2, 1, 2, GRAPH)
+
+
+@pytest.mark.parametrize("measure", [loader_models.epoch, loader_models.inference])
+def test_ours_and_stock_are_timed(setting, measure):
+    rows = measure(setting)
+    assert {row.candidate for row in rows} >= {OURS}
+    assert len({row.candidate for row in rows}) >= 2
+    assert all(row.timing.median > 0 and row.work > 0 for row in rows)
+
+
+def test_first_batch_and_memory_in_processes_of_their_own(setting):
+    rows = loader_models.first_batch(setting)
+    assert [row.measure for row in rows] == ["first batch"] * 2 + ["memory of a pass"] * 2
+    assert all(row.timing.median > 0 for row in rows)
+
+
+def test_memory_of_this_process():
+    before = loader_models.held_bytes()
+    block = torch.ones(1 << 24)  # too large for what the allocator keeps
+    assert loader_models.held_bytes() - before > block.numel() * 3
