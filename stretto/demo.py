@@ -2,7 +2,8 @@
 
 First a two-layer GCN on the embedded Cora, trained to accuracy: both start from the same weights and draw the same
 dropout masks, so they must agree. Then training steps on a power-law graph of the size of ogbn-arxiv, where the time
-goes into the graph: times, memory, speed-up and difference of the loss, and what report() says of the model.
+goes into the graph: times, memory, speed-up and difference of the loss, and what report() says of the model. Last,
+sampled mini-batches of the same graph: one pass of our loader beside PyG's.
 """
 
 import copy
@@ -20,10 +21,12 @@ from torch_geometric.nn import GCNConv
 
 import stretto
 from stretto import datasets
-from stretto.bench import models, report
+from stretto.bench import loader, models, report
+from stretto.bench.loader_setting import OURS, Setting, make_data
 from stretto.tune.timing import Timing, ratio
 
 HIDDEN, DROPOUT, RATE, DECAY = 16, 0.5, 0.01, 5e-4
+FANOUT, BATCH, BATCHES = [15, 10, 5], 1024, 4
 LARGE, WIDTHS = "rmat:17:1200000", [128, 256, 40]
 
 
@@ -133,6 +136,24 @@ def _large(out: Console, graph: str, repeats: int) -> None:
     out.print("difference: largest relative difference of loss and gradients. One step is forward, backward and Adam.")
 
 
+def _sampled(out: Console, graph: str, repeats: int) -> None:
+    """A pass over some batches, sampled and sliced, by our loader and by PyG's."""
+    setting = Setting(make_data(graph, WIDTHS[0]), FANOUT, BATCH, BATCHES, 2, max(repeats, 2), graph)
+    rows = [row for row in loader.whole(setting) if row.timing is not None]
+    table = Table(title=f"mini-batches of {graph}, fan-out {FANOUT}, {BATCH} seeds", title_justify="left")
+    for column in ("loader", "ms a batch", "speed-up of stretto"):
+        table.add_column(column, justify="left" if column == "loader" else "right")
+    ours = next(row.timing for row in rows if row.candidate == OURS)
+    for row in rows:
+        assert row.timing is not None
+        assert ours is not None
+        table.add_row(row.candidate, report.milliseconds(row.timing), f"{ratio(row.timing, ours)[0]:.1f}x")
+    out.print(table)
+    out.print(
+        "stretto train --graph G --fanout 15,10,5 trains on such batches: checkpoints, resumes, shows its waiting."
+    )
+
+
 def command(
     epochs: Annotated[int, typer.Option(help="Epochs on Cora.", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="Seed of weights and dropout.")] = 0,
@@ -140,9 +161,10 @@ def command(
     graph: Annotated[str, typer.Option(help="That graph.")] = LARGE,
     repeats: Annotated[int, typer.Option(help="Timed steps on the large graph.", min=1)] = 3,
 ) -> None:
-    """Stock PyG and the same code with two lines added: Cora to accuracy, then a graph of arXiv size."""
+    """Stock PyG and the same code with two lines added: Cora to accuracy, a graph of arXiv size, mini-batches."""
     out = report.console()
     _cora(out, epochs, seed)
     if large:
         _large(out, graph, repeats)
+        _sampled(out, graph, repeats)
     out.print(report.headline(), style="dim")

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.loader as pyg
 import torch_geometric.typing
-from torch_geometric.nn import GraphSAGE
+from torch_geometric.nn.models import GraphSAGE
 
 from stretto import accelerate
 from stretto.bench.loader_setting import OURS, Row, Setting, per_batch

@@ -64,15 +64,16 @@ def test_sampled_inference_is_as_good_as_full(name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_labor_trains_as_well_as_uniform_sampling():
-    """The mean of three runs each; single runs differ by more than the two methods do."""
-    data = graph("amazon-computers")
+@pytest.mark.parametrize("name", ["pubmed", "coauthor-physics"])
+def test_labor_trains_as_well_as_uniform_sampling(name):
+    """The mean of four runs each, within 0.3 points; single runs differ by more than the two methods do."""
+    data = graph(name)
     means = {}
     for method in ("uniform", "labor"):
         tests = []
-        for seed in range(3):
-            run = Run("", "sage", (10, 5), hidden=32, batch=512, lr=0.01, seed=seed, method=method)
-            tests.append(train(run, epochs=4, data=data).test)
+        for seed in range(4):
+            run = Run("", "sage", (10, 5), hidden=64, batch=512, lr=0.005, seed=seed, method=method)
+            tests.append(train(run, epochs=6, data=data).test)
         means[method] = 100 * sum(tests) / len(tests)
-    logger.info("test accuracy: %s", means)
-    assert abs(means["labor"] - means["uniform"]) <= 1.0
+    logger.info("%s, test accuracy: %s", name, means)
+    assert abs(means["labor"] - means["uniform"]) <= 0.3
