@@ -6,6 +6,7 @@ Each entry is a function fast(layer, *args) that computes what the layer's own f
 from __future__ import annotations
 
 import torch_geometric.nn as pyg
+from torch_geometric.nn.models.schnet import CFConv
 
 from stretto.nn import (
     aggr,
@@ -33,6 +34,7 @@ from stretto.nn import (
     pna,
     rgcn,
     sage,
+    schnet,
     supergat,
     transformer,
 )
@@ -71,6 +73,7 @@ CONVS: dict[type, Fast] = {
     pyg.GENConv: gen.fast,
     pyg.PNAConv: pna.fast,
     pyg.HypergraphConv: hypergraph.fast,
+    CFConv: schnet.fast,
     pyg.HANConv: hetero.fast_han,
     pyg.HGTConv: hetero.fast_hgt,
 }

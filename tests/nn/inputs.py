@@ -205,6 +205,19 @@ def semantic(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
     return replace(hetero(graph, spec, dtype), kwargs={"return_semantic_attention_weights": True})
 
 
+def lengths(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    """A length for each edge, the same in both directions, and features made of it."""
+    data = _call(graph, replace(spec, edge=""), dtype)
+    low, high = data.args[1].sort(dim=0).values
+    length = (1 + torch.sin(3.0 * low + 7.0 * high)).to(dtype)
+    attr = torch.sin(length.view(-1, 1) * torch.arange(1, DIM + 1, dtype=dtype))
+    return replace(data, args=(*data.args, length, attr))
+
+
+def lengths_grad(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    return replace(lengths(graph, spec, dtype), learned=(0, 2, 3))
+
+
 INPUTS: dict[str, Callable[[str, Spec, torch.dtype], Data]] = {
     "plain": plain,
     "edge_index_class": edge_index_class,
@@ -224,6 +237,8 @@ INPUTS: dict[str, Callable[[str, Spec, torch.dtype], Data]] = {
     "no_attr": no_attr,
     "attr_vector": attr_vector,
     "weights_wanted": weights_wanted,
+    "lengths": lengths,
+    "lengths_grad": lengths_grad,
     "hetero": hetero,
     "hetero_one_way": hetero_one_way,
     "semantic": semantic,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch_geometric.nn as pyg
 from torch.nn import BatchNorm1d, Dropout, Linear, ReLU, Sequential, Tanh
+from torch_geometric.nn.models.schnet import CFConv, ShiftedSoftplus
 
 from tests.nn.spec import DIM, IN, OUT, PLAIN, RELATIONS, Spec, sequential
 
@@ -24,6 +25,11 @@ def _edge_conv(nn: Any = None, **options: Any) -> torch.nn.Module:
 
 def _nn_conv(nn: Any = None, **options: Any) -> torch.nn.Module:
     return pyg.NNConv(IN, OUT, sequential(DIM, IN * OUT) if nn is None else nn(), **options)
+
+
+def _filters(nn: Any = None, cutoff: float = 4.0) -> torch.nn.Module:
+    net = Sequential(Linear(DIM, 6), ShiftedSoftplus(), Linear(6, 6)) if nn is None else nn()
+    return CFConv(IN, OUT, 6, net, cutoff)
 
 
 def _pna(aggregators: Any = ("mean", "max"), scalers: Any = ("identity", "amplification"), **o: Any) -> torch.nn.Module:
@@ -219,6 +225,12 @@ EDGES: dict[type, Spec] = {
         ({"aggregators": ["mean", "median"]},),
         ("plain", "edge_index_class"),
         "auto",
+    ),
+    CFConv: Spec(
+        _filters,
+        ({}, {"cutoff": 1.5}, {"nn": lambda: Sequential(Linear(DIM, 6), Dropout(0.4), ReLU(), Linear(6, 6))}),
+        (),
+        ("lengths", "lengths_grad"),
     ),
     pyg.HypergraphConv: Spec(
         lambda **o: pyg.HypergraphConv(IN, o.pop("out", OUT), **o),
