@@ -7,8 +7,8 @@ Decline before it has changed anything; stock then runs, and report() says why.
 from __future__ import annotations
 
 import functools
-import re
 import logging
+import re
 import threading
 import types
 import weakref

@@ -248,6 +248,7 @@ def test_out_of_memory_leaves_everything_usable_and_says_what_would_fit():
 
 def test_the_device_is_calibrated_and_remembered():
     profile = importlib.import_module("stretto.tune.profile")
+    profile.forget()
     found = profile.profile(CUDA, measure=True)
     assert found.overlapped
     assert all(rate > 1e10 for rate in (found.gemm, found.stream, *found.gather))
