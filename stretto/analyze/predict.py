@@ -12,6 +12,7 @@ from typing import Any
 
 import sympy
 
+from stretto import memory
 from stretto.analyze.costs import DEGREE
 from stretto.analyze.machine_file import MOVED, Machine, near, near_row
 from stretto.analyze.trace import OpRecord, Trace
@@ -102,8 +103,9 @@ def op_seconds(op: OpRecord, machine: Machine) -> float:
 
 
 def step_seconds(ops: Iterable[OpRecord], machine: Machine) -> float:
-    """Predicted time of a step; of a whole trace with the clearing of new memory."""
-    new = sum(fresh_bytes(ops).values()) / machine.fresh if isinstance(ops, Trace) else 0.0
+    """Predicted time of a step; of a whole trace with the clearing of new memory, unless this process keeps it."""
+    clears = isinstance(ops, Trace) and not memory.is_kept()
+    new = sum(fresh_bytes(ops).values()) / machine.fresh if clears else 0.0  # type: ignore[arg-type]
     return sum(op_seconds(op, machine) for op in ops) + new
 
 
