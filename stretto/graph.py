@@ -247,7 +247,8 @@ class Graph:
         if self.has_self_loops:
             source, target = source[self.kept_edges], target[self.kept_edges]
         pairs = torch.stack([torch.cat([source, loops]), torch.cat([target, loops])])
-        return _from_pairs(pairs[1], pairs[0], self.num_rows, self.num_cols)
+        in_order = None if self.num_edges == 0 else False  # the loops stand last: sorted without a look at a device
+        return _from_pairs(pairs[1], pairs[0], self.num_rows, self.num_cols, in_order)
 
     @kept
     def kept_edges(self) -> Tensor:
