@@ -30,7 +30,7 @@ VARIABLES = {
     "STRETTO_SHADOW": ("0", "N > 0: every N steps run the stock layer beside ours and fall back, loudly, on mismatch"),
     "STRETTO_HOIST_MB": ("1024", "memory budget for products A X kept across steps, in MiB"),
     "STRETTO_POOL_MB": ("", "MiB of large CPU results kept to be written again; empty: a sixteenth of the memory"),
-    "STRETTO_MALLOC": ("keep", "keep: freed memory stays with the process while a model is accelerated; leave: it goes"),
+    "STRETTO_MALLOC": ("keep", "keep: freed memory stays with the process while a model is accelerated; leave"),
     "STRETTO_DATA": ("", "folder of further .npz graphs; empty: ../shared/data beside the checkout, if it is there"),
 }
 
