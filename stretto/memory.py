@@ -22,8 +22,8 @@ from stretto import settings
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
 USUAL = {MMAP_MAX: 65536, MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 64 << 20}
 
-_lock = threading.Lock()
-_owners: weakref.WeakSet[Any] = weakref.WeakSet()
+_lock = threading.RLock()  # a model may die while the lock is held
+_owners: dict[int, weakref.ref[Any]] = {}
 _kept = False
 
 
@@ -36,14 +36,19 @@ def keep_for(owner: Any) -> None:
     if settings.choice("STRETTO_MALLOC", ("keep", "leave")) == "leave" or torch.cuda.is_available():
         return
     with _lock:
-        _owners.add(owner)
+        name = id(owner)
+        _owners[name] = weakref.ref(owner, lambda _: _drop(name))
         _set(True)
 
 
 def let_go(owner: Any) -> None:
     """This one no longer wants it; after the last one the allocator works as usual, and free memory goes back."""
+    _drop(id(owner))
+
+
+def _drop(name: int) -> None:
     with _lock:
-        _owners.discard(owner)
+        _owners.pop(name, None)
         if not _owners and _kept:
             _set(False)
             _libc().malloc_trim(0)

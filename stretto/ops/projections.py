@@ -38,7 +38,12 @@ def plus(x: Tensor, y: Tensor) -> Tensor:
 
 def _pooled(x: Tensor, *others: Tensor | None) -> bool:
     """Whether to fill buffers of our own: large plain matrices of one type."""
-    if x.dim() != 2 or x.numel() * x.element_size() < pool.LEAST or library.traced(x):
+    if (
+        x.device.type not in ("cpu", "cuda")
+        or x.dim() != 2
+        or x.numel() * x.element_size() < pool.LEAST
+        or library.traced(x)
+    ):
         return False
     return not torch.is_autocast_enabled(x.device.type) and all(t is None or t.dtype == x.dtype for t in others)
 

@@ -18,6 +18,15 @@ from stretto.loader.native_sampler import Sampling, Slice
 from tests.loader.data import check, homogeneous
 from tests.loader.graphs import awkward, sampler
 
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_heard():
+    """A shell that starts the tests in the background has them ignore Ctrl-C, and every process they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 SCRIPT = """
 import os, signal, sys, threading, time
 import torch
