@@ -17,9 +17,8 @@ pytestmark = [glibc, no_gpu]
 
 @pytest.fixture(autouse=True)
 def _usual():
-    """Models of other tests may still live: what they asked for is set aside meanwhile."""
-    others = dict(memory._owners)
-    for name in others:
+    """Models of other tests may still live: what they asked for is forgotten."""
+    for name in list(memory._owners):
         memory._drop(name)
     yield
     for name in list(memory._owners):

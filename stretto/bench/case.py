@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import fail
+from stretto.tune.timing import Timing
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 DIRECTIONS = ("fwd", "both")
@@ -80,3 +81,14 @@ class Case:
     bytes: float
     gathered: tuple[int, Tensor] | None = None  # (rows, index): the rows of the inputs that the op reads at random
     skipped: dict[str, str] = field(default_factory=dict)  # candidate -> why it is not here
+
+
+@dataclass
+class Outcome:
+    """One candidate: its error against stock, timing and peak memory, or why it did not run."""
+
+    name: str
+    error: float | None = None
+    timing: Timing | None = None
+    peak_bytes: int | None = None
+    reason: str = ""

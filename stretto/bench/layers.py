@@ -17,11 +17,12 @@ from torch_geometric.nn.models.schnet import CFConv, GaussianSmearing, ShiftedSo
 
 from stretto import datasets
 from stretto.bench import machine, report
+from stretto.bench.case import Outcome
 from stretto.bench.memory import peak_bytes, tensor_bytes
 from stretto.bench.run import as_alone
 from stretto.nn import record_of
 from stretto.plugin import accelerate
-from stretto.tune.timing import Timing, measure, ratio
+from stretto.tune.timing import measure, ratio
 
 OURS = "stretto"
 BATCH = 128  # molecules
@@ -72,17 +73,6 @@ LAYERS: dict[str, Layer] = {
 
 
 @dataclass
-class Outcome:
-    """One candidate."""
-
-    name: str
-    error: float | None = None
-    timing: Timing | None = None
-    peak_bytes: int | None = None
-    reason: str = ""
-
-
-@dataclass
 class Result:
     """A layer on a graph and what was measured."""
 
@@ -94,6 +84,7 @@ class Result:
     repeats: int
     threads: int
     ends_bytes: int  # inputs, outputs, parameters' gradients: what any candidate must hold
+    compiled: bool = False
     plan: str = ""
     outcomes: list[Outcome] = field(default_factory=list)
 
@@ -104,7 +95,7 @@ class Result:
         widths = ",".join(map(str, self.widths))
         return (
             f"stretto bench models --layer {self.layer} --graph {self.graph} --widths {widths} "
-            f"--threads {self.threads} --repeats {self.repeats} --compile"
+            f"--threads {self.threads} --repeats {self.repeats}{' --compile' if self.compiled else ''}"
         )
 
     def to_dicts(self) -> list[dict[str, object]]:
@@ -145,7 +136,7 @@ def run(
         flow = torch.randn_like(copy.deepcopy(first)(*inputs))
     ends = tensor_bytes(flow, *learned, *first.parameters())
     shape = (data.num_nodes, data.edge_index.size(1))
-    result = Result(name, graph, (i, o), *shape, repeats, torch.get_num_threads(), ends)
+    result = Result(name, graph, (i, o), *shape, repeats, torch.get_num_threads(), ends, compiled)
     makers: dict[str, Callable[[Any], Any]] = {"stock edge_index": lambda net: net}
     if compiled:
         makers["stock torch.compile"] = torch.compile

@@ -29,13 +29,14 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from stretto import datasets
 from stretto.bench import layers, machine, report
+from stretto.bench.case import Outcome
 from stretto.bench.memory import peak_bytes
 from stretto.bench.run import as_alone
 from stretto.bench.run import threads as use_threads
 from stretto.compile import HOIST
 from stretto.errors import expect
 from stretto.plugin import accelerate
-from stretto.tune.timing import Timing, measure, ratio
+from stretto.tune.timing import measure, ratio
 
 OURS = "stretto"
 pyg: Any = torch_geometric.nn  # its layers look abstract to a type checker
@@ -81,17 +82,6 @@ class Net(nn.Module):
             for part in layer if isinstance(layer, nn.ModuleList) else (layer,):
                 x = part(x) if isinstance(part, nn.Linear) else part(x, edge_index, *extra)
         return x
-
-
-@dataclass
-class Outcome:
-    """One candidate: its error against stock, timing and peak memory, or why it did not run."""
-
-    name: str
-    error: float | None = None
-    timing: Timing | None = None
-    peak_bytes: int | None = None
-    reason: str = ""
 
 
 @dataclass

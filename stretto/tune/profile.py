@@ -17,8 +17,7 @@ import torch
 
 from stretto import kernels
 from stretto.kernels import Csr, build
-from stretto.tune import machine, store
-from stretto.tune.timing import measure
+from stretto.tune import machine, store, timing
 
 ROW_BYTES = (64, 128, 256, 512, 1024, 2048)
 
@@ -183,4 +182,4 @@ def _seconds_in_a_row(call: Callable[[], object], device: torch.device, calls: i
 
 
 def _seconds(call: Callable[[], object], repeats: int = 5) -> float:
-    return measure({"call": call}, repeats=repeats)["call"].median
+    return timing.measure({"call": call}, repeats=repeats)["call"].median
