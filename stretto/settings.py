@@ -31,6 +31,10 @@ VARIABLES = {
     "STRETTO_HOIST_MB": ("1024", "memory budget for products A X kept across steps, in MiB"),
     "STRETTO_POOL_MB": ("", "MiB of large CPU results kept to be written again; empty: a sixteenth of the memory"),
     "STRETTO_MALLOC": ("keep", "keep: freed memory stays with the process while a model is accelerated; leave"),
+    "STRETTO_PAGES": (
+        "large",
+        "large: arrays that are gathered from live in 2 MiB pages where Linux lends them; leave",
+    ),
     "STRETTO_DATA": ("", "folder of further .npz graphs; empty: ../shared/data beside the checkout, if it is there"),
 }
 

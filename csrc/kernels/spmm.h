@@ -64,9 +64,9 @@ STRETTO_INLINE void combine(Vec<A>& acc, Vec<A>& count, Vec<A> value, Vec<A> val
     if constexpr (R == Reduce::max && !Ties) acc = larger<A>(acc, value);
 }
 
-// What each of the edges [begin, end) multiplies its row by. Done for many edges at once: their reads, at random places
-// when the weights are in the user's order, then overlap.
-constexpr int factors_at_once = 64;  // a multiple of every number of edges in flight
+// What each of the edges [begin, end) multiplies its row by. Done for many edges at once, of many rows if they are
+// short: their reads, at random places for a scale per column, then overlap.
+constexpr int factors_at_once = 512;  // a multiple of every number of edges in flight
 
 template <class T, class Index>
 STRETTO_INLINE void edge_factors(const SpmmView<T>& v, const Index* col, const Index* edge_id, int64_t begin,
@@ -90,11 +90,43 @@ STRETTO_INLINE void edge_factors(const SpmmView<T>& v, const Index* col, const I
         for (int64_t i = 0; i < n; ++i) factor[i] = -factor[i];
 }
 
+// The factors of the edges being reduced and of those that follow, as far as they have been made.
+template <class T, class Index>
+struct Factors {
+    using A = Acc<T>;
+    const SpmmView<T>& v;
+    const Index *col, *edge_id;
+    const bool as_given;
+    int64_t made_begin = 0, made_end = 0;
+    A made[factors_at_once];
+
+    Factors(const SpmmView<T>& view, const Index* column, const Index* id)
+        : v(view),
+          col(column),
+          edge_id(id),
+          as_given(view.weight && !id && view.weight_stride == 1 && !view.col_scale && view.sign > 0) {}
+
+    // Factors from edge `first` on, valid up to edge `last`, which is lowered if the row is too long. Where a row is
+    // cut depends on the row alone: so does the order of its additions.
+    STRETTO_INLINE const A* from(int64_t first, int64_t& last, int64_t task_end) {
+        if (as_given) return v.weight + first;
+        if (first < made_begin || last > made_end) {
+            made_begin = first;
+            made_end = first + factors_at_once < task_end ? first + factors_at_once : task_end;
+            edge_factors(v, col, edge_id, made_begin, made_end, made);
+        }
+        if (last > made_end) last = made_end;
+        return made + (first - made_begin);
+    }
+};
+
+struct NoFactors {};
+
 // Reduces the edges [begin, end) of one row, columns [c, c + width) of x with width in (lanes * (NV - 1), lanes * NV].
 // Rows up to edge `ahead_end` may be prefetched: the next rows' edges follow this row's.
-template <class T, class Index, Reduce R, bool Scaled, bool Ties, int NV, int unroll>
-STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, const Index* edge_id, int64_t begin,
-                                 int64_t end, int64_t ahead_end, int64_t c, int tail, Vec<Acc<T>>* acc,
+template <class T, class Index, Reduce R, bool Scaled, bool Ties, int NV, int unroll, class Made>
+STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Made& factors, int64_t begin, int64_t end,
+                                 int64_t task_end, int64_t ahead_end, int64_t c, int tail, Vec<Acc<T>>* acc,
                                  Vec<Acc<T>>* count) {
     using A = Acc<T>;
     constexpr int L = lanes<A>;
@@ -103,9 +135,7 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, const I
     for (int u = 0; u < unroll; ++u)
         for (int k = 0; k < NV; ++k) lane[u][k] = identity<R, A>();
 
-    A made[Scaled ? factors_at_once : 1];
-    const bool as_given = Scaled && v.weight && !edge_id && v.weight_stride == 1 && !v.col_scale && v.sign > 0;
-    const A* factor = as_given ? v.weight + begin : made;
+    const A* factor = nullptr;
     const auto add = [&](int64_t e, int64_t i, Vec<A>* into) __attribute__((always_inline)) {
         if (e + v.prefetch < ahead_end)
             prefetch_bytes(x + static_cast<int64_t>(col[e + v.prefetch]) * v.ldx, NV * L * static_cast<int>(sizeof(T)));
@@ -120,10 +150,9 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, const I
             combine<R, Ties, A>(into[k], count[k], value, broadcast<A>(1));
         }
     };
-    const int64_t step = Scaled && !as_given ? factors_at_once : end - begin;
-    for (int64_t first = begin; first < end; first += step) {
-        const int64_t last = first + step < end ? first + step : end;
-        if (Scaled && !as_given) edge_factors(v, col, edge_id, first, last, made);
+    for (int64_t first = begin, last; first < end; first = last) {
+        last = end;
+        if constexpr (Scaled) factor = factors.from(first, last, task_end);
         int64_t e = first;
         for (; e + unroll <= last; e += unroll)
 #pragma GCC unroll 4
@@ -159,17 +188,24 @@ void run_task(const SpmmView<T>& v, const stretto_csr& g, const int64_t* task, i
     const auto* col = static_cast<const Index*>(g.col);
     const auto* edge_id = static_cast<const Index*>(g.edge_id);
     const bool piece = task[4] >= 0;  // of a long row: the partial result goes to its slot
-    const int64_t ahead_end = v.prefetch > 0 && col ? task[3] : 0;
+    const int64_t task_end = task[3], ahead_end = v.prefetch > 0 && col ? task_end : 0;
     constexpr int unroll = edges_in_flight<R, NV>;
+    auto factors = [&] {
+        if constexpr (Scaled)
+            return Factors<T, Index>(v, col, edge_id);
+        else
+            return NoFactors();
+    }();
     Vec<A> acc[NV], count[NV];
     for (int64_t row = task[0]; row < task[1]; ++row) {
         for (int k = 0; k < NV; ++k) count[k] = Vec<A>{};
         const int64_t begin = piece ? task[2] : v.rowptr[row], end = piece ? task[3] : v.rowptr[row + 1];
         if (unroll > 1 && v.one_chain)
-            reduce_edges<T, Index, R, Scaled, Ties, NV, 1>(v, col, edge_id, begin, end, ahead_end, c, tail, acc, count);
+            reduce_edges<T, Index, R, Scaled, Ties, NV, 1>(v, col, factors, begin, end, task_end, ahead_end, c, tail,
+                                                           acc, count);
         else
-            reduce_edges<T, Index, R, Scaled, Ties, NV, unroll>(v, col, edge_id, begin, end, ahead_end, c, tail, acc,
-                                                                count);
+            reduce_edges<T, Index, R, Scaled, Ties, NV, unroll>(v, col, factors, begin, end, task_end, ahead_end, c,
+                                                                tail, acc, count);
         if (!piece) {
             finish_row<T, R, Ties, NV>(v, row, begin == end, c, tail, acc, count);
             continue;

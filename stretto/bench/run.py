@@ -191,8 +191,11 @@ def _check(
 
 
 def _call(candidate: Candidate, case: Case, grad: Tensor | None) -> Callable[[], tuple[Tensor, ...]]:
-    """The candidate as a function of nothing: output, and gradients where `grad` is given."""
-    inputs = [t.to(candidate.dtype or t.dtype) for t in case.inputs]
+    """The candidate as a function of nothing: output, and gradients where `grad` is given.
+
+    Each has inputs of its own: ours are moved into large pages (kernels/pages.py), which stock's would not be.
+    """
+    inputs = [t.to(candidate.dtype or t.dtype, copy=True) for t in case.inputs]
     if grad is None:
         return lambda: (candidate.forward(*inputs),)
     leaves = [t.detach().requires_grad_() for t in inputs]

@@ -8,7 +8,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from stretto.kernels import native
+from stretto.kernels import native, pages
 from stretto.kernels.csr import Csr
 from stretto.kernels.pool import empty
 from stretto.kernels.schema import DTYPES, REDUCES, accumulate_type
@@ -71,6 +71,7 @@ def spmm(
     prefetch: int = 8,
 ) -> tuple[Tensor, Tensor | None]:
     x = _rows(x)
+    pages.read_at_random(x)
     dtype = x.dtype
     heads, width = (x.size(1), x.size(2)) if x.dim() == 3 else (1, x.size(1))
     out = empty((csr.num_rows, *x.shape[1:]), dtype)
@@ -114,6 +115,7 @@ def spmm_extremum_grad(
     csr_t: Csr, x: Tensor, weight: Tensor | None, out: Tensor, share: Tensor, *, need_x: bool, need_weight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     x, out, share = x.contiguous(), out.contiguous(), share.contiguous()
+    pages.read_at_random(x)
     acc = accumulate_type(x.dtype)
     heads, width = (x.size(1), x.size(2)) if x.dim() == 3 else (1, x.size(1))
     shape = None if weight is None else weight.shape
@@ -142,6 +144,7 @@ def spmm_extremum_grad(
 
 def sddmm(csr: Csr, a: Tensor, b: Tensor) -> Tensor:
     a, b = _rows(a), _rows(b)
+    pages.read_at_random(b)
     out = torch.empty(csr.num_edges, a.size(1), dtype=accumulate_type(a.dtype))
     if out.numel():
         threads = torch.get_num_threads()
@@ -180,6 +183,7 @@ def mul_grad(csr: Csr, x: Tensor, grad: Tensor) -> Tensor:
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     x, index = x.contiguous(), index.contiguous()
+    pages.read_at_random(x)
     out = empty((index.numel(), *x.shape[1:]), x.dtype)
     if out.numel():
         row_bytes = x[0].numel() * x.element_size()

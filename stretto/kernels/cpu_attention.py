@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from stretto.kernels import native
+from stretto.kernels import native, pages
 from stretto.kernels.attention import FORMS, TENSORS, Attention
 from stretto.kernels.cpu import _lib, _pointer, _rows, empty, struct
 from stretto.kernels.csr import Csr
@@ -88,6 +88,7 @@ class _Call:
         return t.data_ptr()
 
     def run(self, name: str, csr: Csr) -> None:
+        pages.read_at_random(*self.kept)
         function = getattr(_lib(), name)
         native.check(function(struct(csr), DTYPES[self.dtype], ctypes.byref(self.fields), torch.get_num_threads()))
 
@@ -127,7 +128,7 @@ def attention_grad(
     f, h, acc = call.fields, call.heads, call.acc
     grad = _rows(grad)
     need = dict(zip(TENSORS, needs, strict=True))
-    f.stats, f.grad, f.ldg = stats.data_ptr(), grad.data_ptr(), grad.stride(0)
+    f.stats, f.grad, f.ldg = stats.data_ptr(), call.keep(grad), grad.stride(0)
     if a.attr is not None and grad_attr is not None:
         f.grad_attr = call.keep(grad_attr.contiguous())
     if grad_alpha is not None:

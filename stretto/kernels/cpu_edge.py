@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from stretto.kernels import native
+from stretto.kernels import native, pages
 from stretto.kernels.cpu import _lib, _pointer, empty, struct
 from stretto.kernels.csr import Csr
 from stretto.kernels.reference_edge import ACTS
@@ -57,6 +57,7 @@ def _messages_struct(tensors: tuple[Tensor | None, ...], acts: tuple[str, str]) 
 def edge_messages(csr: Csr, tensors: tuple[Tensor | None, ...], acts: tuple[str, str]) -> Tensor:
     """Sum of act(row_i + col_j + edge) * act2(row2_i + col2_j + edge2). -> [n, k]"""
     tensors = tuple(None if t is None else t.contiguous() for t in tensors)
+    pages.read_at_random(tensors[1], tensors[4])
     fields = _messages_struct(tensors, acts)
     dtype = next(t.dtype for t in tensors if t is not None)
     out = empty((csr.num_rows, fields.width), dtype)
@@ -76,6 +77,7 @@ def edge_messages_grad(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors that need one."""
     tensors, grad = tuple(None if t is None else t.contiguous() for t in tensors), grad.contiguous()
+    pages.read_at_random(*tensors, grad)
     fields = _messages_struct(tensors, acts)
     found = [
         empty(t.shape, t.dtype) if need and t is not None else None for t, need in zip(tensors, needs, strict=True)
@@ -97,6 +99,7 @@ def softmax_sum(
     """Softmax aggregation; out, and the two statistics backward needs, in the accumulation type. [n, k] each."""
     acc = accumulate_type(x.dtype)
     x, temperature = x.contiguous(), temperature.to(acc).contiguous()
+    pages.read_at_random(x)
     edge = None if edge is None else edge.contiguous()
     out, most, inverse = (empty((csr.num_rows, x.size(1)), acc) for _ in range(3))
     fields = _SoftmaxSumStruct(
@@ -131,6 +134,7 @@ def softmax_sum_grad(
     """Gradients of x, edge and temperature."""
     acc = accumulate_type(x.dtype)
     x, heat, grad = x.contiguous(), temperature.to(acc).contiguous(), grad.contiguous()
+    pages.read_at_random(grad)
     edge = None if edge is None else edge.contiguous()
     dx = empty(x.shape, x.dtype) if needs[0] else None
     dedge = empty(edge.shape, edge.dtype) if needs[1] and edge is not None else None

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from stretto import settings
+from stretto.kernels import pages
 
 LEAST = 1 << 20  # smaller buffers come out of the allocator's own free lists
 
@@ -83,5 +84,6 @@ def _keep(storage: Any, nbytes: int) -> None:
         if _idle(address, kept) or kept.is_shared():
             _bytes -= _kept.pop(address).nbytes()
     if _bytes + nbytes <= room:
+        pages.enlarge(storage.data_ptr(), nbytes)
         _kept[storage._cdata] = storage
         _bytes += nbytes

@@ -1,0 +1,71 @@
+"""Large arrays read at random places live in large pages, where the system lends them.
+
+With pages of 4 KiB every row of a large x is a miss of the processor's table of pages, and on a virtual machine a dear
+one: in pages of 2 MiB gathering is 10 to 20 % faster. Contents and addresses stay as they are. Only Linux has this, and
+only where its administrator has not said "never"; STRETTO_PAGES=leave refuses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from stretto import settings
+
+PAGE = 2 << 20
+LEAST = 2 * PAGE  # a smaller array has too few whole pages to matter
+USES = 3  # an array is moved (which copies it once) when it is read the third time
+MOST_REMEMBERED = 4096
+
+_HUGEPAGE, _COLLAPSE = 14, 25  # madvise's numbers: large pages from now on; and for what is already there
+_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_lock = threading.Lock()
+_uses: dict[tuple[int, int], int] = {}
+
+
+def read_at_random(*arrays: Tensor | None) -> None:
+    """Count one use of each array by a kernel that gathers its rows; the third moves it into large pages."""
+    for x in arrays:
+        if x is not None and x.numel() * x.element_size() >= LEAST:
+            _count_use(x)
+
+
+def _count_use(x: Tensor) -> None:
+    storage = x.untyped_storage()
+    key = (storage.data_ptr(), storage.nbytes())
+    uses = _uses.get(key, 0)
+    if uses >= USES:
+        return
+    with _lock:
+        if len(_uses) >= MOST_REMEMBERED:
+            _uses.clear()
+        _uses[key] = uses + 1
+    if uses + 1 == USES:
+        enlarge(*key)
+
+
+def enlarge(address: int, nbytes: int) -> None:
+    """Ask for large pages for the whole ones of [address, address + nbytes). A refusal changes nothing."""
+    madvise = _madvise()
+    first = -(-address // PAGE) * PAGE
+    length = (address + nbytes) // PAGE * PAGE - first
+    if madvise is None or nbytes < LEAST or length <= 0:
+        return
+    if madvise(first, length, _HUGEPAGE) == 0:
+        madvise(first, length, _COLLAPSE)
+
+
+@functools.cache
+def _madvise() -> Any:
+    if settings.choice("STRETTO_PAGES", ("large", "leave")) == "leave" or not _SWITCH.exists():
+        return None
+    if "[never]" in _SWITCH.read_text():
+        return None
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return madvise
