@@ -4,6 +4,7 @@ from stretto.compile.choose import CHOOSER, linear
 from stretto.compile.execute import Adjacency
 from stretto.compile.expr import Expression, Leaf, Sparse, Term, Transpose
 from stretto.compile.hoist import HOIST
+from stretto.compile.joint import Product, joint
 from stretto.compile.plan import Plan, Request, plans
 
 __all__ = [
@@ -13,10 +14,12 @@ __all__ = [
     "Expression",
     "Leaf",
     "Plan",
+    "Product",
     "Request",
     "Sparse",
     "Term",
     "Transpose",
+    "joint",
     "linear",
     "plans",
 ]

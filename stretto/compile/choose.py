@@ -158,21 +158,9 @@ def linear(
         with torch.autocast(device, enabled=False):
             low_bias = None if bias is None else bias.to(low)
             return linear(expression, lowered, sparse, bias=low_bias, scalars=scalars, note=note, stock=stock)
-    wanted = tuple(n for n in names if tensors[n].requires_grad) if torch.is_grad_enabled() else ()
-    sizes = _sizes(expression, tensors, sparse)
     first = tensors[names[0]]
     as_stock = settings.get("STRETTO_PLAN") == "stock"
-    hoisted = () if as_stock else _hoistable(expression, tensors, sparse, sizes)
-    key = (
-        expression,
-        wanted,
-        hoisted,
-        _rounded(tuple(sizes.items())),
-        first.dtype,
-        device,
-        settings.get("STRETTO_BACKEND"),
-    )
-    request = Request(expression, wanted, hoisted)
+    key, request, sizes = signature(expression, tensors, sparse, hoist=not as_stock)
     if as_stock:
         plan = stock_plan(request, stock)
         arguments = tuple(tensors[n] for n in names)
@@ -186,9 +174,23 @@ def linear(
     if bias is not None:
         names, arguments = (*names, "bias"), (*arguments, bias)
     timed = None if decision.chosen is not None else (lambda seconds: CHOOSER.record(key, plan, seconds))
-    keep = _keeper(tensors, sparse) if hoisted else None
-    call = Call(plan, names, sparse, scalars or {}, keep, timed, timed_backward=bool(wanted))
+    keep = keeper(tensors, sparse) if request.hoisted else None
+    call = Call(plan, names, sparse, scalars or {}, keep, timed, timed_backward=bool(request.wanted))
     return run(call, arguments)
+
+
+def signature(
+    expression: Expression, tensors: dict[str, Tensor], sparse: dict[str, Adjacency], *, hoist: bool = True
+) -> tuple[Hashable, Request, Sizes]:
+    """What a decision is kept under, what is asked for, and the sizes it depends on."""
+    names = _names(expression)
+    first = tensors[names[0]]
+    wanted = tuple(n for n in names if tensors[n].requires_grad) if torch.is_grad_enabled() else ()
+    sizes = _sizes(expression, tensors, sparse)
+    hoisted = _hoistable(expression, tensors, sparse, sizes) if hoist else ()
+    rounded = _rounded(tuple(sizes.items()))
+    key = (expression, wanted, hoisted, rounded, first.dtype, first.device.type, settings.get("STRETTO_BACKEND"))
+    return key, Request(expression, wanted, hoisted), sizes
 
 
 @functools.cache
@@ -238,7 +240,9 @@ def _hoistable(
     return tuple(found) if found and (need == 0 or HOIST.affords(need)) else ()
 
 
-def _keeper(tensors: dict[str, Tensor], sparse: dict[str, Adjacency]) -> Callable[[Node, Callable[[], Tensor]], Tensor]:
+def keeper(tensors: dict[str, Tensor], sparse: dict[str, Adjacency]) -> Callable[[Node, Callable[[], Tensor]], Tensor]:
+    """What keeps a plan's hoisted products across steps."""
+
     def keep(node: Node, make: Callable[[], Tensor]) -> Tensor:
         return HOIST.keep(tensors[_innermost(node).name], _product_key(node, sparse), make)
 

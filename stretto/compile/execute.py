@@ -204,6 +204,9 @@ class _Evaluation:
         ours = False
         for term in (t for t in node.terms if t not in products):
             fresh = term not in self.known and isinstance(term, MatMul) and self._owns(term) and not self.again
+            if fresh and total is not None and isinstance(term, MatMul) and isinstance(term.left, Sparse):
+                total, ours = self._hop(term.left, self.value(term.right), total), True  # added where it is summed
+                continue
             value = self.value(term)
             if fresh and total is None:
                 self.known.pop(term)  # it becomes the sum: whoever asks for it later computes it anew

@@ -83,7 +83,7 @@ def plans(request: Request) -> tuple[Plan, ...]:
     for forward in forms(request.expression):
         for chosen in _choices([options for _, options in gradients]):
             picked = tuple((leaf, node) for (leaf, _), node in zip(gradients, chosen, strict=True))
-            found[_with_kept(Plan(forward, picked, hoisted=request.hoisted))] = None
+            found[with_kept(Plan(forward, picked, hoisted=request.hoisted))] = None
     return _undominated(tuple(found))
 
 
@@ -100,7 +100,8 @@ def _choices(options: list[tuple[Node, ...]]) -> list[tuple[Node, ...]]:
     ]
 
 
-def _with_kept(plan: Plan) -> Plan:
+def with_kept(plan: Plan) -> Plan:
+    """The plan with the forward nodes its gradients read again."""
     forward = cost.closure(plan.forward)
     needed: dict[Node, None] = {}
     for _, root in plan.gradients:

@@ -32,6 +32,7 @@ from stretto.nn import (
     mf,
     nn_conv,
     pna,
+    relations,
     rgcn,
     sage,
     schnet,
@@ -76,6 +77,7 @@ CONVS: dict[type, Fast] = {
     CFConv: schnet.fast,
     pyg.HANConv: hetero.fast_han,
     pyg.HGTConv: hetero.fast_hgt,
+    pyg.HeteroConv: relations.fast,
 }
 
 # What every other layer, a user's own included, aggregates with: the same mechanism, one level further down.

@@ -9,6 +9,7 @@ from torch import Tensor
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
 from stretto.nn import adjacency
 from stretto.nn.base import Decline, check_input, note_plan, weight_of
+from stretto.nn.sage import Summands
 from stretto.ops import spmm
 
 A, X, W = Sparse("A", "n", "m"), Leaf("X", "m", "i"), Leaf("W", "o", "i")
@@ -17,12 +18,16 @@ EXPRESSION = (Term((A, X, Transpose(W))),)
 
 def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What GCNConv.forward computes."""
+    of = of_gcn(conv, x, edge_index, edge_weight)
+    return aggregate_linear(conv, of.adj, x, of.weight, of.bias)
+
+
+def of_gcn(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Summands:
+    """What a GCNConv adds up."""
     check_input(x)
     if conv.aggr not in ("add", "sum"):
         raise Decline(f"aggr is {conv.aggr}")
-    weight = weight_of(conv.lin, x)
-    adj = _adjacency(conv, x, edge_index, edge_weight)
-    return aggregate_linear(conv, adj, x, weight, conv.bias)
+    return Summands(x, weight_of(conv.lin, x), conv.bias, _adjacency(conv, x, edge_index, edge_weight), "sum")
 
 
 def aggregate_linear(conv: Any, adj: Adjacency, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -3,12 +3,13 @@ GEMM; the bias stays outside, since a node without neighbours must still get it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
+from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, linear
 from stretto.nn import adjacency
 from stretto.nn.base import Decline, check_input, note_plan, record_of, weight_of
 from stretto.ops import spmm
@@ -21,78 +22,89 @@ WITH_OWN_ROOT = (*NEIGHBOURS, Term((OWN[0], Transpose(OWN[1]))))
 WITH_OTHER_ROOT = (*NEIGHBOURS, Term((OTHER, Transpose(V))))
 
 
+@dataclass(frozen=True)
+class Summands:
+    """What a layer adds up: reduce(A x) weight' + bias + root root_weight'; own: root is x itself."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    adj: Adjacency
+    reduce: str
+    root: Tensor | None = None
+    root_weight: Tensor | None = None
+    own: bool = False
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is a sum of products with constant adjacency."""
+        learns = self.adj.weight is not None and self.adj.weight.requires_grad
+        return self.reduce not in ("max", "min") and not learns
+
+
 def fast_sage(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     """What SAGEConv.forward computes."""
-    x_src, x_dst = x if isinstance(x, (tuple, list)) else (x, x)
-    own = x_dst is x_src
-    check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
-    _check_aggr(conv)
-    if conv.project and hasattr(conv, "lin"):
-        x_src, own = conv.lin(x_src).relu(), False
-    root = x_dst if conv.root_weight else None
-    out = root_linear(
-        conv, edge_index, x_src, x_dst, size, conv.lin_l, conv.lin_r if conv.root_weight else None, root, own
-    )
+    out = _evaluated(conv, of_sage(conv, x, edge_index, size))
     return torch.nn.functional.normalize(out, p=2.0, dim=-1) if conv.normalize else out
 
 
 def fast_graph(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None) -> Tensor:
     """What GraphConv.forward computes."""
+    return _evaluated(conv, of_graph(conv, x, edge_index, edge_weight, size))
+
+
+def of_sage(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Summands:
+    """The summands of a SAGEConv, before it normalises."""
+    x_src, x_dst, own = _ends(conv, x)
+    if conv.project and hasattr(conv, "lin"):
+        x_src, own = conv.lin(x_src).relu(), False
+    root = x_dst if conv.root_weight else None
+    adj = _adjacency(conv, edge_index, x_src, x_dst, size)
+    root_weight = None if root is None else weight_of(conv.lin_r, root)
+    return Summands(x_src, weight_of(conv.lin_l, x_src), conv.lin_l.bias, adj, conv.aggr, root, root_weight, own)
+
+
+def of_graph(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None) -> Summands:
+    """The summands of a GraphConv."""
+    x_src, x_dst, own = _ends(conv, x)
+    adj = _adjacency(conv, edge_index, x_src, x_dst, size)
+    values = adjacency.values_of(edge_index)
+    edge_weight = adjacency.weighted(adj.graph, edge_weight if values is None else values, x_src)
+    adj = replace(adj, weight=edge_weight)
+    root_weight = None if x_dst is None else weight_of(conv.lin_root, x_dst)
+    return Summands(x_src, weight_of(conv.lin_rel, x_src), conv.lin_rel.bias, adj, conv.aggr, x_dst, root_weight, own)
+
+
+def _ends(conv: Any, x: Any) -> tuple[Tensor, Tensor | None, bool]:
     x_src, x_dst = x if isinstance(x, (tuple, list)) else (x, x)
     own = x_dst is x_src
     check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
-    _check_aggr(conv)
-    return root_linear(
-        conv,
-        edge_index,
-        x_src,
-        x_dst,
-        size,
-        conv.lin_rel,
-        conv.lin_root,
-        x_dst,
-        own,
-        edge_weight=edge_weight,
-        weighted=True,
-    )
+    if conv.aggr not in ("mean", "add", "sum", "max", "min"):
+        raise Decline(f"aggr is {conv.aggr}")
+    return x_src, x_dst, own
 
 
-def root_linear(
-    conv: Any,
-    edge_index: Any,
-    x: Tensor,
-    x_dst: Tensor | None,
-    size: Any,
-    neighbours: Any,
-    root_linear: Any,
-    root: Tensor | None,
-    own: bool,
-    *,
-    edge_weight: Tensor | None = None,
-    weighted: bool = False,
-) -> Tensor:
-    """aggregate(x) neighbours.weight' + neighbours.bias + root root_linear.weight'."""
-    weight = weight_of(neighbours, x)
-    root_weight = None if root is None else weight_of(root_linear, root)
-    num_dst = destinations(edge_index, size, x_dst, x)
-    graph = adjacency.graph_of(conv, edge_index, x.size(0), num_dst)
-    values = adjacency.values_of(edge_index) if weighted else None
-    edge_weight = adjacency.weighted(graph, edge_weight if values is None else values, x) if weighted else None
-    if conv.aggr in ("max", "min") or (edge_weight is not None and edge_weight.requires_grad):
-        record_of(conv).plan = f"({conv.aggr} A X) W'" + ("" if root is None else " + X V'")
-        reduced = spmm(graph, x, edge_weight, reduce=conv.aggr)
-        out = torch.nn.functional.linear(reduced, weight, neighbours.bias)
-        return out if root is None or root_weight is None else torch.addmm(out, root, root_weight.t())
+def _adjacency(conv: Any, edge_index: Any, x: Tensor, x_dst: Tensor | None, size: Any) -> Adjacency:
+    graph = adjacency.graph_of(conv, edge_index, x.size(0), destinations(edge_index, size, x_dst, x))
     scale_type = torch.float64 if x.dtype == torch.float64 else torch.float32
-    adj = Adjacency(graph, graph.mean_scale(scale_type) if conv.aggr == "mean" else None, None, edge_weight)
-    note = note_plan(conv)
-    if root is None or root_weight is None:
-        return linear(NEIGHBOURS, {"X": x, "W": weight}, {"A": adj}, bias=neighbours.bias, note=note)
-    if own:
-        tensors = {"X": x, "W": weight, "V": root_weight}
-        return linear(WITH_OWN_ROOT, tensors, {"A": adj}, bias=neighbours.bias, note=note)
-    tensors = {"X": x, "W": weight, "R": root, "V": root_weight}
-    return linear(WITH_OTHER_ROOT, tensors, {"A": adj}, bias=neighbours.bias, note=note)
+    return Adjacency(graph, graph.mean_scale(scale_type) if conv.aggr == "mean" else None)
+
+
+def _evaluated(conv: Any, of: Summands) -> Tensor:
+    """reduce(A x) weight' + bias + root root_weight' of a layer."""
+    if not of.is_linear:
+        record_of(conv).plan = f"({of.reduce} A X) W'" + ("" if of.root is None else " + X V'")
+        reduced = spmm(of.adj.graph, of.x, of.adj.weight, reduce=of.reduce)
+        out = torch.nn.functional.linear(reduced, of.weight, of.bias)
+        return out if of.root is None or of.root_weight is None else torch.addmm(out, of.root, of.root_weight.t())
+    tensors = {"X": of.x, "W": of.weight}
+    expression: Expression = NEIGHBOURS
+    if of.root is not None and of.root_weight is not None:
+        tensors["V"] = of.root_weight
+        expression = WITH_OWN_ROOT if of.own else WITH_OTHER_ROOT
+        if not of.own:
+            tensors["R"] = of.root
+    return linear(expression, tensors, {"A": of.adj}, bias=of.bias, note=note_plan(conv))
 
 
 def destinations(edge_index: Any, size: Any, x_dst: Tensor | None, x: Tensor) -> int:
@@ -110,8 +122,3 @@ def destinations(edge_index: Any, size: Any, x_dst: Tensor | None, x: Tensor) ->
         if known is not None:
             return int(known)
     return x.size(0)
-
-
-def _check_aggr(conv: Any) -> None:
-    if conv.aggr not in ("mean", "add", "sum", "max", "min"):
-        raise Decline(f"aggr is {conv.aggr}")

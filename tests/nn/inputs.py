@@ -192,7 +192,16 @@ def hetero(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
     x = {"a": _features(m, dtype), "b": _features(n, dtype, 3, 7)}
     relations = {("a", "to", "b"): edge_index, ("b", "back", "a"): edge_index.flip(0)}
     relations["b", "among", "b"] = edge_index % max(n, 1) if n else edge_index[:, :0]
+    if spec.takes[-1] == "hetero_twice":
+        relations["a", "again", "b"] = edge_index.clone()
     return Data((x, relations), {}, (0,))
+
+
+def hetero_twice(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    """Relations by keyword, and one whose edges are missing."""
+    data = hetero(graph, spec, dtype)
+    relations = {kind: edges for kind, edges in data.args[1].items() if kind[1] != "back"}
+    return replace(data, args=data.args[:1], kwargs={"edge_index_dict": relations})
 
 
 def hetero_one_way(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
@@ -241,5 +250,6 @@ INPUTS: dict[str, Callable[[str, Spec, torch.dtype], Data]] = {
     "lengths_grad": lengths_grad,
     "hetero": hetero,
     "hetero_one_way": hetero_one_way,
+    "hetero_twice": hetero_twice,
     "semantic": semantic,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch_geometric.nn as pyg
 
@@ -29,6 +31,20 @@ _SHARED = (
 CHANNELS = {"a": IN, "b": 3}
 METADATA = (["a", "b"], [("a", "to", "b"), ("b", "back", "a"), ("b", "among", "b")])
 _INPUTS = (*PLAIN, "pair", "no_attr", "weights_wanted")
+
+
+def _relations(kind: Any = pyg.SAGEConv, inner: str = "mean", **options: Any) -> torch.nn.Module:
+    """Layers for the relations of inputs.hetero, two or three of them into b."""
+    aggr, among, third = options.pop("aggr", "sum"), options.pop("among", None), options.pop("third", None)
+    layers = {
+        ("a", "to", "b"): kind((IN, 3), OUT, aggr=inner, **options),
+        ("b", "back", "a"): kind((3, IN), OUT, aggr=inner, **options),
+        ("b", "among", "b"): kind((3, 3), OUT, aggr=inner, **options) if among is None else among(),
+    }
+    if third is not None:
+        layers["a", "again", "b"] = third()
+    return pyg.HeteroConv(layers, aggr=aggr)
+
 
 ATTENTION: dict[type, Spec] = {
     pyg.GATConv: Spec(
@@ -101,5 +117,29 @@ ATTENTION: dict[type, Spec] = {
         ({}, {"heads": 2}, {"out": IN}, {"heads": 3, "out": 3}),
         ({"flow": "target_to_source"},),
         ("hetero", "hetero_one_way"),
+    ),
+    pyg.HeteroConv: Spec(
+        _relations,
+        (
+            {},
+            {"aggr": "mean"},
+            {"kind": pyg.GraphConv},
+            {"kind": pyg.GraphConv, "aggr": "mean", "inner": "mean"},
+            {"inner": "sum", "bias": False},
+            {"root_weight": False},
+            {"among": lambda: pyg.GCNConv(3, OUT)},
+            {"third": lambda: pyg.GATConv((IN, 3), OUT, add_self_loops=False)},
+            {"third": lambda: pyg.SAGEConv((IN, 3), OUT, aggr="max"), "aggr": "mean"},
+            {"project": True},
+        ),
+        (
+            {"aggr": "max"},
+            {"aggr": "cat"},
+            {"aggr": None},
+            {"inner": "max"},
+            {"normalize": True},
+            {"kind": lambda c, o, **k: pyg.GATConv(c, o, add_self_loops=False)},
+        ),
+        ("hetero", "hetero_twice"),
     ),
 }

@@ -74,3 +74,63 @@ def test_real_relations(name, make):
     assert record_of(fast).path == "fast"
     for got, wanted in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-8 * max(float(wanted.abs().max()), 1.0))
+
+
+def _three_into_one():
+    torch.manual_seed(0)
+    layers = {
+        ("a", "one", "b"): pyg.SAGEConv((5, 3), 4),
+        ("a", "two", "b"): pyg.GraphConv((5, 3), 4),
+        ("b", "three", "b"): pyg.SAGEConv(3, 4, aggr="sum"),
+    }
+    x = {"a": torch.randn(12, 5).double(), "b": torch.randn(9, 3).double()}
+    sizes = {"a": 12, "b": 9}
+    edges = {
+        kind: torch.stack([torch.randint(sizes[kind[0]], (30,)), torch.randint(sizes[kind[2]], (30,))])
+        for kind in layers
+    }
+    with pytest.warns(UserWarning, match="do not get updated"):
+        return pyg.HeteroConv(layers).double(), x, edges
+
+
+def test_relations_side_by_side_multiply_the_destination_once():
+    """Root terms of three relations are one product; the stack of results is never made."""
+    stock, x, edges = _three_into_one()
+    fast = stretto.accelerate(copy.deepcopy(stock))
+    weights = {("a", "two", "b"): torch.rand(30).double()}
+    wanted = stock(x, edges, edge_weight_dict=weights)["b"]
+    fast(x, edges, edge_weight_dict=weights)  # calibrates
+    with torch.profiler.profile() as seen:
+        got = fast(x, edges, edge_weight_dict=weights)["b"]
+    torch.testing.assert_close(got, wanted)
+    counts = {event.key: event.count for event in seen.key_averages()}
+    assert counts.get("aten::mm", 0) + counts.get("aten::addmm", 0) + counts.get("aten::addmm_", 0) == 4
+    assert "3 of 3 relations side by side" in record_of(fast).plan
+    rows = {row.conv: row.path for row in stretto.report(fast).rows}
+    assert rows == {"HeteroConv": "fast", "SAGEConv": "fast", "GraphConv": "fast"}
+    first = fast.convs["a", "one", "b"]
+    seen_by_hook = []
+    first.register_forward_hook(lambda *args: seen_by_hook.append(1))
+    torch.testing.assert_close(fast(x, edges, edge_weight_dict=weights)["b"], wanted)
+    assert seen_by_hook
+    assert "2 of 3" in record_of(fast).plan
+
+
+def test_relations_side_by_side_twice_differentiable_and_patched():
+    stock, x, edges = _three_into_one()
+    found = []
+    for patched in (False, True):
+        leaf = x["a"].clone().requires_grad_()
+        if patched:
+            stretto.patch()
+        try:
+            out = stock({"a": leaf, "b": x["b"]}, edges)["b"]
+            (slope,) = torch.autograd.grad(out.pow(3).sum(), leaf, create_graph=True)
+            (curve,) = torch.autograd.grad(slope.pow(2).sum(), leaf)
+        finally:
+            if patched:
+                stretto.unpatch()
+        found.append((out, slope, curve))
+    for got, wanted in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(got, wanted)
+    assert "3 of 3" in record_of(stock).plan

@@ -1,0 +1,103 @@
+"""Several products that make up one result, as one plan: sum_r A_r X_r W_r' + X V' + b.
+
+Each product keeps the order of evaluation that is best for it alone; what they share is computed once (an X they have
+in common, G' X for every weight that acts on X), and sums are accumulated by the kernels that make their terms.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from stretto.compile.choose import CHOOSER, keeper, signature
+from stretto.compile.execute import Adjacency, Call, run
+from stretto.compile.expr import Add, Factor, Horner, Leaf, MatMul, Node, Scaled, Sparse, Term, Transpose
+from stretto.compile.plan import Plan, Request, plans, with_kept
+
+A, X, W = Sparse("A", "n", "m"), Leaf("X", "m", "i"), Leaf("W", "o", "i")
+PRODUCT = (Term((A, X, Transpose(W))),)
+ROOT = (Term((Leaf("X", "n", "i"), Transpose(W))),)
+
+
+@dataclass(frozen=True)
+class Product:
+    """adj x weight', or x weight' where there is no adj. x [m, i], weight [o, i] -> [n, o]."""
+
+    x: Tensor
+    weight: Tensor
+    adj: Adjacency | None = None
+
+
+def joint(products: Sequence[Product], bias: Tensor | None = None) -> tuple[Tensor, str]:
+    """The sum of all products, plus bias in every row; and how it reads. -> [n, o]."""
+    chosen, tensors, sparse = [], {}, {}
+    sources: dict[int, str] = {}
+    for number, product in enumerate(products):
+        place = sources.setdefault(id(product.x), str(len(sources)))
+        tensors["X" + place], tensors[f"W{number}"] = product.x, product.weight
+        if product.adj is not None:
+            sparse[f"A{number}"] = product.adj
+        chosen.append((_alone(product), place))
+    plan = _combined(tuple(chosen))
+    names, arguments = tuple(tensors), tuple(tensors.values())
+    if bias is not None:
+        names, arguments = (*names, "bias"), (*arguments, bias)
+    keep = keeper(tensors, sparse) if plan.hoisted else None
+    return run(Call(plan, names, sparse, keep=keep), arguments), plan.name
+
+
+def _alone(product: Product) -> Plan:
+    """The best plan of one product by itself."""
+    tensors = {"X": product.x, "W": product.weight}
+    if product.adj is None:
+        wanted = tuple(name for name, t in tensors.items() if t.requires_grad)
+        return plans(Request(ROOT, wanted))[0]
+    key, request, sizes = signature(PRODUCT, tensors, {"A": product.adj})
+    _, decision = CHOOSER.pick(key, request, sizes, product.x)
+    return decision.chosen or decision.candidates[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _combined(chosen: tuple[tuple[Plan, str], ...]) -> Plan:
+    """Plans of single products, told apart by number (weights, adjacencies) and by what they read, as one plan."""
+    terms: list[Node] = []
+    gradients: dict[str, list[Node]] = {}
+    hoisted: list[Node] = []
+    for number, (plan, place) in enumerate(chosen):
+        names = {"A": f"A{number}", "W": f"W{number}", "X": "X" + place}
+        terms.append(_renamed(plan.forward, names))
+        hoisted += [_renamed(node, names) for node in plan.hoisted]
+        for leaf, node in plan.gradients:
+            gradients.setdefault(names[leaf], []).append(_renamed(node, names))
+    summed = tuple((leaf, _sum(nodes)) for leaf, nodes in gradients.items())
+    return with_kept(Plan(_sum(terms), summed, hoisted=tuple(dict.fromkeys(hoisted))))
+
+
+def _sum(nodes: list[Node]) -> Node:
+    return nodes[0] if len(nodes) == 1 else Add(tuple(nodes))
+
+
+def _renamed(node: Node, names: dict[str, str]) -> Node:
+    """A node with other names for its leaves; sizes are named after the leaf they belong to."""
+
+    def factor(part: Factor) -> Factor:
+        if isinstance(part, (Leaf, Sparse)):
+            return replace(part, name=names.get(part.name, part.name))
+        return _renamed(part, names)
+
+    if isinstance(node, Leaf):
+        return replace(node, name=names.get(node.name, node.name))
+    if isinstance(node, Transpose):
+        return Transpose(_renamed(node.of, names))
+    if isinstance(node, MatMul):
+        return MatMul(factor(node.left), _renamed(node.right, names))
+    if isinstance(node, Scaled):
+        return Scaled(node.by, _renamed(node.of, names))
+    if isinstance(node, Add):
+        return Add(tuple(_renamed(term, names) for term in node.terms))
+    assert isinstance(node, Horner)
+    kept = tuple(None if term is None else _renamed(term, names) for term in node.terms)
+    return Horner(replace(node.sparse, name=names[node.sparse.name]), kept)
