@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from stretto import memory, settings
 from stretto.errors import StrettoError, expect
 from stretto.loader import swap
-from stretto.nn import AGGREGATIONS, CONVS, functional, generic
+from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, functional, generic
 from stretto.nn.base import accelerated_forward, in_place_of
 from stretto.nn.classes import fast_of, stock_of
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("stretto")
 M = TypeVar("M", bound=torch.nn.Module)
 
 _lock = threading.RLock()
-_patched: dict[type, Callable[..., Any]] = {}  # stock class -> its own forward
+_patched: dict[type, Callable[..., Any] | None] = {}  # stock class -> its own forward; None: it inherits one
 _depth = 0
 _patch_memory = memory.Owner()
 
@@ -96,8 +96,8 @@ def patch() -> None:
         _depth += 1
         if _depth > 1:
             return
-        for stock, fast in {**CONVS, **AGGREGATIONS}.items():
-            _patched[stock] = stock.forward  # type: ignore[attr-defined]
+        for stock, fast in {**CONVS, **AGGREGATIONS, **CONTAINERS}.items():
+            _patched[stock] = stock.__dict__.get("forward")
             stock.forward = _guarded(stock, fast)  # type: ignore[attr-defined]
         memory.keep_for(_patch_memory)
         swap.install()  # PyG's names for loaders mean ours
@@ -115,7 +115,10 @@ def unpatch() -> None:
         _depth -= 1
         if _depth == 0:
             for stock, forward in _patched.items():
-                stock.forward = forward  # type: ignore[attr-defined]
+                if forward is None:
+                    del stock.forward  # type: ignore[attr-defined]
+                else:
+                    stock.forward = forward  # type: ignore[attr-defined]
             _patched.clear()
             swap.remove()
             memory.let_go(_patch_memory)

@@ -14,7 +14,7 @@ from torch_geometric.nn.aggr import Aggregation
 
 from stretto import kernels
 from stretto.compile import CHOOSER
-from stretto.nn import CONVS, generic
+from stretto.nn import CONTAINERS, CONVS, generic
 from stretto.nn.base import record_of, why_stock
 from stretto.nn.classes import STOCK, fast_of, stock_of
 from stretto.plugin import is_patched
@@ -65,8 +65,8 @@ def report(model: torch.nn.Module) -> Report:
     for name, module in model.named_modules():
         known = stock_of(type(module)) is not None or (is_patched() and type(module) in CONVS)
         known = known or generic.is_patched(type(module))
-        if isinstance(module, Aggregation) or (not isinstance(module, MessagePassing) and not known):
-            continue  # an aggregation is told of with the layer it serves
+        if isinstance(module, (Aggregation, *CONTAINERS)) or (not isinstance(module, MessagePassing) and not known):
+            continue  # an aggregation is told of with the layer it serves, a model with the layers it is made of
         record = record_of(module)
         if not known:
             reason = "not accelerated: call accelerate(model)"

@@ -6,6 +6,7 @@ Each entry is a function fast(layer, *args) that computes what the layer's own f
 from __future__ import annotations
 
 import torch_geometric.nn as pyg
+from torch_geometric.nn.models import GCN, GraphSAGE
 from torch_geometric.nn.models.schnet import CFConv
 
 from stretto.nn import (
@@ -30,6 +31,7 @@ from stretto.nn import (
     hypergraph,
     le,
     mf,
+    models,
     nn_conv,
     pna,
     relations,
@@ -83,4 +85,7 @@ CONVS: dict[type, Fast] = {
 # What every other layer, a user's own included, aggregates with: the same mechanism, one level further down.
 AGGREGATIONS: dict[type, Fast] = aggr.AGGREGATIONS
 
-__all__ = ["AGGREGATIONS", "CONVS", "Decline", "Record", "record_of"]
+# Models whose order of modules is known: in inference they fold what follows a layer into it.
+CONTAINERS: dict[type, Fast] = {GCN: models.fast_basic, GraphSAGE: models.fast_basic}
+
+__all__ = ["AGGREGATIONS", "CONTAINERS", "CONVS", "Decline", "Record", "record_of"]

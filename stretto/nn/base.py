@@ -34,6 +34,10 @@ class Decline(Exception):
         self.reason = reason
 
 
+class Quiet(Decline):
+    """Raised by the fast function of a container: its layers run as they do by themselves, and nothing is told."""
+
+
 @dataclass
 class Record:
     """What a layer did last: path "fast" or "stock", the plan and its signature, or the reason."""
@@ -89,6 +93,8 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
         if reason is None:
             try:
                 out = owned(fast(self, *args, **kwargs))
+            except Quiet:
+                return stock_forward(self, *args, **kwargs)
             except Decline as decline:
                 reason = decline.reason
             except torch.OutOfMemoryError as error:
@@ -211,6 +217,11 @@ def weight_of(linear: Any, x: Tensor) -> Tensor:
     if weight.size(1) != x.size(1):
         raise Decline(f"the weight takes {weight.size(1)} channels, the input has {x.size(1)}")
     return weight
+
+
+def hooked(*modules: Any) -> bool:
+    """Whether someone watches a module's calls."""
+    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
 
 
 def note_path(conv: Any, reason: str | None) -> Record:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stretto.nn import AGGREGATIONS, CONVS, generic
+from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, generic
 from stretto.nn.base import accelerated_forward
 
 
@@ -16,7 +16,9 @@ def _subclass(stock: type, fast: Any) -> type:
     return type(stock.__name__, (stock,), body)
 
 
-FAST: dict[type, type] = {stock: _subclass(stock, fast) for stock, fast in {**CONVS, **AGGREGATIONS}.items()}
+FAST: dict[type, type] = {
+    stock: _subclass(stock, fast) for stock, fast in {**CONVS, **AGGREGATIONS, **CONTAINERS}.items()
+}
 STOCK: dict[type, type] = {fast: stock for stock, fast in FAST.items()}
 globals().update({fast.__name__: fast for fast in STOCK})
 

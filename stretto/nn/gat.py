@@ -14,6 +14,7 @@ from stretto.compile.cost import sum_first_on_gpu
 from stretto.graph import Graph
 from stretto.nn import edges
 from stretto.nn.base import Decline, record_of, weight_of
+from stretto.ops import library
 from stretto.ops.attention import attention
 from stretto.ops.projections import plus, projections
 from stretto.tune.profile import profile
@@ -43,10 +44,9 @@ def fast(
     first = aggregate_first(graph, x_src.size(1), heads, width)
     one = own and weight_dst is weight  # the two ends share features and weight
     if first or x_src.size(1) < 2 * heads * width:
-        folded = fold(weight, conv.att_src)
-        logits = torch.cat([folded, fold(weight, conv.att_dst)]) if one else folded
+        logits = fold_both(weight, conv.att_src, conv.att_dst) if one else fold(weight, conv.att_src)
         scores, *projected = projections(x_src, [(logits, None)] + ([] if first else [(weight, None)]))
-        right, left = scores[:, :heads], scores[:, heads:]
+        right, left = scores.split(heads, dim=1) if one else (scores, scores)
     else:  # wide inputs, narrow outputs: reading x again would cost more than the logits of what it becomes
         projected = [*projections(x_src, [(weight, None)])]
         values = projected[0].view(-1, heads, width)
@@ -70,16 +70,17 @@ def fast(
         dropout=conv.dropout if conv.training else 0.0,
         return_weights=wanted,
         dropped=True,
+        bias=conv.bias if conv.concat and not first else None,
     )
     out, alpha = found if isinstance(found, tuple) else (found, None)
     record_of(conv).plan = "(alpha X) W', logits X (W' a)" if first else "alpha (X W'), logits X (W' a)"
     if first:
         out = project(out, weight, conv.concat)
-    else:
+    elif out.dim() == 3:
         out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
     if conv.res is not None and x_dst is not None:
         out = out + conv.res(x_dst)
-    if conv.bias is not None:
+    if conv.bias is not None and (first or not conv.concat):
         out = plus(out, conv.bias)
     return (out, (edges_of(conv, graph, edge_index), alpha)) if wanted else out
 
@@ -88,6 +89,37 @@ def fold(weight: Tensor, att: Tensor) -> Tensor:
     """Attention vectors times the weight they act on. weight [h * c, i], att [1, h, c] -> [h, i]."""
     heads, width = att.shape[-2:]
     return torch.einsum("hci,hc->hi", weight.view(heads, width, weight.size(1)), att.view(heads, width))
+
+
+def fold_both(weight: Tensor, att_src: Tensor, att_dst: Tensor) -> Tensor:
+    """fold() with the attention vectors of both ends, one below the other. -> [2 h, i]"""
+    if not library.recorded(weight, att_src, att_dst) or library.traced(weight):
+        return torch.cat([fold(weight, att_src), fold(weight, att_dst)])
+    return _FoldBoth.apply(weight, att_src, att_dst)
+
+
+class _FoldBoth(torch.autograd.Function):
+    """One step of autograd where two einsums and a cat would be a dozen launches each way."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, att_src: Tensor, att_dst: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, att_src, att_dst)
+        heads, width = att_src.shape[-2:]
+        stacked = weight.view(heads, width, -1)
+        out = weight.new_empty(2 * heads, weight.size(1))
+        for k, att in enumerate((att_src, att_dst)):
+            torch.bmm(att.view(heads, 1, width), stacked, out=out[k * heads : (k + 1) * heads].unsqueeze(1))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        weight, att_src, att_dst = ctx.saved_tensors
+        heads, width = att_src.shape[-2:]
+        both = grads[0].view(2, heads, -1).transpose(0, 1)
+        atts = torch.stack([att_src.view(heads, width), att_dst.view(heads, width)], dim=2)
+        datts = torch.bmm(weight.view(heads, width, -1), both.transpose(1, 2))
+        dweight = torch.bmm(atts, both).view_as(weight)
+        return dweight, datts[..., 0].reshape(att_src.shape), datts[..., 1].reshape(att_dst.shape)
 
 
 def aggregate_first(graph: Graph, i: int, heads: int, width: int) -> bool:

@@ -51,12 +51,14 @@ def fast(
         dropout=conv.dropout if conv.training else 0.0,
         return_weights=wanted,
         dropped=True,
+        bias=conv.bias if conv.concat else None,
     )
     out, alpha = found if isinstance(found, tuple) else (found, None)
     record_of(conv).plan = "alpha (X W'), one pass"
-    out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
+    if out.dim() == 3:
+        out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
     if conv.res is not None:
         out = out + conv.res(x_dst)
-    if conv.bias is not None:
+    if conv.bias is not None and not conv.concat:
         out = plus(out, conv.bias)
     return (out, (gat.edges_of(conv, graph, edge_index), alpha)) if wanted else out

@@ -20,6 +20,7 @@ from stretto.nn import adjacency, edges, tracing
 from stretto.nn.base import (
     Decline,
     check_input,
+    hooked,
     in_place_of,
     note_path,
     owned,
@@ -28,7 +29,6 @@ from stretto.nn.base import (
     stock_wanted,
     why_stock,
 )
-from stretto.nn.gin import hooked
 from stretto.ops import spmm
 from stretto.ops.edge_messages import edge_messages
 

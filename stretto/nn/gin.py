@@ -12,8 +12,8 @@ from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.models import MLP
 
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
-from stretto.nn import adjacency
-from stretto.nn.base import Decline, check_input, note_plan, record_of, weight_of
+from stretto.nn import adjacency, folds
+from stretto.nn.base import Decline, check_input, hooked, note_plan, record_of, weight_of
 from stretto.nn.sage import destinations
 from stretto.ops import spmm
 
@@ -41,7 +41,7 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         record_of(conv).plan = "nn(A X + c X)"
         root = None if x_dst is None else (1 + conv.eps) * x_dst
         return conv.nn(spmm(graph, x_src, reduce=conv.aggr, y=root))
-    weight = weight_of(first, x_src)
+    weight, bias, rest = _with_norm(conv.nn, first, rest, weight_of(first, x_src), graph.num_rows)
     scale_type = torch.float64 if x_src.dtype == torch.float64 else torch.float32
     adj = Adjacency(graph, graph.mean_scale(scale_type) if conv.aggr == "mean" else None)
     scalars = {"c": 1.0 + number(conv.eps)}
@@ -49,7 +49,24 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     expression = NO_ROOT if x_dst is None else OWN_ROOT if own else OTHER_ROOT
     if expression is OTHER_ROOT:
         tensors["R"] = x_dst
-    return rest(linear(expression, tensors, {"A": adj}, bias=first.bias, scalars=scalars, note=note_plan(conv)))
+    return rest(linear(expression, tensors, {"A": adj}, bias=bias, scalars=scalars, note=note_plan(conv)))
+
+
+def _with_norm(nn: Any, first: Any, rest: Rest, weight: Tensor, rows: int) -> tuple[Tensor, Tensor | None, Rest]:
+    """Weight and bias of nn's first Linear, and what follows it; in inference with the BatchNorm after it folded in."""
+    plain = weight, first.bias, rest
+    if nn is first or not folds.pays(rows, weight.size(0)):
+        return plain
+    if type(nn) is MLP:
+        if not len(nn.norms) or not folds.fixed_norm(nn.norms[0]) or (nn.act is not None and nn.act_first):
+            return plain
+        norm, rest = nn.norms[0], lambda x: rest_of_mlp(nn, x, normed=True)
+    else:
+        if len(nn) < 2 or not folds.fixed_norm(nn[1]):
+            return plain
+        norm, rest = nn[1], lambda x: _run(list(nn)[2:], x)
+    (weight,), bias = folds.normalised(norm, [weight], first.bias)
+    return weight, bias, rest
 
 
 def number(scalar: Tensor) -> float:
@@ -80,25 +97,22 @@ def first_linear(nn: Any) -> tuple[Any, Rest]:
 LINEAR = (torch.nn.Linear, Linear)
 
 
-def hooked(*modules: Any) -> bool:
-    """Whether someone watches a module's calls."""
-    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
-
-
 def _run(modules: list[Any], x: Tensor) -> Tensor:
     for module in modules:
-        x = module(x)
+        plain = type(module) is torch.nn.Linear and x.device.type == "cuda" and not hooked(module)
+        x = dense(x, module.weight, module.bias) if plain else module(x)
     return x
 
 
-def rest_of_mlp(mlp: Any, x: Tensor) -> Tensor:
-    """What MLP.forward does after its first Linear. x [n, hidden] -> [n, out]."""
+def rest_of_mlp(mlp: Any, x: Tensor, *, normed: bool = False) -> Tensor:
+    """What MLP.forward does after its first Linear; normed: and after the norm. x [n, hidden] -> [n, out]."""
     for i, (lin, norm) in enumerate(zip(mlp.lins, mlp.norms, strict=False)):  # plain_last: one norm less
         if i > 0:
             x = lin(x)
         if mlp.act is not None and mlp.act_first:
             x = mlp.act(x)
-        x = norm(x, None, None) if mlp.supports_norm_batch else norm(x)
+        if i > 0 or not normed:
+            x = norm(x, None, None) if mlp.supports_norm_batch else norm(x)
         if mlp.act is not None and not mlp.act_first:
             x = mlp.act(x)
         x = torch.nn.functional.dropout(x, p=mlp.dropout[i], training=mlp.training)

@@ -12,8 +12,7 @@ from torch_geometric.nn import aggr as stock
 
 from stretto.graph import Graph
 from stretto.nn import edges, streaming
-from stretto.nn.base import Decline, record_of, weight_of
-from stretto.nn.gin import hooked
+from stretto.nn.base import Decline, hooked, record_of, weight_of
 from stretto.ops import spmm
 
 KNOWN = {

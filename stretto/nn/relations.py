@@ -18,8 +18,7 @@ from torch_geometric.nn.conv.hetero_conv import group
 from stretto import settings
 from stretto.compile import Product, joint
 from stretto.nn import edges, gcn, sage
-from stretto.nn.base import Decline, note_path, record_of, why_stock
-from stretto.nn.gin import hooked
+from stretto.nn.base import Decline, hooked, note_path, record_of, why_stock
 from stretto.nn.sage import Summands
 
 # What a layer adds up, for the layers that are sums of products.

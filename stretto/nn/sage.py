@@ -44,13 +44,13 @@ class Summands:
 
 def fast_sage(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     """What SAGEConv.forward computes."""
-    out = _evaluated(conv, of_sage(conv, x, edge_index, size))
+    out = evaluated(conv, of_sage(conv, x, edge_index, size))
     return torch.nn.functional.normalize(out, p=2.0, dim=-1) if conv.normalize else out
 
 
 def fast_graph(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None) -> Tensor:
     """What GraphConv.forward computes."""
-    return _evaluated(conv, of_graph(conv, x, edge_index, edge_weight, size))
+    return evaluated(conv, of_graph(conv, x, edge_index, edge_weight, size))
 
 
 def of_sage(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Summands:
@@ -90,7 +90,7 @@ def _adjacency(conv: Any, edge_index: Any, x: Tensor, x_dst: Tensor | None, size
     return Adjacency(graph, graph.mean_scale(scale_type) if conv.aggr == "mean" else None)
 
 
-def _evaluated(conv: Any, of: Summands) -> Tensor:
+def evaluated(conv: Any, of: Summands) -> Tensor:
     """reduce(A x) weight' + bias + root root_weight' of a layer."""
     if not of.is_linear:
         record_of(conv).plan = f"({of.reduce} A X) W'" + ("" if of.root is None else " + X V'")

@@ -15,7 +15,7 @@ from torch_geometric.nn.norm import BatchNorm
 
 from stretto.graph import Graph
 from stretto.nn import edges
-from stretto.nn.gin import hooked
+from stretto.nn.base import hooked
 from stretto.ops.edge_mlp import BLOCK, edge_mlp
 
 LARGE = 1 << 25  # bytes of one array of messages from which on they are made in blocks

@@ -1,0 +1,67 @@
+"""PyG's GCN and GraphSAGE in inference: what follows a layer, a BatchNorm or a Linear, is folded into it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from stretto.nn import folds, relations, sage
+from stretto.nn.base import Quiet, hooked, note_path, record_of
+from stretto.nn.gin import LINEAR
+from stretto.nn.sage import Summands
+
+
+def fast_basic(model: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """What the forward of a BasicGNN computes, where something can be folded."""
+    if model.training or not isinstance(x, Tensor) or not folds.pays(x.size(0), model.hidden_channels):
+        raise Quiet("training, or small")
+    if args or any(value is not None for name, value in kwargs.items() if name != "edge_weight"):
+        raise Quiet("further arguments")
+    given = kwargs if model.supports_edge_weight else {}
+    normed = [folds.fixed_norm(norm) and (model.act is None or not model.act_first) for norm in model.norms]
+    last = len(model.convs) - 1
+    ends = _ends_linear(model)
+    if not any(normed) and not ends:
+        raise Quiet("nothing to fold")
+    every = []
+    for i, (conv, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
+        inner = i < last or model.jk_mode is not None
+        of = relations.summands(conv, (x, edge_index), given) if inner and (normed[i] or (ends and i == last)) else None
+        if of is None:
+            x = conv(x, edge_index, **given)
+            x = x if not inner else norm(x, None, None) if model.supports_norm_batch else norm(x)
+        else:
+            of, told = _folded(model, of, norm if normed[i] else None, ends and i == last)
+            x = sage.evaluated(conv, of)
+            note_path(conv, None)
+            record_of(conv).plan += f"; {told} folded into the weights"
+            if ends and i == last:
+                return x
+        if inner:
+            x = x if model.act is None else model.act(x)
+            every.append(x)
+    x = model.jk(every) if hasattr(model, "jk") else x
+    return model.lin(x) if hasattr(model, "lin") else x
+
+
+def _ends_linear(model: Any) -> bool:
+    """Whether the last layer, or its norm, is followed by a Linear and nothing else, and that makes it narrower."""
+    if model.jk_mode != "last" or model.act is not None or type(model.lin) not in LINEAR or hooked(model.lin):
+        return False
+    plain = folds.fixed_norm(model.norms[-1]) or type(model.norms[-1]).__name__ == "Identity"
+    return plain and not hooked(model.norms[-1]) and model.lin.weight.size(0) <= model.lin.weight.size(1)
+
+
+def _folded(model: Any, of: Summands, norm: Any, ends: bool) -> tuple[Summands, str]:
+    weights = [of.weight] if of.root_weight is None else [of.weight, of.root_weight]
+    bias, told = of.bias, []
+    if norm is not None:
+        weights, bias = folds.normalised(norm, weights, bias)
+        told.append("BatchNorm")
+    if ends:
+        weights, bias = folds.followed(model.lin, weights, bias)
+        told.append("Linear")
+    root = None if of.root_weight is None else weights[1]
+    return replace(of, weight=weights[0], root_weight=root, bias=bias), " and ".join(told)
