@@ -73,7 +73,7 @@ def smoke_test() -> dict[str, object]:
     """A small spmm, forward and backward, against fp64 and beside stock."""
     spec = Spec(**{**vars(SMOKE), "threads": torch.get_num_threads()})
     try:
-        result = run(spec, repeats=5, with_ceilings=False, without=SLOW)
+        result = run(spec, repeats=5, with_ceilings=(), without=SLOW)
     except (RuntimeError, ValueError, OSError) as error:
         return {"ok": False, "reason": f"{type(error).__name__}: {error}"}
     ours = next(row for row in result.rows if row.candidate == OURS)

@@ -1,6 +1,7 @@
 """The targets of the foundation: what the ops must reach on two cores, each beside what they reach here.
 
-`stretto bench ops --suite foundation [--only TEXT]`. Cells that serve several targets are measured once.
+`stretto bench ops --suite foundation [--only TEXT]`. Cells that serve several targets are measured once. "reading
+alone" is the ratio of a kernel that reads the same rows in the same order, adds them up and stores nothing.
 """
 
 from collections.abc import Callable
@@ -113,7 +114,7 @@ def command(out: Console, *, threads: int, repeats: int, only: str = "") -> list
         for spec in specs:
             mine = [t for t in chosen if t.spec == spec]
             without = () if any(t.against in SLOW for t in mine) or spec.graph == TINY else SLOW
-            with_ceilings = any(t.kind == "share" for t in mine)
+            with_ceilings = ("gather", "random gather") if any(t.kind == "share" for t in mine) else ("gather",)
             results[spec] = run(spec, repeats=repeats, with_ceilings=with_ceilings, without=without)
             step(f"{spec.op} {spec.reduce} {spec.width}")
             if spec.graph == TINY:
@@ -124,7 +125,7 @@ def command(out: Console, *, threads: int, repeats: int, only: str = "") -> list
     records = [record for result in results.values() for record in result.to_dicts()]
     table = Table(title=f"foundation, {threads} threads, median of {repeats}", title_justify="left")
     table.add_column("measure")
-    for column in ("wanted", "measured", "interval", ""):
+    for column in ("wanted", "measured", "interval", "", "reading alone"):
         table.add_column(column, justify="right")
     for target in chosen:
         read, form, least = KINDS[target.kind]
@@ -139,13 +140,16 @@ def command(out: Console, *, threads: int, repeats: int, only: str = "") -> list
             else (form.format(value[0]), f"{form.format(value[1])} - {form.format(value[2])}")
         )
         wanted = ("at least " if least else "at most ") + form.format(target.bound)
-        table.add_row(target.label, wanted, *shown, "met" if met else "MISSED", style="" if met else "bold")
+        attainable = results[target.spec].attainable(target.against) if target.kind == "speedup" else None
+        ceiling = "" if attainable is None else form.format(attainable)
+        table.add_row(target.label, wanted, *shown, "met" if met else "MISSED", ceiling, style="" if met else "bold")
         records.append(
             {
                 "target": target.label,
                 "wanted": wanted,
                 "measured": value,
                 "met": met,
+                "reading_alone": attainable,
                 "command": f"stretto bench ops --suite foundation --only {target.label!r} --threads {threads}"
                 f" --repeats {repeats}",
             }

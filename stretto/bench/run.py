@@ -12,7 +12,7 @@ from stretto import memory
 from stretto.bench import machine
 from stretto.bench.case import OURS, Candidate, Case, Spec
 from stretto.bench.cases import build
-from stretto.bench.ceilings import Ceiling, ceilings
+from stretto.bench.ceilings import KINDS, Ceiling, ceilings
 from stretto.tune.timing import Timing, measure, ratio
 
 # Largest relative error (Frobenius) against fp64 that passes the check.
@@ -81,6 +81,13 @@ class Result:
         }
         return {kind: done[kind] / self.ours.median / rate for kind, (_, rate) in self.ceilings.items()}
 
+    def attainable(self, candidate: str) -> float | None:
+        """Times faster than `candidate` we would be if reading the gathered rows were all there is to do."""
+        other = self.timing(candidate)
+        if other is None or "gather" not in self.ceilings:
+            return None
+        return other.median * self.ceilings["gather"][1] / self.gathered_bytes
+
     def to_dicts(self) -> list[dict[str, object]]:
         """One flat record per candidate, with all that is needed to repeat and to judge it."""
         cell = {**vars(self.spec), "num_nodes": self.num_nodes, "num_edges": self.num_edges}
@@ -130,7 +137,7 @@ def run(
     spec: Spec,
     *,
     repeats: int = 9,
-    with_ceilings: bool = True,
+    with_ceilings: Collection[str] = KINDS,
     without: Collection[str] = (),
     after: Callable[[str], None] | None = None,
 ) -> Result:
@@ -144,9 +151,10 @@ def run(
         if not calls:
             return result
         _settle(calls)
-        limits = ceilings(case) if with_ceilings and spec.direction == "fwd" else {}
+        counted = with_ceilings if spec.direction == "fwd" else ()
+        limits = {name: limit for name, limit in ceilings(case).items() if limit.kind in counted}
         table = {**calls, **{f"ceiling: {name}": limit.call for name, limit in limits.items()}}
-        timings = measure(table, repeats=repeats, warmup=2, sample_seconds=SHORT, after=after)
+        timings = measure(table, repeats=repeats, warmup=2, sample_seconds=SHORT, lead_in=True, after=after)
     for row in result.rows:
         row.timing = timings.get(row.candidate)
     _record_ceilings(result, limits, timings)

@@ -57,6 +57,7 @@ def measure(
     device: torch.device | str = "cpu",
     budget: float | None = None,
     sample_seconds: float = 0.0,
+    lead_in: bool = False,
     after: Callable[[str], None] | None = None,
 ) -> dict[str, Timing]:
     """Time the candidates round robin.
@@ -65,6 +66,7 @@ def measure(
     that had no time for a sample is then judged by its warm-up call, and one that never ran is missing from the
     result.
     sample_seconds: repeat calls inside one sample until it lasts about this long, for calls of microseconds.
+    lead_in: an untimed call right before each sample, so that nobody starts from caches the one before has filled.
     after(name) follows every sample (a progress bar).
     """
     expect(len(candidates) > 0, "measure: 'candidates' is empty")
@@ -86,6 +88,8 @@ def measure(
         for name in names:
             if deadline is not None and time.perf_counter() >= deadline:
                 return _timings(candidates, rough, samples)
+            if lead_in and turn >= warmup:
+                candidates[name]()
             seconds = _seconds(candidates[name], calls[name], sync)
             if turn < warmup:
                 rough[name] = min(seconds, rough.get(name, seconds))

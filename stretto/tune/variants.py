@@ -17,15 +17,17 @@ class Variant:
     backend: str = "native"
     options: dict[str, int] = field(default_factory=dict, hash=False)
     least_width: int = 1  # legal from this many columns on
+    most_width: int = 1 << 30  # and up to this many
     plain_only: bool = False  # legal only for an unscaled or weighted sum in fp32 or fp64
 
 
 VARIANTS: dict[str, dict[str, tuple[Variant, ...]]] = {
     "spmm": {
         "cpu": (
+            # A narrow row is soon done with: what is asked for has to be further ahead.
+            Variant("row_ahead24", options={"tile": 0, "prefetch": 24}, most_width=64),
             Variant("row_ahead8", options={"tile": 0, "prefetch": 8}),
             Variant("row_ahead16", options={"tile": 0, "prefetch": 16}),
-            Variant("row_ahead24", options={"tile": 0, "prefetch": 24}),
             Variant("row_plain", options={"tile": 0, "prefetch": 0}),
             Variant("tile128_ahead8", options={"tile": 128, "prefetch": 8}, least_width=256),
             Variant("tile64_ahead8", options={"tile": 64, "prefetch": 8}, least_width=128),
@@ -39,11 +41,20 @@ VARIANTS: dict[str, dict[str, tuple[Variant, ...]]] = {
             Variant("cusparse", backend="torch", plain_only=True),
         ),
     },
+    "product": {
+        "cuda": (
+            Variant("torch", backend="torch"),
+            Variant("rows128x64", options={"block_m": 128, "block_n": 64, "warps": 8}),
+            Variant("rows64x128", options={"block_m": 64, "block_n": 128, "warps": 4}, least_width=128),
+        ),
+    },
 }
 
 
 def legal(op: str, device: str, *, width: int, plain: bool) -> tuple[Variant, ...]:
     """The variants that may run; the first is the default. Nothing to choose: empty."""
     return tuple(
-        v for v in VARIANTS.get(op, {}).get(device, ()) if width >= v.least_width and (plain or not v.plain_only)
+        v
+        for v in VARIANTS.get(op, {}).get(device, ())
+        if v.least_width <= width <= v.most_width and (plain or not v.plain_only)
     )

@@ -24,7 +24,7 @@ def small(**words):
 
 
 def measured(spec):
-    return run.run(spec, repeats=2, with_ceilings=False)
+    return run.run(spec, repeats=2, with_ceilings=())
 
 
 @pytest.mark.parametrize("op", list(OPS))
@@ -73,7 +73,7 @@ def test_a_wrong_candidate_is_found_out_and_not_timed(monkeypatch):
 
 
 def test_candidates_can_be_left_out():
-    result = run.run(small(), repeats=1, with_ceilings=False, without=foundation.SLOW)
+    result = run.run(small(), repeats=1, with_ceilings=(), without=foundation.SLOW)
     assert not {row.candidate for row in result.rows} & set(foundation.SLOW)
     assert result.timing("torch csr") is not None
 
