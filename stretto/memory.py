@@ -54,6 +54,13 @@ def _drop(name: int) -> None:
             _libc().malloc_trim(0)
 
 
+def give_back() -> None:
+    """Return what is free to the system now: the next large results are new memory, as in a process that keeps none."""
+    libc = _libc()
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
 def is_kept() -> bool:
     """Whether freed memory is kept now."""
     return _kept

@@ -2,7 +2,8 @@
 
 Conventions. One flop per addition, multiplication, comparison or transcendental; 2 n k m for a product of matrices.
 Bytes as if no cache helped: each operand once, one row per entry of an index; bytes at places that an index decides are
-kept apart as `random`, with the row they come in and the span they fall into. Views and bare allocations cost nothing.
+kept apart as `random`, with the row they come in and the span they fall into (`row` of a product is its smallest
+dimension, of a sum along the last dimension the bytes of one sum). Views and bare allocations cost nothing.
 Costs of stretto's own kernels come from the declarations in stretto.ops.OPS.
 """
 
@@ -92,13 +93,22 @@ def _pointwise(weight: int = 1) -> Formula:
     return cost
 
 
+def _along_last(args: Args, source: Spec) -> bool:
+    """Whether the last dimension, and not all of them, is reduced."""
+    dims = args[1] if len(args) > 1 else ()
+    dims = dims if isinstance(dims, tuple) else (dims,)
+    last = len(source.shape) - 1
+    return last > 0 and any(d in (-1, last) and not isinstance(d, bool) for d in dims if isinstance(d, int))
+
+
 def _reduce(weight: int = 1) -> Formula:
     def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
         source = tensors(args)[0]
         results = tensors(out)
         kept = results[0].numel if results else 1
         ratio = source.numel / kept if isinstance(source.numel, sympy.Expr) or kept else 1
-        return Cost("reduce", weight * source.numel, _bytes(args) + _bytes(out), depth=1 + log2(ratio))
+        row = source.shape[-1] * source.itemsize if _along_last(args, source) else 0
+        return Cost("reduce", weight * source.numel, _bytes(args) + _bytes(out), row=row, depth=1 + log2(ratio))
 
     return cost
 
@@ -108,7 +118,13 @@ def _gemm(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     left = tensors(args)[1 if added else 0]
     result = tensors(out)[0]
     flops = 2 * result.numel * left.shape[-1] + (result.numel if added else 0)
-    return Cost("gemm", flops, _bytes(args) + _bytes(out), depth=1 + log2(left.shape[-1]))
+    narrow = _least((*left.shape[-2:], result.shape[-1] if result.shape else 1))
+    return Cost("gemm", flops, _bytes(args) + _bytes(out), row=narrow, depth=1 + log2(left.shape[-1]))
+
+
+def _least(sizes: Args) -> Size:
+    """The smallest of the sizes that are numbers: what stands for a number of nodes or edges is never that."""
+    return min((s for s in sizes if not isinstance(s, sympy.Expr)), default=1)
 
 
 def _sparse_product(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
@@ -133,7 +149,10 @@ def _expanded(index: Spec) -> Size:
 
 def _gather(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     table, result = tensors(args)[0], tensors(out)[0]
-    if name.startswith(("aten::embedding", "aten::index.", "aten::index_select", "aten::index")):
+    if name.startswith("aten::index.") or name == "aten::index":  # x[:, i]: what follows the last index is a row
+        places = args[1] if isinstance(args[1], tuple) else (args[1],)
+        row = product(table.shape[len(places) :]) * table.itemsize
+    elif name.startswith(("aten::embedding", "aten::index_select")):
         row = table.row * table.itemsize
     else:  # gather: an index for every element, or one for a whole row where it was expanded
         row = _expanded(tensors(args)[1]) * table.itemsize
@@ -195,7 +214,7 @@ def _same(names: str, formula: Formula) -> dict[str, Formula]:
 
 # Name without overload -> formula. What is not here is judged by its tags (pointwise, reduction) and schema (views).
 ATEN: dict[str, Formula] = {
-    **_same("mm addmm bmm baddbmm mv addmv dot", _gemm),
+    **_same("mm addmm addmm_ bmm baddbmm baddbmm_ mv addmv addmv_ dot", _gemm),
     **_same("_sparse_mm _sparse_addmm _sparse_mm_reduce_impl", _sparse_product),
     **_same("index_select index gather embedding take", _gather),
     **_same("scatter_add scatter_add_ scatter_reduce scatter_reduce_ index_add index_add_ index_reduce_", _scatter),

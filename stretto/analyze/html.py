@@ -17,10 +17,10 @@ TOP = 12
 
 
 def _roofs(machine: Machine) -> tuple[float, dict[str, float]]:
-    return max(rate for _, rate in machine.gemm), {
-        "stream": max(rate for _, rate in machine.stream),
-        "memory": min(rate for _, rate in machine.stream),
-        "random rows": near_row(machine.gather, 256, 1 << 26),
+    return max(point[2] for point in machine.gemm), {
+        "stream": max(point[1] for point in machine.stream),
+        "memory": min(point[-1] for point in machine.stream),
+        "random rows": near_row(machine.gather, 256, 1 << 26, 1.0),
     }
 
 

@@ -1,4 +1,7 @@
-"""From counts to time: T = max(flops / rate, bytes / bandwidth, random bytes / gather bandwidth) + launch, per op.
+"""From counts to time: T = max(flops / rate, bytes / bandwidth, random bytes / gather bandwidth) + host, per op.
+
+Every rate depends on where the operands are: an op finds them near if it or another has just used them, far if the step
+has touched more since than the caches hold. The trace tells how much that is (`farness`).
 
 And from the order of ops to depth: the longest chain of ops that wait for one another, in steps of an ideal parallel
 machine (log terms) and in kernel launches (what a small graph really waits for).
@@ -6,58 +9,117 @@ machine (log terms) and in kernel launches (what a small graph really waits for)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
+import torch
 
 from stretto import memory
 from stretto.analyze.costs import DEGREE
-from stretto.analyze.machine_file import MOVED, Machine, near, near_row
+from stretto.analyze.machine_file import Machine, near, near_row
+from stretto.analyze.specs import matrices, tensors
 from stretto.analyze.trace import OpRecord, Trace
 
+INDEX = 8  # bytes of an entry of torch's indices
 
-def ceilings(op: OpRecord, machine: Machine) -> dict[str, float]:
-    """Seconds that each resource alone would need; the largest bounds the op."""
+
+def ceilings(op: OpRecord, machine: Machine, far: float = 0.0) -> dict[str, float]:
+    """Seconds that each resource alone would need; the largest bounds the op. far: share of operands from memory."""
     cost = op.cost
     if cost.family == "view":
         return {"launch": 0.0}
-    found = {"launch": machine.launch}
-    stream = float(cost.stream)
-    if cost.family == "gemm":
-        flops = float(cost.flops)
-        found["compute"] = flops / near(machine.gemm, flops)
-        found["bandwidth"] = stream / near(machine.stream, stream)
-        return found
+    flops, stream, random = float(cost.flops), float(cost.stream), float(cost.random)
     row, span = float(cost.row), float(cost.span)
-    if cost.family == "scatter":
-        moved = float(cost.random) / (2 if cost.flops else 1)
-        found["gather latency"] = moved / near_row(machine.scatter, row, span) + _beyond(stream, span, machine)
-    elif cost.family in ("spmm", "sddmm") and cost.random:
-        found["gather latency"] = float(cost.random) / near_row(machine.spmm, row, span)
-        found["bandwidth"] = stream / near(machine.stream, stream)
+    found = {"launch": machine.launch}
+    if cost.family == "gemm":
+        found["compute"] = flops / near_row(machine.gemm, flops, row, far)
+        found["bandwidth"] = stream / near(machine.stream, stream, far)
+    elif cost.family == "scatter":
+        moved = random / (2 if flops else 1)
+        table = machine.scatter_max if _extremum(op) else machine.scatter
+        beyond = _beyond(stream, moved, row, machine, far)
+        found["gather latency"] = moved / near_row(table, row, span, far) + beyond + _mask(op, machine, far)
+    elif cost.family in ("spmm", "sddmm") and random:
+        found["gather latency"] = random / near_row(machine.spmm, row, span, far)
+        found["bandwidth"] = stream / near(machine.stream, stream, far)
     elif cost.family == "attention":
-        found["gather latency"] = float(cost.random) / near_row(machine.spmm, row, span)
-        found["compute"] = float(cost.flops) / near(machine.gemm, float(cost.flops))
-    elif cost.random:
-        found["gather latency"] = float(cost.random) / near_row(machine.gather, row, span) + _beyond(
-            stream, span, machine
-        )
+        curve = machine.attention_grad if op.name.endswith("_grad") else machine.attention
+        edges = max(1.0, float(matrices(op.args)[0].num_edges))
+        found["gather latency"] = random / near_row(machine.spmm, row, span, far)
+        found["compute"] = flops / near(curve, flops / edges, far)
+    elif random:
+        beyond = _beyond(stream, random, row, machine, far)
+        found["gather latency"] = random / near_row(machine.gather, row, span, far) + beyond + _mask(op, machine, far)
+    elif cost.family == "reduce" and row:
+        found["bandwidth"] = stream / near(machine.reduce_last, row, far)
     elif cost.family == "reduce":
-        found["bandwidth"] = stream / machine.reduce
+        found["bandwidth"] = stream / near(machine.reduce, stream, far)
     elif cost.family == "softmax":
-        found["compute"] = float(cost.flops) / 5 / machine.exp
+        first = tensors(op.args)[0]
+        found["compute"] = float(first.numel) / near(machine.softmax, float(first.shape[-1]), far)
     elif cost.family == "sort":
-        found["compute"] = float(cost.flops) / machine.sort
+        found["compute"] = flops / machine.sort
     else:
-        found["bandwidth"] = stream / near(machine.stream, stream)
+        found["bandwidth"] = stream / near(machine.stream, stream, far)
     return found
 
 
-def _beyond(stream: float, span: float, machine: Machine) -> float:
-    """Seconds of the bytes in order that the measured rate of random rows does not have in it."""
-    return max(0.0, stream - max(span, MOVED)) / near(machine.stream, stream)
+def _extremum(op: OpRecord) -> bool:
+    return "scatter_reduce" in op.name and not any(a in ("sum", "mean") for a in op.args if isinstance(a, str))
+
+
+def _mask(op: OpRecord, machine: Machine, far: float) -> float:
+    """Seconds to find the places of masks that stand where an index would."""
+    found = [spec for spec in tensors(op.args)[1:] if spec.dtype == torch.bool]
+    return sum(float(spec.numel) / near(machine.mask, float(spec.numel), far) for spec in found)
+
+
+def _beyond(stream: float, moved: float, row: float, machine: Machine, far: float) -> float:
+    """Seconds of the bytes in order that a rate of random rows does not have in it: it has the rows and their index."""
+    more = stream - moved * (1 + INDEX / max(row, 1.0))
+    return max(0.0, more) / near(machine.stream, more, far)
+
+
+def touched_since(trace: Trace) -> list[list[float]]:
+    """Op by op, for each input and then each output: bytes that the step touched since that memory was last used.
+
+    What the step has not used yet was last used a whole step ago. A result takes the memory of the last one of its size
+    that was freed, as allocators do.
+    """
+    sizes = [sum(float(spec.nbytes) for spec in (*op.inputs, *op.outputs)) for op in trace.ops]
+    whole, position = sum(size for op, size in zip(trace.ops, sizes, strict=True) if op.cost.family != "view"), 0.0
+    taken = {number: (spec.key if spec is not None else 0, float(size)) for _, number, spec, size in trace.takes}
+    given: dict[int, list[int]] = {}
+    for index, number in trace.gives:
+        given.setdefault(index, []).append(number)
+    last: dict[int, float] = {}
+    free: dict[float, list[float]] = {}
+    found: list[list[float]] = []
+    for op, size in zip(trace.ops, sizes, strict=True):
+        for number in given.get(op.index, ()):
+            key, held = taken.get(number, (0, 0.0))
+            if key in last:
+                free.setdefault(held, []).append(last.pop(key))
+        for spec in op.outputs:
+            if spec.key not in last and free.get(float(spec.nbytes)):
+                last[spec.key] = free[float(spec.nbytes)].pop()
+        used = [*op.inputs, *op.outputs]
+        found.append([position - last[spec.key] if spec.key in last else whole for spec in used])
+        if op.cost.family != "view":
+            position += size
+            last.update((spec.key, position) for spec in used)
+    return found
+
+
+def farness(trace: Trace, machine: Machine) -> list[float]:
+    """Op by op, the share of its operands that must come from memory."""
+    found: list[float] = []
+    for op, touched in zip(trace.ops, touched_since(trace), strict=True):
+        sizes = [float(spec.nbytes) for spec in (*op.inputs, *op.outputs)]
+        weighed = sum(size * machine.far(since) for size, since in zip(sizes, touched, strict=True))
+        found.append(weighed / sum(sizes) if sum(sizes) else 0.0)
+    return found
 
 
 LEAST, LARGE = 128 << 10, 32 << 20  # below, the allocator keeps what it has; above, every result is new memory
@@ -95,18 +157,26 @@ def bound(op: OpRecord, machine: Machine) -> str:
     return max(limits, key=lambda kind: limits[kind])
 
 
-def op_seconds(op: OpRecord, machine: Machine) -> float:
-    """Predicted time of one op inside a model, its share of Python and autograd included."""
-    limits = ceilings(op, machine)
+def op_seconds(op: OpRecord, machine: Machine, far: float = 0.0, away: float = 0.0) -> float:
+    """Predicted time of one op inside a model. far: of its operands; away: the same of its code, a step ago."""
+    limits = ceilings(op, machine, far)
     work = max((s for kind, s in limits.items() if kind != "launch"), default=0.0)
-    return 0.0 if op.cost.family == "view" else machine.host + work
+    host = machine.host + (machine.host_far - machine.host) * away
+    if op.name.startswith("stretto::"):
+        host += machine.kernel + (machine.kernel_far - machine.kernel) * away
+    return host + work
 
 
-def step_seconds(ops: Iterable[OpRecord], machine: Machine) -> float:
-    """Predicted time of a step; of a whole trace with the clearing of new memory, unless this process keeps it."""
-    clears = isinstance(ops, Trace) and not memory.is_kept()
-    new = sum(fresh_bytes(ops).values()) / machine.fresh if clears else 0.0  # type: ignore[arg-type]
-    return sum(op_seconds(op, machine) for op in ops) + new
+def times(trace: Trace, machine: Machine) -> list[float]:
+    """Predicted seconds of every op of a step, its share of Python and autograd included."""
+    away = machine.far(sum(float(s.nbytes) for op in trace for s in (*op.inputs, *op.outputs)))
+    return [op_seconds(op, machine, far, away) for op, far in zip(trace.ops, farness(trace, machine), strict=True)]
+
+
+def step_seconds(trace: Trace, machine: Machine) -> float:
+    """Predicted time of a step, with the clearing of new memory unless this process keeps it."""
+    new = 0.0 if memory.is_kept() else sum(fresh_bytes(trace).values()) / machine.fresh
+    return sum(times(trace, machine)) + new
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from stretto.analyze import published
 from stretto.analyze.classify import Layer
 from stretto.analyze.graph_stats import GraphStats, Partition
 from stretto.analyze.machine_file import Machine
-from stretto.analyze.predict import Depth, bound, op_seconds
+from stretto.analyze.predict import Depth, bound, times
 from stretto.analyze.rewrites import Rewrite
 from stretto.analyze.strategies import Problem, Strategy
 from stretto.analyze.taxonomy import Form
@@ -94,7 +94,7 @@ class Report:
     def rows(self) -> list[dict[str, Any]]:
         """One line per op and shape: where, how often, work, predicted time and what bounds it."""
         table: dict[tuple[str, str, str, str], dict[str, Any]] = {}
-        for op in self.trace:
+        for op, seconds in zip(self.trace.ops, times(self.trace, self.machine), strict=True):
             if op.cost.family == "view":
                 continue
             key = (op.name, op.path, op.phase, op.shapes)
@@ -106,7 +106,7 @@ class Report:
             row["calls"] += 1
             row["flops"] += float(op.cost.flops)
             row["bytes"] += float(op.cost.bytes)
-            row["ms"] += op_seconds(op, self.machine) * 1e3
+            row["ms"] += seconds * 1e3
         return sorted(table.values(), key=lambda row: -row["ms"])
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import logging
 import statistics
@@ -137,7 +138,7 @@ def validate(report: Report, *, repeats: int = 5, workers: int = 2) -> list[dict
 
 def partitioned(report: Report, splitter: Partitioner, workers: int, repeats: int) -> list[dict[str, Any]]:
     """The step on `workers` processes that pull halo rows: predicted beside counted in torch.distributed's calls."""
-    from stretto.analyze.workers import run_pull
+    from stretto.analyze.workers import link, run_pull
 
     layers, workload = report.layers, report.workload
     reason = ""
@@ -153,7 +154,10 @@ def partitioned(report: Report, splitter: Partitioner, workers: int, repeats: in
         logger.info("stretto: no run on %d workers: %s", workers, reason)
         return []
     part = splitter.best(workers)
-    plan = next(s for s in strategies(report.problem, [part]) if s.name.endswith("halo, pull"))
+    latency, bandwidth = link()  # the report's machine may be another; this runs here
+    here = dataclasses.replace(report.machine, link_latency=latency, link_bandwidth=bandwidth)
+    problem = dataclasses.replace(report.problem, machine=here)
+    plan = next(s for s in strategies(problem, [part]) if s.name.endswith("halo, pull"))
     found = run_pull(workload, [layer.path for layer in layers], splitter, workers, part.method, repeats=repeats)
     name = f"{plan.name}, {workers} workers"
     return [

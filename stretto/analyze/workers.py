@@ -8,11 +8,13 @@ a ring. The result is compared with one process before any number counts.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -184,10 +186,44 @@ def _worker(rank: int, parts: int, folder: str, repeats: int) -> None:
             samples.append(time.perf_counter() - start)
             if not turn:
                 counted = dataclasses.asdict(traffic)
-        result = {"traffic": counted, "gradient": flat, "loss": float(loss), "seconds": min(samples[1:] or samples)}
+        result = {
+            "traffic": counted,
+            "gradient": flat,
+            "loss": float(loss),
+            "seconds": statistics.median(samples[1:] or samples),
+        }
         torch.save(result, Path(folder, f"result{rank}.pt"))
     finally:
         dist.destroy_process_group()
+
+
+PINGS, PAYLOAD = 50, 1 << 22  # messages of eight bytes, and one of these
+
+
+def _link(rank: int, parts: int, folder: str) -> None:
+    """One side of a conversation: short messages to and fro, then long ones."""
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=parts)
+    try:
+        taken = {}
+        for name, values, turns in (("short", 2, PINGS), ("long", PAYLOAD // 4, 5)):
+            tensor, samples = torch.zeros(values), []
+            for _ in range(turns + 1):
+                start = time.perf_counter()
+                for sender in (0, 1):
+                    dist.send(tensor, 1 - rank) if rank == sender else dist.recv(tensor, 1 - rank)
+                samples.append((time.perf_counter() - start) / 2)
+            taken[name] = statistics.median(samples[1:])
+        torch.save(taken, Path(folder, f"result{rank}.pt"))
+    finally:
+        dist.destroy_process_group()
+
+
+@cache
+def link() -> tuple[float, float]:
+    """Seconds of a message between two processes of this machine, and bytes per second of a long one; measured once."""
+    with tempfile.TemporaryDirectory() as folder:
+        taken = _processes(folder, 2, ["link"])[0]
+    return taken["short"], PAYLOAD / max(taken["long"] - taken["short"], 1e-9)
 
 
 def run_pull(
@@ -222,23 +258,32 @@ def _spawn(
     with tempfile.TemporaryDirectory() as folder:
         given = {"model": workload.model, "data": workload.data, "owner": owner, "layers": layers, "degrees": degrees}
         torch.save(given, Path(folder, "given.pt"))
-        command = [sys.executable, "-m", "stretto.analyze.workers", folder, str(parts), str(repeats)]
-        children = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE) for rank in range(parts)]
-        end = time.monotonic() + LIMIT
-        try:
-            errors = [child.communicate(timeout=max(0.1, end - time.monotonic()))[1] for child in children]
-        except subprocess.TimeoutExpired:
-            fail(f"validate: {parts} workers did not finish within {LIMIT:.0f} s")
-        finally:
-            for child in children:
-                child.kill()
-                child.wait()
-        for child, error in zip(children, errors, strict=True):
-            if child.returncode:
-                lines = error.decode(errors="replace").strip().splitlines()
-                fail(f"validate: a worker ended with status {child.returncode}: {lines[-1] if lines else 'no message'}")
-        return [torch.load(Path(folder, f"result{rank}.pt"), weights_only=False) for rank in range(parts)]
+        return _processes(folder, parts, [str(repeats)])
+
+
+def _processes(folder: str, parts: int, words: list[str]) -> list[dict[str, Any]]:
+    """Run this file once per worker; what each left in the folder."""
+    command = [sys.executable, "-m", "stretto.analyze.workers", folder, str(parts)]
+    children = [subprocess.Popen([*command, str(rank), *words], stderr=subprocess.PIPE) for rank in range(parts)]
+    end = time.monotonic() + LIMIT
+    try:
+        errors = [child.communicate(timeout=max(0.1, end - time.monotonic()))[1] for child in children]
+    except subprocess.TimeoutExpired:
+        fail(f"validate: {parts} workers did not finish within {LIMIT:.0f} s")
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    for child, error in zip(children, errors, strict=True):
+        if child.returncode:
+            lines = error.decode(errors="replace").strip().splitlines()
+            fail(f"validate: a worker ended with status {child.returncode}: {lines[-1] if lines else 'no message'}")
+    return [torch.load(Path(folder, f"result{rank}.pt"), weights_only=False) for rank in range(parts)]
 
 
 if __name__ == "__main__":  # a process of its own: the caller's script is not run again
-    _worker(int(sys.argv[4]), int(sys.argv[2]), sys.argv[1], int(sys.argv[3]))
+    folder, parts, rank, what = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    if what == "link":
+        _link(rank, parts, folder)
+    else:
+        _worker(rank, parts, folder, int(what))

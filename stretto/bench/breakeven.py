@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import torch
 
-from stretto.analyze.machine_file import Machine, near, near_row
+from stretto.analyze.machine_file import Machine, near_row
 from stretto.graph import Graph
 from stretto.ops import spmm
 from stretto.tune.timing import measure
@@ -40,7 +40,7 @@ class BreakEven:
 def predicted(machine: Machine, *, side: int = SIDE, width: int = WIDTH) -> float:
     """rho* = 2 BW_gather / (b F_gemm) with the rates at these sizes, at most 1."""
     gather = near_row(machine.spmm, width * BYTES, side * width * BYTES)
-    return min(1.0, 2 * gather / (BYTES * near(machine.gemm, 2.0 * side * side * width)))
+    return min(1.0, 2 * gather / (BYTES * near_row(machine.gemm, 2.0 * side * side * width, width)))
 
 
 def crossing(ratios: dict[float, float]) -> float | None:

@@ -6,6 +6,8 @@ The time of an op that follows an index depends on the index. A replay with rand
 from __future__ import annotations
 
 import hashlib
+import random
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stretto.analyze.trace import Recorder
-from stretto.tune.timing import Timing, measure
+from stretto import memory
+from stretto.analyze.predict import fresh_bytes, touched_since
+from stretto.analyze.trace import OpRecord, Recorder
+from stretto.kernels.attention import TENSORS, Attention
+from stretto.tune.timing import Timing
 
 if TYPE_CHECKING:
     from stretto.profile.profiling import Group, Profile
 
 REPEATS = 20
+MODEL = "in the model"
+FAR = 1 << 27  # bytes of other work after which nothing is in a cache any more
 
 
 def capture(profile: Profile, groups: list[Group]) -> dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
@@ -93,41 +100,106 @@ def calls(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[
     return found
 
 
+def operands(value: Any) -> list[Tensor]:
+    """Every dense tensor inside a value, in the order in which a trace lists them."""
+    if isinstance(value, Tensor):
+        return [value] if value.layout == torch.strided else []
+    if isinstance(value, Attention):
+        return [t for t in (getattr(value, name) for name in TENSORS) if t is not None]
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return [t for v in value for t in operands(v)] if isinstance(value, (list, tuple)) else []
+
+
+class _Cache:
+    """Puts operands as far away as they were in the model: other memory is read between their last use and the call."""
+
+    def __init__(self) -> None:
+        self.other = torch.ones(FAR // 4)
+        self.at = 0
+
+    def read(self, size: float) -> None:
+        """Read so many bytes that nobody else uses, not those read last."""
+        count = min(int(size), FAR) // 4
+        first, rest = self.other[self.at : self.at + count], self.at + count - self.other.numel()
+        first.sum()
+        if rest > 0:
+            self.other[:rest].sum()
+        self.at = (self.at + count) % self.other.numel()
+
+    def place(self, used: list[tuple[float, Tensor | int]], fresh: bool) -> None:
+        """used: bytes touched since the tensor, or memory of so many bytes for a result, was last used.
+
+        fresh: in the model the result was memory that the process did not have.
+        """
+        ordered = sorted(used, key=lambda pair: -pair[0])
+        after = [*[since for since, _ in ordered[1:]], 0.0][: len(ordered)]
+        if fresh:
+            memory.give_back()
+        for (since, what), then in zip(ordered, after, strict=True):
+            if isinstance(what, Tensor):
+                if since < FAR:
+                    what.sum()
+            elif since < FAR and not fresh:
+                torch.empty(what, dtype=torch.uint8).zero_()  # freed at once: the next of this size gets it
+            self.read(since - then)
+
+
 def replay(profile: Profile, *, share: float = 0.9, repeats: int = REPEATS) -> list[dict[str, Any]]:
     """One row per hot group: in the model, alone with its indices, alone with shuffled ones, in milliseconds.
 
-    All ops take turns, as they do in the model: one op again and again would find its operands in the cache.
+    Steps of the model and single ops take turns, so that a machine that drifts slows both; before a single op its
+    operands are put where the model had them, in a cache or in memory.
     """
     groups = profile.hot(share)
     captured = capture(profile, groups)
-    slowest = [max(group.ops, key=lambda i: profile.trace.ops[i].seconds) for group in groups]
-    table = {
-        (at, name): call
-        for at, index in enumerate(slowest)
-        if index in captured
-        for name, call in calls(*captured[index]).items()
-    }
-    keys = {f"{at} {name}": (at, name) for at, name in table}
-    if not keys:
-        return []
-    with torch.no_grad():
-        taken = measure({word: table[key] for word, key in keys.items()}, repeats=repeats, warmup=2)
-    timings: dict[tuple[int, str], Timing] = {key: taken[word] for word, key in keys.items()}
-    rows: list[dict[str, Any]] = []
-    for at, (group, index) in enumerate(zip(groups, slowest, strict=True)):
-        mine = {name: timing for (which, name), timing in timings.items() if which == at}
-        if not mine:
-            continue
-        args = captured[index][1]
-        places = next((v for a in args for v in (a if isinstance(a, (list, tuple)) else (a,)) if is_index(v)), None)
-        op = profile.trace.ops[index]
-        inside = op.typical or op.seconds
-        rows.append(
-            {
-                "op": group.name, "phase": group.phase, "shapes": group.shapes, "in model ms": inside * 1e3,
-                **{name: timing.to_dict() for name, timing in mine.items()},
-                "ratio": mine["real indices"].median / inside if inside else None,
-                "index": None if places is None else fingerprint(places),
-            }
-        )  # fmt: skip
-    return rows
+    trace, places = profile.trace, touched_since(profile.trace)
+    slowest = [max(group.ops, key=lambda i: trace.ops[i].seconds) for group in groups]
+    slowest = [index for index in slowest if index in captured]
+    table = {index: calls(*captured[index]) for index in slowest}
+    used = {i: _used(trace.ops[i], places[i], operands(captured[i][1:])) for i in slowest}
+    fresh = set() if memory.is_kept() else set(fresh_bytes(trace))
+    samples: dict[tuple[int, str], list[float]] = {}
+    cache, order = _Cache(), random.Random(0)
+    for turn in range(repeats + 1):
+        recorder = Recorder(profile.workload.model, full=False)
+        with recorder.recording():
+            profile.workload.run(recorder)
+        same = len(recorder.times) == len(trace.ops)
+        keys = [(index, name) for index, options in table.items() for name in options]
+        order.shuffle(keys)
+        for index, name in keys:
+            cache.place(used[index], index in fresh)
+            with torch.no_grad():
+                start = time.perf_counter()
+                table[index][name]()
+                taken = time.perf_counter() - start
+            if turn:
+                samples.setdefault((index, name), []).append(taken)
+        for index in slowest if turn and same else ():
+            samples.setdefault((index, MODEL), []).append(recorder.times[index][1])
+    profile.workload.model.zero_grad(set_to_none=True)
+    return [_row(profile, index, captured[index][1], samples) for index in slowest]
+
+
+def _used(op: OpRecord, since: list[float], inputs: list[Tensor]) -> list[tuple[float, Tensor | int]]:
+    """Inputs and new results of an op with the bytes touched since that memory was last used."""
+    count = len(op.inputs)
+    known = {spec.key for spec in op.inputs}
+    results = [
+        (s, int(spec.nbytes)) for s, spec in zip(since[count:], op.outputs, strict=True) if spec.key not in known
+    ]
+    return [*zip(since, inputs, strict=False), *results]
+
+
+def _row(profile: Profile, index: int, args: Any, samples: dict[tuple[int, str], list[float]]) -> dict[str, Any]:
+    op = profile.trace.ops[index]
+    mine = {name: Timing(tuple(values)) for (which, name), values in samples.items() if which == index}
+    inside = mine[MODEL].median if MODEL in mine else op.typical or op.seconds
+    index_in = next((v for a in args for v in (a if isinstance(a, (list, tuple)) else (a,)) if is_index(v)), None)
+    return {
+        "op": op.name, "phase": op.phase, "shapes": op.shapes, "in model ms": inside * 1e3,
+        **{name: timing.to_dict() for name, timing in mine.items() if name != MODEL},
+        "ratio": mine["real indices"].median / inside if inside else None,
+        "index": None if index_in is None else fingerprint(index_in),
+    }  # fmt: skip

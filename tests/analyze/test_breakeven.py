@@ -7,7 +7,7 @@ from stretto.bench.breakeven import crossing, predicted, run
 
 
 def test_the_formula_of_the_reference_page():
-    cpu = Machine(spmm=[(256, 1e7, 20e9)], gemm=[(1e6, 100e9), (1e9, 100e9)])
+    cpu = Machine(spmm=[(256, 1e7, 20e9)], gemm=[(1e6, 64, 100e9), (1e9, 64, 100e9)])
     assert predicted(cpu) == pytest.approx(0.10)  # 20 GB/s and 100 GFLOP/s: about 10 %
 
 

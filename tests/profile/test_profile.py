@@ -88,7 +88,7 @@ def test_bound_follows_the_work():
     profile = stretto.profile(make("gcn", 24, 16, 7), cora(), machine=slow, repeats=1)
     assert {g.bound for g in profile.groups if g.family == "pointwise"} == {"bandwidth"}
     assert {g.bound for g in profile.groups if g.family == "gather"} <= {"launch", "gather latency"}
-    fast = dataclasses.replace(slow, stream=[(1e5, 1e20), (1e8, 1e20)])
+    fast = dataclasses.replace(slow, stream=[(1e5, 1e20), (1e8, 1e20)], mask=[(1e5, 1e20)])
     profile = stretto.profile(make("gcn", 24, 16, 7), cora(), machine=fast, repeats=1)
     assert {g.bound for g in profile.groups if g.family in ("gather", "pointwise")} == {"launch"}
 

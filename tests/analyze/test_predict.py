@@ -1,0 +1,113 @@
+"""From counts to time: rates near and far, what a step touches between two uses, costs that decide a prediction."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import stretto
+from stretto.analyze import Machine
+from stretto.analyze.machine_file import near, near_row
+from stretto.analyze.models import make
+from stretto.analyze.predict import ceilings, farness, step_seconds, times, touched_since
+from stretto.analyze.trace import Recorder
+from stretto.analyze.workload import Workload
+from stretto.kernels import native
+
+
+def traced(call):
+    recorder = Recorder()
+    with recorder.recording():
+        call()
+    return recorder.trace
+
+
+def test_a_rate_lies_between_near_and_far():
+    curve = [(1e3, 10.0, 5.0), (1e6, 20.0, 5.0)]
+    assert near(curve, 1e3) == 10
+    assert near(curve, 1e3, 1.0) == 5
+    assert near(curve, 1e3, 0.5) == pytest.approx(1 / (0.5 / 10 + 0.5 / 5))  # half the bytes at each rate
+    assert near(curve, 1.0) == 10
+    assert near(curve, 1e9) == 20
+    assert near([(1e3, 7.0)], 1e3, 1.0) == 7  # a file may give one rate for both
+    assert near_row([(4, 1e6, 1.0), (64, 1e6, 3.0), (64, 1e9, 2.0)], 64, 5e8) == 2
+
+
+def test_far_grows_with_what_was_touched():
+    machine = Machine(cache=[(1e6, 0.0), (1e8, 1.0)])
+    assert machine.far(0) == machine.far(1e5) == 0
+    assert machine.far(1e7) == pytest.approx(0.5)
+    assert machine.far(1e12) == 1
+
+
+def test_bytes_between_two_uses():
+    x, y = torch.ones(1000), torch.ones(500)
+
+    def step():
+        a = x + 1  # 8000 bytes
+        b = y + 1  # 4000
+        return a + a, b
+
+    first, second, third = touched_since(traced(step))
+    whole = 8000 + 4000 + 12000  # an operand named twice is read twice
+    assert first[0] == second[0] == whole  # last used a whole step ago
+    assert third[:2] == [4000, 4000]  # after a was made, the second op touched its own
+
+
+def test_a_result_takes_the_memory_that_was_freed_last():
+    x = torch.ones(1000)
+
+    def step():
+        a = x + 1
+        del a
+        return x * 2
+
+    first, second = touched_since(traced(step))
+    assert first[1] == 16000
+    assert second[1] == 0
+
+
+def test_a_small_step_is_near_and_a_large_one_far():
+    machine = Machine(cache=[(1e4, 0.0), (1e6, 1.0)])
+    small, large = (traced(lambda n=n: torch.ones(n).add(1).mul(2)) for n in (100, 1 << 20))
+    assert max(farness(small, machine)) == 0
+    assert max(farness(large, machine)) == 1
+    slow = Machine(stream=[(1e5, 1e10, 1e9)], cache=machine.cache)
+    assert times(large, slow)[1] > 5 * times(large, Machine(stream=[(1e5, 1e10, 1e10)], cache=machine.cache))[1]
+
+
+def test_accumulating_products_are_counted():
+    out, a, b = torch.zeros(5, 7), torch.ones(5, 3), torch.ones(3, 7)
+    (op,) = traced(lambda: out.addmm_(a, b)).ops
+    assert op.cost.flops == 2 * 5 * 3 * 7 + 5 * 7
+    assert op.cost.row == 3  # the smallest dimension
+    if native.library() is None:
+        pytest.skip(f"native kernels are off: {native.why_not()}")
+    data = Data(x=torch.randn(50, 6), edge_index=torch.randint(50, (2, 200)))
+    fast = Workload(stretto.accelerate(make("sage", 6, 8, 4)), data)
+    for _ in range(3):
+        fast.run()
+    products = [op for op in fast.trace() if "mm" in op.name and op.name.startswith("aten::")]
+    assert products
+    assert all(op.cost.flops > 0 and op.cost.family == "gemm" for op in products)
+
+
+def test_rows_of_an_index_and_sums_of_a_row():
+    x, where, mask = torch.ones(4, 100), torch.arange(100), torch.rand(100) < 0.5
+    (rows,) = [op for op in traced(lambda: x.t()[where]).ops if op.cost.family == "gather"]
+    (columns,) = [op for op in traced(lambda: x[:, mask]).ops if op.cost.family == "gather"]
+    assert (rows.cost.row, columns.cost.row) == (16, 4)
+    slow = Machine(mask=[(1e3, 1.0)])
+    assert ceilings(columns, slow)["gather latency"] == pytest.approx(100, rel=1e-3)
+    assert ceilings(rows, slow)["gather latency"] < 1
+    last, first, both = (op.cost.row for op in traced(lambda: (x.sum(-1), x.sum(0), x.sum())).ops if op.cost.flops)
+    assert (last, first, both) == (400, 0, 0)
+
+
+def test_new_memory_is_part_of_a_step_unless_it_is_kept(monkeypatch):
+    trace = traced(lambda: torch.ones(12 << 20))
+    from stretto import memory
+
+    monkeypatch.setattr(memory, "is_kept", lambda: False)
+    clears = step_seconds(trace, Machine(fresh=1e6))
+    monkeypatch.setattr(memory, "is_kept", lambda: True)
+    assert clears - step_seconds(trace, Machine(fresh=1e6)) == pytest.approx(48 * 1.048576, rel=1e-6)
