@@ -15,16 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv
 
 from stretto.errors import expect, fail
-from stretto.loader import NeighborLoader, Store
-
-# Layers whose output for a node depends on its own in-edges alone. GCNConv is not one of them: it divides by the
-# neighbours' degrees too, which a piece of the graph does not show.
-LOCAL = (SAGEConv, GINConv, GINEConv, GATConv, GATv2Conv, GraphConv)
-# Normalisations that treat every row alone once they are in evaluation mode.
-ROWWISE = ("BatchNorm", "LayerNorm", "BatchNorm1d", "Identity")
+from stretto.loader import NeighborLoader, Store, run_trimmed
+from stretto.loader.trim import why_not_local
 
 Forward = Callable[[torch.nn.Module, Any], Tensor]
 Progress = Callable[[int, int], None]
@@ -67,7 +61,7 @@ def inference(
             result = call(model, data.load() if isinstance(data, Store) else data)
             report(1, 1)
             return _deliver(result if input_nodes is None else result[nodes], out)
-        why_not = _why_not_layerwise(model) if forward is None else "forward= is given"
+        why_not = why_not_local(model) if forward is None else "forward= is given"
         if why_not:
             fail(
                 f"inference: the activations may take more than {budget} bytes, and layer by layer is not possible: "
@@ -94,20 +88,11 @@ def _sampled(
 ) -> Tensor:
     options: dict[str, Any] = {} if num_threads is None else {"num_threads": num_threads}
     loader = NeighborLoader(data, num_neighbors, input_nodes=nodes, batch_size=batch_size, **options)
-    trim = forward is None and not _why_not_layerwise(model) and getattr(model, "jk_mode", None) is None
     result: Tensor | None = None
     done = 0
     for batch in loader:
-        if trim:  # each layer computes only what the next one needs
-            rows = model(
-                batch.x,
-                batch.edge_index,
-                num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                num_sampled_edges_per_hop=batch.num_sampled_edges,
-            )
-        else:
-            rows = call(model, batch)
-        rows = rows[: batch.batch_size]
+        # Each layer computes only what the next one needs, where the model is one of PyG's.
+        rows = run_trimmed(model, batch) if forward is None else call(model, batch)[: batch.batch_size]
         if result is None:
             result = _allocate((nodes.numel(), *rows.shape[1:]), rows.dtype, out)
         result[done : done + rows.size(0)] = rows
@@ -149,21 +134,6 @@ def _layerwise(model: Any, data: Data | Store, batch_size: int, num_threads: int
             assert fresh is not None
             x = fresh
         return x.clone()
-
-
-def _why_not_layerwise(model: Any) -> str:
-    """Why the model cannot be run in pieces of the graph; empty when it can."""
-    if not hasattr(model, "inference_per_layer") or not hasattr(model, "convs"):
-        return f"{type(model).__name__} has no inference_per_layer (PyG's BasicGNN has)"
-    if getattr(model, "jk_mode", None) is not None:
-        return "jumping knowledge needs the output of every layer"
-    for conv in model.convs:
-        if not isinstance(conv, LOCAL):
-            return f"{type(conv).__name__} needs more than a node's own neighbours"
-    for norm in model.norms or ():
-        if type(norm).__name__ not in ROWWISE or getattr(norm, "mode", "node") != "node":
-            return f"{type(norm).__name__} needs all nodes at once"
-    return ""
 
 
 # ---- small things ----

@@ -23,7 +23,7 @@ from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 from stretto.convert import read
 from stretto.errors import expect, fail
 from stretto.inference import inference
-from stretto.loader import NeighborLoader, Store
+from stretto.loader import NeighborLoader, Store, run_trimmed
 from stretto.plugin import accelerate
 
 MODELS = {"sage": GraphSAGE, "gcn": GCN, "gat": GAT, "gin": GIN}
@@ -127,7 +127,7 @@ def _epoch(
             break
         optimizer.zero_grad()
         size = batch.batch_size
-        loss = F.cross_entropy(model(batch.x, batch.edge_index)[:size], batch.y[:size])
+        loss = F.cross_entropy(run_trimmed(model, batch), batch.y[:size])
         loss.backward()
         optimizer.step()
         total, seen = total + float(loss.detach()) * size, seen + size

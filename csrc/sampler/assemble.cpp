@@ -40,8 +40,9 @@ void gather_rows(const uint8_t* data, int64_t row_bytes, const int64_t* index, i
     for (int64_t i = 0; i < n; ++i) {
         if (i + kAhead < n) {
             const uint8_t* next = data + index[i + kAhead] * row_bytes;
-            for (int64_t b = 0; b < row_bytes; b += kLine) __builtin_prefetch(next + b);
-            __builtin_prefetch(next + row_bytes - 1);
+            const uint8_t* end = next + row_bytes;
+            next -= reinterpret_cast<uintptr_t>(next) % kLine;  // rows begin anywhere in a line: ask for each line once
+            for (; next < end; next += kLine) __builtin_prefetch(next);
         }
         std::memcpy(out + i * row_bytes, data + index[i] * row_bytes, static_cast<size_t>(row_bytes));
     }

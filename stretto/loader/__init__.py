@@ -3,6 +3,6 @@
 from stretto.loader.neighbor_loader import LinkNeighborLoader, NeighborLoader
 from stretto.loader.sampler import NeighborSampler
 from stretto.loader.store import Store
-from stretto.loader.trim import Layer, layers
+from stretto.loader.trim import Layer, layers, run_trimmed
 
-__all__ = ["Layer", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler", "Store", "layers"]
+__all__ = ["Layer", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler", "Store", "layers", "run_trimmed"]

@@ -2,16 +2,26 @@
 
 `layers(batch)` lists, from the first layer to the last, the edges a layer uses and how many sources and targets they
 have. A bipartite conv then takes `conv((x, x[:num_targets]), edge_index)`. Graph.of knows every one of these edge
-indices. (PyG's own trim_to_layer works on the batches too; it keeps each layer's graph square.)
+indices. `run_trimmed(model, batch)` does that for PyG's BasicGNN models. (PyG's own trim_to_layer works on the batches
+too; it keeps each layer's graph square, and so computes every layer's outermost nodes in vain.)
 """
 
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch_geometric.nn import GATConv, GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv
+from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from stretto.errors import expect
 from stretto.graph import Graph
+
+# Layers whose output for a node depends on its own in-edges alone. GCNConv is not one of them: it divides by the
+# neighbours' degrees too, which a part of the graph does not show.
+LOCAL = (SAGEConv, GINConv, GINEConv, GATConv, GATv2Conv, GraphConv)
+# Normalisations that treat every row alone once they are in evaluation mode.
+ROWWISE = ("BatchNorm", "LayerNorm", "BatchNorm1d", "Identity")
 
 
 class Layer(NamedTuple):
@@ -47,3 +57,61 @@ def trimmed(batch: Any, *, semantics: str = "frontier") -> Any:
     """The batch with its `layers`."""
     batch.layers = layers(batch, semantics=semantics)
     return batch
+
+
+def run_trimmed(model: Any, batch: Any, *, semantics: str = "frontier") -> Tensor:
+    """The model's output for the seeds of a batch. -> [batch_size, ...]
+
+    Where the model allows, every layer computes only the nodes the next one reads; elsewhere the whole batch is run.
+    Gradients, dropout and evaluation are the model's own either way.
+    """
+    if why_not_trimmed(model):
+        return model(batch.x, batch.edge_index)[: batch.batch_size]
+    known = getattr(batch, "layers", None) or layers(batch, semantics=semantics)
+    if len(known) != model.num_layers:
+        return model(batch.x, batch.edge_index)[: batch.batch_size]
+    x = batch.x
+    for i, layer in enumerate(known):
+        x = model.convs[i]((x, x[: layer.size[1]]), layer.edge_index)
+        if i == model.num_layers - 1:
+            break
+        if model.act is not None and model.act_first:
+            x = model.act(x)
+        x = model.norms[i](x)
+        if model.act is not None and not model.act_first:
+            x = model.act(x)
+        x = model.dropout(x)
+    return x
+
+
+def why_not_trimmed(model: Any) -> str:
+    """Why a batch's layers must see all of its nodes; empty when they need not."""
+    why = why_not_local(model)
+    if not why and _written_by_user(model) is not BasicGNN.forward:
+        why = f"{type(model).__name__} has a forward of its own"
+    if not why and (model._forward_hooks or model._forward_pre_hooks):
+        why = "the model has hooks"
+    if not why and any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules()):
+        why = "BatchNorm learns from all nodes of a batch"
+    return why
+
+
+def why_not_local(model: Any) -> str:
+    """Why the model cannot be run layer by layer on parts of a graph; empty when it can."""
+    if not hasattr(model, "inference_per_layer") or not hasattr(model, "convs"):
+        return f"{type(model).__name__} has no inference_per_layer (PyG's BasicGNN has)"
+    if getattr(model, "jk_mode", None) is not None:
+        return "jumping knowledge needs the output of every layer"
+    for conv in model.convs:
+        if not isinstance(conv, LOCAL):
+            return f"{type(conv).__name__} needs more than a node's own neighbours"
+    for norm in model.norms or ():
+        if type(norm).__name__ not in ROWWISE or getattr(norm, "mode", "node") != "node":
+            return f"{type(norm).__name__} needs all nodes at once"
+    return ""
+
+
+def _written_by_user(model: Any) -> Any:
+    """The model's forward as it was before accelerate() put a class of its own in front."""
+    own = (vars(c).get("forward") for c in type(model).__mro__ if not c.__module__.startswith("stretto.nn."))
+    return next((forward for forward in own if forward is not None), None)
