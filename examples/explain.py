@@ -27,6 +27,6 @@ profile.to_html("profile.html")
 report = stretto.analyze(make(name, data.x.size(1), 64, 7), data, procs=[1, 2, 4, 8, 16])
 print(report.explain())
 for check in report.validate():
-    print(print("  {what}: predicted {predicted}, counted {counted}, measured {measured}".format(**check)))
+    print("  {what}: predicted {predicted}, counted {counted}, measured {measured}".format(**check))
 report.to_html("analysis.html")
 print("see profile.html and analysis.html")

@@ -84,7 +84,7 @@ def analyze(
         machine=computer,
         brent=[_brent(float(trace.flops), steps.steps, p) for p in procs],
         memory=memory,
-        forms=taxonomy(model, stats, layers, sizes.t or sizes.n, _graphs(data), _types(data)),
+        forms=taxonomy(model, stats, layers, data, sizes.t or sizes.n),
         partitions=partitions,
         strategies=strategies(problem, partitions),
         rewrites=ways,
@@ -203,12 +203,3 @@ def _memory(model: nn.Module, data: Any, trace: Trace, machine: Machine, mode: s
 
 def _on_edges(spec: Any, data: Any) -> bool:
     return bool(spec.shape) and spec.shape[0] >= data.edge_index.size(1) > data.num_nodes
-
-
-def _graphs(data: Any) -> int:
-    return int(getattr(data, "num_graphs", 1) or 1)
-
-
-def _types(data: Any) -> int:
-    kinds = getattr(data, "edge_type", None)
-    return int(kinds.max()) + 1 if isinstance(kinds, Tensor) and kinds.numel() else 1

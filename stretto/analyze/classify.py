@@ -3,6 +3,7 @@ or rational in the adjacency matrix.
 
 Labels flow along the traced ops. A gathered node tensor is a copy; a factor that depends on features or parameters and
 is narrower than what it multiplies is attention; anything else done to features at the edges is message-passing.
+Kinds are C, A, MP; types L, P, R.
 """
 
 from __future__ import annotations
@@ -15,14 +16,6 @@ from torch import nn
 from stretto.analyze.lift import Sizes
 from stretto.analyze.specs import Spec, matrices
 from stretto.analyze.trace import OpRecord, Trace
-
-CLASSES = {
-    "C": "convolutional: neighbours weighted by constants",
-    "A": "attentional: neighbours weighted by a learnable scalar",
-    "MP": "message-passing: a learnable vector per edge",
-    "-": "no aggregation",
-}
-TYPES = {"L": "linear in A", "P": "polynomial in A", "R": "rational in A, by iteration", "-": ""}
 
 LINEAR = (
     "add",
@@ -71,8 +64,6 @@ class Layer:
     type: str = "-"
     hops: int = 0
     reduces: list[str] = field(default_factory=list)
-    hoisted: bool = False  # a learnable function of the neighbour is evaluated at the nodes instead of the edges
-    edge_gemm: bool = False  # a product of matrices with one row per edge
     constant_input: bool = False  # aggregates something that does not depend on parameters
     norm: bool = False  # makes edge weights from the graph alone, every step
     width_in: int = 0
@@ -186,8 +177,6 @@ class _Reader:
     def _edge_op(self, op: OpRecord, inputs: list[tuple[Spec, Label]], base: Label, hops: int, layer: Layer) -> Label:
         name = op.name.split("::")[1].split(".")[0].strip("_")
         live = [(s, label) for s, label in inputs if label.feat]
-        if op.cost.family == "gemm" and live:
-            layer.edge_gemm = True
         if not live:
             if (
                 op.cost.family == "pointwise"
@@ -239,7 +228,6 @@ class _Reader:
             layer.kind, layer.hops, layer.reduces, layer.aggregated = "-", 0, [], width
         if width == layer.aggregated:
             kind = "MP" if label.bent and label.kind == "C" and label.learned else label.kind
-            layer.hoisted = kind == "MP" and label.kind == "C"
             layer.kind = max(layer.kind, kind, key=("-", "C", "A", "MP").index)
             layer.reduces.append(reduce)
             layer.hops = max(layer.hops, label.hops + 1)

@@ -30,6 +30,7 @@ def command(
     probe_again: Annotated[bool, typer.Option("--probe", help="Measure this machine again, and keep that.")] = False,
     save_machine: Annotated[Path | None, typer.Option(help="Write the machine file, to edit and plan with.")] = None,
     validate: Annotated[bool, typer.Option(help="Run what can run here beside the predictions.")] = False,
+    schemes: Annotated[bool, typer.Option(help="Count an epoch by full batch, sampling, layers, clusters.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the report as one page.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
 ) -> None:
@@ -45,6 +46,8 @@ def command(
     if validate:
         report.validate()
     show(console(), report)
+    if schemes:
+        show_schemes(console(), report)
     if html is not None:
         report.to_html(html)
     if json is not None:
@@ -70,3 +73,16 @@ def show(out: Console, report: Report) -> None:
             values = ["-" if row[k] is None else short(row[k]) for k in ("predicted", "counted", "measured", "ratio")]
             checks.add_row(row["what"], row["unit"], *values)
         out.print(checks)
+
+
+def show_schemes(out: Console, report: Report) -> None:
+    """Work of an epoch by training scheme, counted from real batches."""
+    rows = report.schemes()
+    table = Table(title="an epoch by training scheme", title_justify="left")
+    for column in ("scheme", "batches", "nodes", "edges", "flops", "of full batch", "bound", "of full batch "):
+        table.add_column(column, justify="left" if column == "scheme" else "right")
+    for row in rows:
+        shares = (f"{row['flops'] / rows[0]['flops']:.2f}", f"{row['published'] / rows[0]['published']:.2f}")
+        table.add_row(row["name"], str(row["batches"]), short(row["nodes"]), short(row["edges"]), short(row["flops"]),
+                      shares[0], short(row["published"]), shares[1])  # fmt: skip
+    out.print(table)

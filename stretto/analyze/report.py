@@ -153,6 +153,15 @@ class Report:
         self.checks = validate(self, repeats=repeats, workers=workers)
         return self.checks
 
+    def schemes(self, *, fanout: int = 10, batch: int = 1024) -> list[dict[str, Any]]:
+        """Work of an epoch by full batch, sampled neighbours, layers, clusters: counted beside the published bound."""
+        from stretto.analyze.schemes import schemes
+
+        rounds = sum(max(layer.hops, 1) for layer in self.layers)
+        width = max((max(layer.width_in, layer.width_out) for layer in self.layers), default=1)
+        found = schemes(self.workload, layers=max(rounds, 1), width=width, fanout=fanout, batch=batch)
+        return [asdict(scheme) for scheme in found]
+
     def explain(self) -> str:
         """The analysis in words."""
         g, best = self.graph, self.best

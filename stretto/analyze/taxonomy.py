@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from stretto.analyze.classify import Layer
 from stretto.analyze.graph_stats import GraphStats
@@ -26,6 +26,12 @@ class Form:
         return asdict(self)
 
 
+def _distinct(data: Any, *names: str) -> int:
+    """Different values of the first of these attributes that the data has."""
+    values = next((v for v in (getattr(data, n, None) for n in names) if isinstance(v, Tensor) and v.numel()), None)
+    return 1 if values is None else values.unique().numel()
+
+
 def _mlp_depth(model: nn.Module, layers: list[Layer]) -> int:
     """Most Linear modules inside one layer."""
     modules = dict(model.named_modules())
@@ -39,10 +45,32 @@ def _mlp_depth(model: nn.Module, layers: list[Layer]) -> int:
     )
 
 
-def taxonomy(
-    model: nn.Module, stats: GraphStats, layers: list[Layer], targets: int, graphs: int, types: int
-) -> list[Form]:
-    """Every form of the taxonomy. targets: nodes with a loss; graphs: independent samples; types: relations."""
+def _experts(count: int) -> str:
+    if count > 1:
+        return f"{count} modules of one kind in a list, whose outputs a gate weighs"
+    return "no gate that weighs several modules of one kind"
+
+
+def _gated(model: nn.Module) -> int:
+    """Most modules of one class that a module holds in a list beside a gate: experts."""
+    counts = [
+        len(child)
+        for module in model.modules()
+        if any("gate" in name or "router" in name for name, _ in module.named_children())
+        for child in module.children()
+        if isinstance(child, nn.ModuleList) and len({type(m) for m in child}) == 1
+    ]
+    return max(counts, default=1)
+
+
+def taxonomy(model: nn.Module, stats: GraphStats, layers: list[Layer], data: Any, targets: int) -> list[Form]:
+    """Every form of the taxonomy. data: what the step runs on; targets: nodes with a loss."""
+    graphs = int(getattr(data, "num_graphs", 1) or 1)
+    types, times = _distinct(data, "edge_type"), _distinct(data, "edge_time", "t", "time")
+    edge_attr = getattr(data, "edge_attr", None)
+    attributes = edge_attr[0].numel() if isinstance(edge_attr, Tensor) and edge_attr.size(0) else 0
+    levels = 1 + sum(".pool." in f"{type(m).__module__}." for m in model.modules())
+    experts = _gated(model)
     n, m, d = stats.num_nodes, stats.num_edges, stats.max_degree
     width = max((max(layer.width_in, layer.width_out) for layer in layers), default=1)
     depth = sum(max(layer.hops, 1) for layer in layers)
@@ -51,6 +79,14 @@ def taxonomy(
     return [
         Form("data", "graph partition, by vertex", n > 1, n, f"{n} vertices can be split; the halo decides how far"),
         Form("data", "graph partition, by edge", m > 1, m, f"{m} edges; partial sums must be merged"),
+        Form("data", "graph partition, by vertex feature", width > 1, width, f"rows {width} wide, cut into columns"),
+        Form(
+            "data",
+            "graph partition, by edge feature",
+            attributes > 1,
+            attributes,
+            f"{attributes} value{'s' * (attributes != 1)} per edge in the data",
+        ),
         Form(
             "data",
             "dependent mini-batch",
@@ -86,5 +122,21 @@ def taxonomy(
             f"weights {width} wide" + ("" if width >= 1024 else ": too small to split"),
         ),
         Form("other", "type parallelism", types > 1, types, f"{types} edge type{'s' * (types != 1)}"),
+        Form("other", "attribute parallelism", attributes > 1, attributes, "attributes of an edge, each on its own"),
+        Form(
+            "other",
+            "snapshot parallelism",
+            times > 1,
+            times,
+            f"{times} point{'s' * (times != 1)} in time in the data",
+        ),
+        Form(
+            "other",
+            "hierarchical parallelism",
+            levels > 1,
+            levels,
+            f"{levels} size{'s' * (levels != 1)} of graph between the layers",
+        ),
+        Form("other", "mixture of experts", experts > 1, experts, _experts(experts)),
         Form("other", "hybrid", n > 1 and width > 1, n * width, "vertices and features at once"),
     ]

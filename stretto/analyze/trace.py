@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -328,11 +327,3 @@ def _watched_kernels(recorder: Recorder) -> Iterator[None]:
 
 def _watched(recorder: Recorder, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: recorder.call(plain, f"stretto::{name}", args, kwargs, None)
-
-
-def by_path(trace: Trace) -> dict[str, list[OpRecord]]:
-    """The ops of each module, its children's not included."""
-    found: dict[str, list[OpRecord]] = defaultdict(list)
-    for op in trace:
-        found[op.path].append(op)
-    return dict(found)

@@ -92,10 +92,10 @@ def counted_rows(splitter: Partitioner, parts: int, method: str) -> int:
 def plans(workload: Workload) -> dict[str, Workload]:
     """The same step as stock and, where the plug-in takes the model, accelerated."""
     from stretto import accelerate
-    from stretto.nn.classes import FAST
+    from stretto.nn.classes import fast_of
 
     found = {"as given": workload}
-    if any(type(module) in FAST for module in workload.model.modules()):
+    if any(fast_of(type(module)) is not None for module in workload.model.modules()):
         fast = accelerate(copy.deepcopy(workload.model))
         found["accelerated"] = Workload(fast, workload.data, workload.mode, workload.step)
     return found

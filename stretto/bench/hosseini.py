@@ -85,6 +85,12 @@ def _products() -> Iterator[Cell]:
     side = torch.rand(SIDE, SIDE)
     yield Cell("addmm", "square", (SIDE, SIDE), {"addmm": lambda x: torch.addmm(side.to(x.dtype), x, side.to(x.dtype))},
                lambda x: side.to(x.dtype) + x @ side.to(x.dtype))  # fmt: skip
+    yield Cell("addmm, zeros in the right factor", "square", (SIDE, SIDE),
+               {"addmm": lambda x: torch.addmm(side.to(x.dtype), side.to(x.dtype), x)},
+               lambda x: side.to(x.dtype) + side.to(x.dtype) @ x)  # fmt: skip
+    yield Cell("addmm, zeros in the term added", "square", (SIDE, SIDE),
+               {"addmm": lambda x: torch.addmm(x, side.to(x.dtype), side.to(x.dtype))},
+               lambda x: x + side.to(x.dtype) @ side.to(x.dtype))  # fmt: skip
     yield Cell(
         "matmul", "square", (SIDE, SIDE), {"matmul": lambda x: x @ side.to(x.dtype)}, lambda x: x @ side.to(x.dtype)
     )
@@ -133,7 +139,7 @@ def _reductions(name: str, shape: tuple[int, ...], factor: int) -> Iterator[Cell
 
 
 def _orders() -> Iterator[Cell]:
-    for name in ("1-D", "square"):
+    for name in ("1-D", "square", "cube"):
         for stable in (False, True):
             label = "sort, stable" if stable else "sort"
 
@@ -149,28 +155,45 @@ def _orders() -> Iterator[Cell]:
 
 
 def _sparse() -> Iterator[Cell]:
-    dense = torch.rand(SIDE, 64)
-
     half = (SIDE // 2, SIDE // 2)
+    for name, shape, columns in (("square", (SIDE, SIDE), 64), ("SpMV", (SIDE, SIDE), 1), ("outer", (SIDE, 1), SIDE)):
+        yield _spmm(name, shape, torch.rand(shape[1], columns))
+    ways: dict[str, Call] = {"torch.sparse.mm": _prepared(lambda m: (m @ m).to_dense(), csr=True)}
+    yield Cell("spspmm", "square", half, ways, lambda x: x @ x, structural=True)
+    for factor in FACTORS:
+        yield _coalesce(half, factor)
+
+
+def _spmm(name: str, shape: tuple[int, ...], dense: Tensor) -> Cell:
     ways: dict[str, Call] = {
         "torch.sparse.mm": _prepared(lambda m: m @ dense.to(m.dtype), csr=True),
         "gather + scatter": _edges(dense),
     }
-    yield Cell("spmm", "square", (SIDE, SIDE), ways, lambda x: x @ dense.to(x.dtype), structural=True)
-    ways = {"torch.sparse.mm": _prepared(lambda m: (m @ m).to_dense(), csr=True)}
-    yield Cell("spspmm", "square", half, ways, lambda x: x @ x, structural=True)
-    ways = {"torch": _prepared(_coalesced, csr=False), "PyG": _prepared(_pyg_coalesced, csr=False)}
-    yield Cell("coalesce", "square", half, ways, lambda x: x, structural=True)
+    return Cell("spmm", name, shape, ways, lambda x: x @ dense.to(x.dtype), structural=True)
 
 
-def _coalesced(matrix: Tensor) -> Tensor:
-    fresh = torch.sparse_coo_tensor(matrix._indices(), matrix._values(), matrix.shape, check_invariants=False)
-    return fresh.coalesce().to_dense()
+def _coalesce(shape: tuple[int, int], factor: int) -> Cell:
+    """Entries of `factor` rows fall together: 1 is sorted already, more are duplicates. The result is dense in both."""
+    rows = shape[0] // factor
 
+    def places(matrix: Tensor) -> Tensor:
+        row, column = matrix._indices()
+        return torch.stack([row // factor, column])
 
-def _pyg_coalesced(matrix: Tensor) -> Tensor:
-    edges, weight = pyg.coalesce(matrix._indices(), matrix._values())
-    return torch.zeros(matrix.shape, dtype=matrix.dtype).index_put_((edges[0], edges[1]), weight)
+    def native(matrix: Tensor) -> Tensor:
+        size = (rows, shape[1])
+        return torch.sparse_coo_tensor(
+            places(matrix), matrix._values(), size, check_invariants=False
+        ).coalesce().to_dense()  # fmt: skip
+
+    def with_pyg(matrix: Tensor) -> Tensor:
+        edges, weight = pyg.coalesce(places(matrix), matrix._values())
+        return torch.zeros(rows, shape[1], dtype=matrix.dtype).index_put_((edges[0], edges[1]), weight)
+
+    ways: dict[str, Call] = {"torch": _prepared(native, csr=False), "PyG": _prepared(with_pyg, csr=False)}
+    return Cell(
+        "coalesce", "square", shape, ways, lambda x: x.view(rows, factor, -1).sum(1), factor=factor, structural=True
+    )
 
 
 def _prepared(function: Callable[[Tensor], Tensor], *, csr: bool) -> Call:

@@ -34,6 +34,7 @@ class Point:
     direction: str = "forward"
     threads: int = 1
     cache: str = "warm"
+    compiled: bool = False  # torch's own way beside itself under torch.compile, which takes its time to compile
 
     def moved(self, base: Point) -> str:
         """The axis on which this point differs from the base; "base" for itself."""
@@ -47,7 +48,7 @@ def points(base: Point, cores: int) -> Iterator[Point]:
     axes: dict[str, tuple[object, ...]] = {
         "order": ORDERS, "direction": DIRECTIONS, "width": WIDTHS, "law": LAWS, "sparsity": SPARSITIES,
         "dtype": tuple(DTYPES), "index": ("int64", "int32"), "density": DENSITIES,
-        "threads": tuple(range(1, cores + 1)),
+        "threads": tuple(range(1, cores + 1)), "compiled": (False, True),
     }  # fmt: skip
     for axis, values in axes.items():
         for value in values:

@@ -31,7 +31,7 @@ def command(
     share: Annotated[float, typer.Option(help="Share of the time that the hot ops cover.")] = 0.9,
     replay: Annotated[bool, typer.Option(help="Replay the hot ops with their real and with shuffled indices.")] = False,
     sweep: Annotated[
-        bool, typer.Option(help="Sweep the hot gathers and scatters over widths, orders, types, ...")
+        bool, typer.Option(help="Sweep the hot ops over widths, orders, types, ... and candidates.")
     ] = False,
     budget: Annotated[str, typer.Option(help="Time for the sweep, as 60s or 2m.")] = "60s",
     apply: Annotated[bool, typer.Option("--apply", help="Apply what is recommended and measure the step.")] = False,
@@ -45,6 +45,7 @@ def command(
     if target.endswith(".py"):
         found = profile_script(target, arguments or [], computer, repeats=repeats)
         show(out, found, share)
+        show_advice(out, found)
         if apply:
             found.applied = apply_script(found, target, arguments or [], repeats=repeats)
     else:
@@ -59,8 +60,7 @@ def command(
             with _bar(seconds(budget)) as step:
                 found.sweep(budget=seconds(budget), share=share, progress=step)
         found.recommend()
-        for row in found.advice:
-            out.print(f"{row['site']}, {row['now']}: {row['advice']}; {row['reason']}", soft_wrap=True, highlight=False)
+        show_advice(out, found)
         if apply:
             found.apply()
     if found.applied:
@@ -128,6 +128,12 @@ def show(out: Console, found: Profile, share: float) -> None:
         out.print(f"no formula for: {', '.join(t.unknown)}", style="yellow")
 
 
+def show_advice(out: Console, found: Profile) -> None:
+    """What to change, by call site."""
+    for row in found.advice:
+        out.print(f"{row['site']}, {row['now']}: {row['advice']}; {row['reason']}", soft_wrap=True, highlight=False)
+
+
 def show_replay(out: Console, found: Profile) -> None:
     """In the model, alone, and alone with shuffled indices."""
     table = Table(title="replay, ms", title_justify="left")
@@ -143,8 +149,7 @@ def show_replay(out: Console, found: Profile) -> None:
 def show_applied(out: Console, found: Profile) -> None:
     """The realised gain beside the sum predicted."""
     done = found.applied
-    predicted = done.get("predicted_ms")
     out.print(done["reason"], highlight=False)
     if "realised_ms" in done:
-        beside = "" if predicted is None else f", predicted {predicted:.3g} ms"
-        out.print(f"realised gain {done['realised_ms']:.3g} ms a step{beside}", highlight=False)
+        gains = f"realised gain {done['realised_ms']:.3g} ms a step, predicted {done['predicted_ms']:.3g} ms"
+        out.print(gains, highlight=False)

@@ -131,6 +131,8 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in plain values."""
+        from stretto.profile.recommend import dispatch_table
+
         t = self.trace
         return {
             "model": self.model,
@@ -152,6 +154,7 @@ class Profile:
             "roofline": self.roofline(),
             "replays": self.replays,
             "sweeps": self.sweeps,
+            "dispatch": dispatch_table(self.sweeps),
             "advice": self.advice,
             "applied": self.applied,
             "machine": self.machine.to_dict(),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stretto.analyze.classify import layer_paths
 from stretto.analyze.workload import Workload
 from stretto.bench.run import relative_error
-from stretto.profile.sweep import TIE, rows_of
+from stretto.profile.sweep import TIE
 from stretto.tune.timing import Timing, measure, ratio
 
 if TYPE_CHECKING:
@@ -27,16 +27,19 @@ SETTLE = 5  # calls in which the tuner tries its variants
 ALLOWED = 1e-4  # relative error of outputs and gradients, fp32
 
 
-def _inputs(profile: Profile) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The arguments of each layer's first call in a step."""
+Site = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]  # a layer and what it was called with
+
+
+def sites_of(profile: Profile) -> dict[str, Site]:
+    """The layers of the model by path, each with the arguments of its first call in a step."""
     model = profile.workload.model
     modules = dict(model.named_modules())
-    seen: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+    seen: dict[str, Site] = {}
     handles = []
     for path in layer_paths(model, profile.trace):
 
         def hook(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-            seen.setdefault(path, (_detached(args), _detached(kwargs)))
+            seen.setdefault(path, (module, detached(args), detached(kwargs)))
 
         handles.append(modules[path].register_forward_pre_hook(hook, with_kwargs=True))
     try:
@@ -48,14 +51,14 @@ def _inputs(profile: Profile) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]
     return seen
 
 
-def _detached(value: Any) -> Any:
+def detached(value: Any) -> Any:
     """The value with every tensor inside cut from its graph; those that carried gradients still ask for them."""
     if isinstance(value, Tensor):
         return value.detach().requires_grad_() if value.requires_grad else value
     if isinstance(value, (list, tuple)):
-        return type(value)(_detached(v) for v in value)
+        return type(value)(detached(v) for v in value)
     if isinstance(value, dict):
-        return {k: _detached(v) for k, v in value.items()}
+        return {k: detached(v) for k, v in value.items()}
     return value
 
 
@@ -74,22 +77,21 @@ def _layer_step(layer: nn.Module, args: Any, kwargs: Any, train: bool) -> Callab
 
 def recommend(profile: Profile, *, repeats: int = REPEATS, budget: float | None = 60.0) -> list[dict[str, Any]]:
     """Advice by call site: layers to accelerate, and single ops where the sweep found a faster candidate."""
-    return [*_layers(profile, repeats, budget), *_ops(profile)]
-
-
-def _layers(profile: Profile, repeats: int, budget: float | None) -> list[dict[str, Any]]:
-    from stretto import accelerate
-    from stretto.nn.classes import FAST, STOCK
-
     train = profile.workload.mode == "train"
-    modules = dict(profile.workload.model.named_modules())
+    return [*layer_advice(sites_of(profile), train, repeats, budget), *_ops(profile)]
+
+
+def layer_advice(sites: dict[str, Site], train: bool, repeats: int, budget: float | None) -> list[dict[str, Any]]:
+    """Each layer alone, stock against accelerated, on the inputs it had."""
+    from stretto import accelerate
+    from stretto.nn.classes import fast_of, stock_of
+
     rows: list[dict[str, Any]] = []
-    for path, (args, kwargs) in _inputs(profile).items():
-        layer = modules[path]
+    for path, (layer, args, kwargs) in sites.items():
         row: dict[str, Any] = {"site": path or "model", "kind": "layer", "now": type(layer).__name__}
         rows.append(row)
-        if type(layer) not in FAST:
-            why = "accelerated already" if type(layer) in STOCK else "no fast path for this class"
+        if fast_of(type(layer)) is None:
+            why = "accelerated already" if stock_of(type(layer)) else "no fast path for this class"
             row |= {"best": "as it is", "advice": "nothing to gain", "reason": why, "saves_ms": 0.0}
             continue
         stock = copy.deepcopy(layer).train(train)
@@ -134,10 +136,25 @@ def _ops(profile: Profile) -> list[dict[str, Any]]:
                 "advice": f"use {best['candidate']}" if better else "nothing to gain", "speedup": (times, low, high),
                 "saves_ms": group.seconds * 1e3 * (1 - 1 / times) if better else 0.0,
                 "reason": f"{best['candidate']}: {times:.2f}x ({low:.2f}-{high:.2f}) torch's own speed on this index",
-                "reorder": _reorder(mine, best),
+                "reorder": _reorder(mine, best), "winners": _by_order(mine),
             }
         )  # fmt: skip
     return rows
+
+
+def winner(rows: list[dict[str, Any]]) -> str:
+    """The fastest candidate; all those whose interval overlaps with its own, where the clock cannot tell them apart."""
+    ordered = sorted(rows, key=lambda r: r["median_ms"])
+    equal = [r["candidate"] for r in ordered if r["ci_ms"][0] <= ordered[0]["ci_ms"][1]]
+    return equal[0] if len(equal) == 1 else "tie: " + ", ".join(sorted(equal))
+
+
+def _by_order(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Order of the index -> the fastest candidate there."""
+    timed = [r for r in rows if r["axis"] in ("base", "order") and "median_ms" in r]
+    return {
+        order: winner([r for r in timed if r["order"] == order]) for order in dict.fromkeys(r["order"] for r in timed)
+    }
 
 
 def _reorder(rows: list[dict[str, Any]], best: dict[str, Any]) -> str:
@@ -202,12 +219,9 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
 
 
 def dispatch_table(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Call site -> what to run there, from a sweep."""
-    found: dict[str, str] = {}
+    """Call site -> what to run there, from a sweep; a tie is called one, since another run may decide otherwise."""
+    found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["axis"] == "base" and "median_ms" in row:
-            key = f"{row['op']} [{row['shapes']}] {row['phase']}"
-            known = [r for r in rows if f"{r['op']} [{r['shapes']}] {r['phase']}" == key and r["axis"] == "base"]
-            timed = [r for r in known if "median_ms" in r]
-            found[key] = rows_of(timed, min(timed, key=lambda r: r["median_ms"])["candidate"])["candidate"]
-    return found
+            found.setdefault(f"{row['op']} [{row['shapes']}] {row['phase']}", []).append(row)
+    return {site: winner(timed) for site, timed in found.items()}

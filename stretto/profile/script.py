@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch_geometric.nn import MessagePassing
 
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload, merge_times
 from stretto.errors import StrettoError, expect, fail
 from stretto.profile.profiling import Profile, make
+from stretto.profile.recommend import REPEATS, Site, detached, layer_advice
 
 WARMUP = 3
 
@@ -46,8 +50,26 @@ class _Watcher:
         self.passes: list[Recorder] = []
         self.full: Recorder | None = None
         self.current: Recorder | None = None
+        self.sites: dict[str, Site] = {}
         self._stack = ExitStack()
         self._start = 0.0
+        self._hooks: list[Any] = [] if plain_only else [register_module_forward_pre_hook(self._meet)]
+        self._met: set[int] = set()
+
+    def _meet(self, module: nn.Module, args: Any) -> None:
+        """A layer is called for the first time: its inputs are kept from the next call on."""
+        if isinstance(module, MessagePassing) and id(module) not in self._met:
+            self._met.add(id(module))
+            self._hooks.append(module.register_forward_pre_hook(self._keep, with_kwargs=True))
+
+    def _keep(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if module.training and not any(module is known for known, _, _ in self.sites.values()):
+            self.sites[f"{type(module).__name__} {len(self.sites)}"] = (module, detached(args), detached(kwargs))
+
+    def _unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self.current is not None:
@@ -68,6 +90,7 @@ class _Watcher:
         if len(self.plain) >= self.repeats and (self.plain_only or len(self.passes) >= self.repeats):
             raise _Enough
         if self.steps > WARMUP and not self.plain_only:
+            self._unhook()
             if self.full is None:
                 self._begin(Recorder(full=True))
             elif len(self.passes) < len(self.plain):
@@ -81,6 +104,7 @@ class _Watcher:
 
     def close(self) -> None:
         self._stack.close()
+        self._unhook()
 
 
 def _run(script: str, arguments: list[str], watcher: _Watcher) -> None:
@@ -101,8 +125,10 @@ def _run(script: str, arguments: list[str], watcher: _Watcher) -> None:
         sys.argv, sys.path[:] = before, path
 
 
-def profile_script(script: str, arguments: list[str], machine: Machine, *, repeats: int = 5) -> Profile:
-    """Profile the training steps of a script."""
+def profile_script(
+    script: str, arguments: list[str], machine: Machine, *, repeats: int = 5, budget: float = 30.0
+) -> Profile:
+    """Profile the training steps of a script, then its layers alone. budget: seconds for each layer."""
     expect(Path(script).is_file(), f"profile: no script {script!r}")
     watcher = _Watcher(repeats)
     _run(script, arguments, watcher)
@@ -110,7 +136,9 @@ def profile_script(script: str, arguments: list[str], machine: Machine, *, repea
         fail(f"profile: {script} took {watcher.steps} optimizer steps, wanted at least {WARMUP + 2 + 2 * repeats}")
     trace = watcher.full.trace
     merge_times(trace, watcher.passes, watcher.plain or [trace.traced_seconds])
-    return make(_Script(), trace, machine, Path(script).name)
+    found = make(_Script(), trace, machine, Path(script).name)
+    found.advice = layer_advice(watcher.sites, True, REPEATS, budget)
+    return found
 
 
 def apply_script(profile: Profile, script: str, arguments: list[str], *, repeats: int = 5) -> dict[str, Any]:
@@ -125,10 +153,12 @@ def apply_script(profile: Profile, script: str, arguments: list[str], *, repeats
         unpatch()
     expect(bool(watcher.plain), f"profile: {script} took too few optimizer steps")
     stock, fast = profile.trace.step_seconds, statistics.median(watcher.plain)
+    predicted, realised = sum(row["saves_ms"] for row in profile.advice), (stock - fast) * 1e3
     return {
         "applied": fast < stock,
         "reason": f"the whole process patched: the step is {stock / fast:.2f}x as fast",
         "speedup": (stock / fast, stock / fast, stock / fast),
-        "predicted_ms": None,
-        "realised_ms": (stock - fast) * 1e3,
+        "predicted_ms": predicted,
+        "realised_ms": realised,
+        "agreement": realised / predicted if predicted else None,
     }

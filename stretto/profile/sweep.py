@@ -152,6 +152,8 @@ def contest(
     repeats: int,
 ) -> list[dict[str, Any]]:
     """Check the candidates against the reference in fp64, then time those that agree in turns. One row each."""
+    if point.compiled:
+        table = {native: table[native], "torch.compile": torch.compile(table[native])}
     right, rows = _agree(family, table, reference, source, point)
     if not right:
         return rows

@@ -29,7 +29,16 @@ if TYPE_CHECKING:
 
 Way = tuple[Candidates, Callable[[Tensor], Tensor]]
 Maker = Callable[[int, int, Point], Way]
-PLAIN = ("base", "cache", "direction", "width", "sparsity", "dtype", "threads")  # axes of an op without an index
+PLAIN = (
+    "base",
+    "cache",
+    "direction",
+    "width",
+    "sparsity",
+    "dtype",
+    "threads",
+    "compiled",
+)  # axes of an op without an index
 SPARSE = (*PLAIN, "order", "law", "density", "index")
 
 

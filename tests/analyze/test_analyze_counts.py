@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
 from stretto import datasets
@@ -93,6 +94,37 @@ def test_growth_in_the_graph(name):
         data.edge_index = edges
         counts.append(Workload(make(name, 16, 16, 4), data, "infer").trace().flops)
     assert exponent(counts, [1, 8]) == pytest.approx(1.0, abs=0.05)
+
+
+def varied(name: str, nodes: int, edges: int) -> float:
+    """Flops on a graph without self-loops of exactly these sizes; lifted, so that any size is possible."""
+    data = random(400, 3000, 16)
+    data.train_mask = torch.ones(data.num_nodes, dtype=torch.bool)
+    small, sizes = probe(data, {16, 4})
+    trace = Workload(make(name, 16, 16, 4), small, "infer").trace()
+    return float(rescale(trace, sizes.table({"n": nodes, "m": edges, "a": edges, "e": edges + nodes, "t": 0})).flops)
+
+
+@pytest.mark.parametrize("name", NINE)
+def test_growth_in_nodes_and_in_edges_apart(name):
+    """Work is a n + b m: what is left when the other's share is taken away grows with exponent 1."""
+    least = 1000
+    of_edges = [varied(name, least, m) - varied(name, least, 0) for m in (4000, 64000)]
+    of_nodes = [varied(name, n, 0) for n in (1000, 16000)]
+    assert exponent(of_edges, [1, 16]) == pytest.approx(1.0, abs=0.05)
+    assert exponent(of_nodes, [1, 16]) == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["SGConv", "TAGConv", "ChebConv", "APPNP"])
+def test_growth_in_hops(name):
+    """Work beyond the first hop grows with exponent 1 in T."""
+    data, conv = random(300, 2000, 16), getattr(pyg, name)
+    counts = []
+    for hops in (2, 4, 32):
+        torch.manual_seed(0)
+        layer = conv(K=hops, alpha=0.1) if name == "APPNP" else conv(16, 16, K=hops)
+        counts.append(float(Workload(layer, data, "infer").trace().flops))
+    assert exponent([counts[1] - counts[0], counts[2] - counts[0]], [2, 30]) == pytest.approx(1.0, abs=0.05)
 
 
 def fitted(name: str, sizes: list[tuple[int, int]]) -> tuple[float, float]:

@@ -282,6 +282,10 @@ def test_script(tmp_path):
     assert any(m.startswith("GCNConv") for group in found["groups"] for m in group["modules"])
     assert 0 < found["attributed"] <= 1
     assert "realised gain" in result.output
+    assert ", predicted " in result.output
+    (row,) = found["advice"]
+    assert (row["now"], row["advice"] in ("accelerate", "nothing to gain")) == ("GCNConv", True)
+    assert found["applied"]["predicted_ms"] == row["saves_ms"]
 
 
 def test_script_without_enough_steps(tmp_path):

@@ -12,6 +12,7 @@ from stretto.analyze.models import as_data, make
 from stretto.profile import sweep_dense as dense
 from stretto.profile.axes import Point, place, points, values
 from stretto.profile.profiling import Group
+from stretto.profile.recommend import dispatch_table, winner
 from stretto.profile.sweep import interval, run_point
 from stretto.tune.timing import Timing
 
@@ -24,10 +25,11 @@ def one_thread():
 BASE = Point(width=8)
 
 
+QUICK = [p for p in points(BASE, 2) if not p.compiled]
+
+
 @pytest.mark.parametrize("family", ["gather", "scatter"])
-@pytest.mark.parametrize(
-    "point", list(points(BASE, 2)), ids=lambda p: f"{p.moved(BASE)}-{getattr(p, p.moved(BASE), '')}"
-)
+@pytest.mark.parametrize("point", QUICK, ids=lambda p: f"{p.moved(BASE)}-{getattr(p, p.moved(BASE), '')}")
 def test_every_axis_is_checked_before_it_is_timed(family, point):
     if point.cache == "cold":
         point = dataclasses.replace(point, width=9)
@@ -46,6 +48,22 @@ def test_every_axis_is_checked_before_it_is_timed(family, point):
             assert row["peak_bytes"] > 0
     ours = next(row for row in rows if row["candidate"] == "stretto")
     assert ours["reason"] == ""
+
+
+@pytest.mark.slow
+def test_torch_compile_is_a_candidate():
+    rows = run_point("gather", torch.randint(30, (200,)), 30, dataclasses.replace(BASE, compiled=True), repeats=2)
+    assert [row["candidate"] for row in rows] == ["index_select", "torch.compile"]
+    assert rows[1]["reason"] == "" or rows[1]["reason"].startswith("raises")  # without a C++ compiler it cannot
+
+
+def test_winners_and_ties():
+    site = {"axis": "base", "op": "a", "shapes": "", "phase": "f"}
+    times = {"b": 1.0, "a": 1.05, "slow": 3.0}
+    rows = [{"candidate": n, "median_ms": t, "ci_ms": (t * 0.9, t * 1.1), **site} for n, t in times.items()]
+    assert winner(rows) == "tie: a, b"
+    assert winner(rows[1:]) == "a"
+    assert dispatch_table(rows) == {"a [] f": "tie: a, b"}
 
 
 def test_a_wrong_candidate_is_never_timed(monkeypatch):
@@ -88,7 +106,9 @@ DENSE_BASE = Point(width=6)
 
 @pytest.mark.parametrize("family", list(dense.FAMILIES))
 @pytest.mark.parametrize(
-    "point", [p for p in points(DENSE_BASE, 1) if p.moved(DENSE_BASE) in dense.PLAIN and p.cache == "warm"], ids=str
+    "point",
+    [p for p in points(DENSE_BASE, 1) if p.moved(DENSE_BASE) in dense.PLAIN and p.cache == "warm" and not p.compiled],
+    ids=str,
 )
 def test_ops_without_an_index(family, point):
     group = Group(f"aten::{family}", family, "forward", "", "float32", "")
@@ -101,7 +121,7 @@ def test_ops_without_an_index(family, point):
     assert ("median_ms" in native) != half
 
 
-@pytest.mark.parametrize("point", [p for p in points(BASE, 1) if p.cache == "warm"], ids=str)
+@pytest.mark.parametrize("point", [p for p in points(BASE, 1) if p.cache == "warm" and not p.compiled], ids=str)
 def test_sparse_products(point):
     edges = torch.randint(30, (2, 200), generator=torch.Generator().manual_seed(0))
     group = Group("stretto::spmm", "spmm", "forward", "", "float32", "")

@@ -1,0 +1,104 @@
+"""Training schemes (Besta and Hoefler, table 2): the work of an epoch, counted from real batches beside the bound.
+
+Full batch; neighbours sampled per vertex (GraphSAGE, VR-GCN), by the real loader; a sample per layer (FastGCN);
+clusters (Cluster-GCN, GraphSAINT). The published mini-batch rows add the sampled term to the full-batch term; a sampled
+epoch runs the sampled term alone, which is what is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import subgraph
+
+from stretto.analyze import published
+from stretto.analyze.graph_stats import Partitioner, graph_stats
+from stretto.analyze.workload import Workload
+from stretto.loader import NeighborLoader
+
+COUNTED = 3  # batches whose ops are counted; an epoch is as many of their mean as it has batches
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One scheme: batches of an epoch, what they hold, and the flops they take."""
+
+    name: str
+    batches: int
+    nodes: float  # of a batch, its support included
+    edges: float
+    flops: float  # of an epoch, counted
+    published: float  # the bound's value on this graph, in its own units
+    exact: bool
+
+
+def schemes(workload: Workload, *, layers: int, width: int, fanout: int = 10, batch: int = 1024) -> list[Scheme]:
+    """An epoch of the model under each scheme. layers, width: of the model, for the bound."""
+    data = workload.data
+    stats = graph_stats(data.edge_index, data.num_nodes)
+    values = {
+        "n": stats.num_nodes, "m": stats.num_edges, "d": max(stats.max_degree, 2), "k": width, "L": layers, "c": fanout,
+        "K": 2, "T": 1,
+    }  # fmt: skip
+    steps = -(-stats.num_nodes // batch)
+    makers = {
+        "full batch": (iter([data]), 1),
+        "GraphSAGE, VR-GCN": (iter(_sampled(data, [fanout] * layers, batch)), steps),
+        "FastGCN": (_by_layer(data, batch * fanout, steps), steps),
+        "Cluster-GCN, GraphSAINT": (_clusters(data, steps), steps),
+    }
+    found = []
+    for name, (batches, count) in makers.items():
+        seen = [b for b, _ in zip(batches, range(COUNTED), strict=False)]
+        flops = [float(Workload(workload.model, b, workload.mode, workload.step).trace().flops) for b in seen]
+        bound = published.evaluate(published.SCHEMES[name][0], values)
+        nodes = sum(b.num_nodes for b in seen) / len(seen)
+        edges = sum(b.num_edges for b in seen) / len(seen)
+        found.append(Scheme(name, count, nodes, edges, sum(flops) / len(flops) * count, bound, name == "full batch"))
+    return found
+
+
+def _sampled(data: Any, fanouts: list[int], batch: int) -> Any:
+    nodes = torch.arange(data.num_nodes)
+    return NeighborLoader(data, fanouts, input_nodes=nodes, batch_size=min(batch, data.num_nodes), shuffle=True)
+
+
+def _induced(data: Any, nodes: Tensor) -> Any:
+    """The data of these nodes and the edges among them."""
+    part = data.clone()
+    part.edge_index, _ = subgraph(nodes, data.edge_index, relabel_nodes=True, num_nodes=data.num_nodes)
+    for key, value in data.to_dict().items():
+        if isinstance(value, Tensor) and key != "edge_index" and value.dim() and value.size(0) == data.num_nodes:
+            part[key] = value[nodes]
+    part.num_nodes = nodes.numel()
+    return part
+
+
+def _by_layer(data: Any, size: int, steps: int) -> Iterator[Any]:
+    """One sample of nodes serves every layer, drawn by degree as FastGCN does."""
+    weight = torch.bincount(data.edge_index[1], minlength=data.num_nodes).double() + 1
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        yield _induced(data, weight.multinomial(min(size, data.num_nodes), generator=generator).sort().values)
+
+
+def _clusters(data: Any, parts: int) -> Iterator[Any]:
+    owner = torch.from_numpy(Partitioner(data.edge_index, data.num_nodes).assign(parts, "breadth-first"))
+    for part in range(parts):
+        yield _induced(data, (owner == part).nonzero().view(-1))
+
+
+def explosion(data: Any, *, fanout: int = 10, batch: int = 64, depth: int = 4) -> list[dict[str, float]]:
+    """Nodes that a batch of `batch` seeds needs, hop by hop: found by the real loader, beside the bound b c^l."""
+    rows = []
+    for layers in range(1, depth + 1):
+        loader = _sampled(data, [fanout] * layers, batch)
+        counts = [b.num_nodes for b, _ in zip(loader, range(COUNTED), strict=False)]
+        bound = batch * sum(float(fanout) ** hop for hop in range(layers + 1))
+        rows.append({"layers": layers, "nodes": sum(counts) / len(counts), "bound": bound,
+                     "at most": min(bound, float(data.num_nodes))})  # fmt: skip
+    return rows

@@ -1,0 +1,147 @@
+"""Rewrites that the analyzer finds, applied: equal outputs, and the work falls by what was predicted."""
+
+import pytest
+import torch
+from torch_geometric import nn as pyg
+from torch_geometric.data import Data
+from torch_geometric.utils import softmax
+
+import stretto.analyze
+from stretto import datasets
+from stretto.analyze import Machine
+from stretto.analyze.models import as_data, make
+from stretto.analyze.workload import Workload
+
+K, C = 24, 16
+
+
+def graph() -> Data:
+    data = as_data(datasets.load_graph("er:200:800"), width=K)
+    data.y = data.y % 4
+    return data
+
+
+class Layer(pyg.MessagePassing):
+    """A layer with `once` (per node) and `each` (per edge) for its learnable maps."""
+
+    def __init__(self, hoisted: bool, aggr: str = "add") -> None:
+        super().__init__(aggr=aggr)
+        torch.manual_seed(0)
+        self.hoisted = hoisted
+        self.lin, self.left, self.right = (torch.nn.Linear(K, C) for _ in range(3))
+        self.score = torch.nn.Parameter(torch.randn(C))
+
+    def once(self, lin, x):
+        return lin(x) if self.hoisted else x
+
+    def each(self, lin, x):
+        return x if self.hoisted else lin(x)
+
+
+class Pool(Layer):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, h=self.once(self.lin, x))
+
+    def message(self, h_j):
+        return self.each(self.lin, h_j).relu()
+
+
+class Gated(Layer):
+    def forward(self, x, edge_index):
+        ends = [self.once(lin, x) for lin in (self.lin, self.left, self.right)]
+        return self.propagate(edge_index, v=ends[0], a=ends[1], b=ends[2])
+
+    def message(self, v_j, a_i, b_j):
+        return self.each(self.lin, v_j) * (self.each(self.left, a_i) + self.each(self.right, b_j)).sigmoid()
+
+
+class Attend(Layer):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, h=self.once(self.lin, x))
+
+    def message(self, h_j, index, size_i):
+        h = self.each(self.lin, h_j)
+        alpha = softmax((h * self.score).sum(-1), index, num_nodes=size_i)
+        return h * alpha[:, None]
+
+
+class EdgeLinear(Layer):
+    """EdgeConv, choice 1: a linear map of the difference."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, h=self.once(self.lin, x))
+
+    def message(self, h_i, h_j):
+        return (h_j - h_i) if self.hoisted else (self.lin(h_j - h_i) - self.lin.bias)
+
+
+CASES = {"pool": (Pool, "max"), "gated": (Gated, "add"), "attention": (Attend, "add"), "edge": (EdgeLinear, "max")}
+
+
+def find(layer, rule, data):
+    found = stretto.analyze(layer, data, machine=Machine(), mode="infer", procs=[1]).rewrites
+    return [r for r in found if r.rule == rule]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hoisting(name):
+    kind, aggr = CASES[name]
+    data = graph()
+    edges, nodes = kind(False, aggr), kind(True, aggr)
+    torch.testing.assert_close(edges(data.x, data.edge_index), nodes(data.x, data.edge_index), rtol=1e-4, atol=1e-5)
+    (hoist,) = find(edges, "hoist", data)
+    assert find(nodes, "hoist", data) == []
+    fewer = [float(Workload(layer, data, "infer").trace().flops) for layer in (edges, nodes)]
+    assert fewer[0] - fewer[1] == pytest.approx(hoist.flops, rel=0.06)  # differences move from k to c values
+
+
+def test_what_is_not_linear_is_not_hoisted():
+    class Bent(Layer):
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, h=x)
+
+        def message(self, h_i, h_j):
+            return self.lin((h_i * h_j).relu())
+
+    assert find(Bent(False), "hoist", graph()) == []
+
+
+def test_keeping_a_x_saves_what_it_says():
+    data = graph()
+    plain, kept = (pyg.SGConv(K, C, K=3, cached=cached) for cached in (False, True))
+    kept.load_state_dict(plain.state_dict())
+    kept(data.x, data.edge_index)  # A X is made here
+    torch.testing.assert_close(plain(data.x, data.edge_index), kept(data.x, data.edge_index))
+    fewer = [float(Workload(layer, data, "infer").trace().flops) for layer in (plain, kept)]
+    (cached,) = find(plain, "cache A X", data)
+    assert cached.flops == pytest.approx(fewer[0] - fewer[1], rel=0.05)  # the normalisation goes with it
+
+
+def test_chain_or_power_is_decided_and_both_are_equal():
+    data = graph()
+    (chain,) = find(pyg.SGConv(K, C, K=3), "chain", data)
+    assert "3 products with 24 columns" in chain.sentence
+    wide = graph()
+    wide.x = torch.randn(data.num_nodes, 300)
+    (power,) = find(pyg.SGConv(300, C, K=3), "power", wide)
+    assert power.flops > 0
+    adj = torch.zeros(data.num_nodes, data.num_nodes)
+    adj[data.edge_index[1], data.edge_index[0]] = 1
+    adj = adj / adj.sum(1, keepdim=True).clamp_min(1)
+    torch.testing.assert_close(adj @ (adj @ (adj @ data.x)), (adj @ adj @ adj) @ data.x, rtol=1e-4, atol=1e-5)
+
+
+def test_forms_of_parallelism():
+    data = graph()
+    names = {f.form: f for f in stretto.analyze(make("gin", K, C, 4), data, machine=Machine(), procs=[1]).forms}
+    assert {"graph partition, by vertex", "graph partition, by edge", "graph partition, by vertex feature",
+            "graph partition, by edge feature", "dependent mini-batch", "independent mini-batch", "feature parallelism",
+            "graph structure parallelism", "micro-pipeline", "macro-pipeline", "ANN-pipeline", "ANN-model", "hybrid",
+            "mixture of experts", "type parallelism", "attribute parallelism", "snapshot parallelism",
+            "hierarchical parallelism"} == set(names)  # fmt: skip
+    assert not names["snapshot parallelism"].available
+    data.edge_attr, data.edge_type = torch.randn(data.num_edges, 5), torch.arange(data.num_edges) % 3
+    data.time = torch.arange(data.num_nodes) % 7
+    names = {f.form: f for f in stretto.analyze(make("gin", K, C, 4), data, machine=Machine(), procs=[1]).forms}
+    assert (names["attribute parallelism"].degree, names["type parallelism"].degree) == (5, 3)
+    assert names["snapshot parallelism"].degree == 7

@@ -1,0 +1,47 @@
+"""Table 2: an epoch by training scheme, counted from real batches; the neighbourhood explosion beside its bound."""
+
+import math
+
+import pytest
+import torch
+
+import stretto.analyze
+from stretto import datasets
+from stretto.analyze import Machine
+from stretto.analyze.models import as_data, make
+from stretto.analyze.schemes import explosion
+from stretto.analyze.workload import Workload
+
+
+@pytest.fixture(scope="module")
+def data():
+    torch.set_num_threads(1)
+    found = as_data(datasets.load_graph("er:4000:40000"), width=8)
+    del found.train_mask
+    return found
+
+
+def test_schemes(data):
+    model = make("sage", 8, 16, 8)
+    report = stretto.analyze(model, data, machine=Machine(), procs=[1])
+    rows = {row["name"]: row for row in report.schemes(fanout=5, batch=200)}
+    full = rows["full batch"]
+    assert full["flops"] == float(Workload(model, data).trace().flops)
+    assert full["batches"] == 1
+    for name, row in rows.items():
+        assert row["flops"] > 0
+        assert row["published"] >= full["published"], name
+    sampled, clusters = rows["GraphSAGE, VR-GCN"], rows["Cluster-GCN, GraphSAINT"]
+    assert sampled["batches"] == clusters["batches"] == 20
+    assert sampled["flops"] > full["flops"]  # support vertices are computed again and again
+    assert sampled["nodes"] <= 200 * (1 + 5 + 25)
+    assert clusters["nodes"] == pytest.approx(200, rel=0.3)
+    assert clusters["flops"] < full["flops"]  # edges between clusters are left out
+
+
+def test_explosion(data):
+    rows = explosion(data, fanout=3, batch=10, depth=4)
+    assert all(10 < row["nodes"] <= row["at most"] for row in rows)
+    early = [row["nodes"] for row in rows[:3]]
+    growth = math.log(early[-1] / early[0]) / 2
+    assert growth == pytest.approx(math.log(3), abs=0.25)  # c^L until the graph is full
