@@ -19,6 +19,7 @@ from stretto.compile.expr import Add, Horner, Leaf, MatMul, Node, Scaled, Sparse
 from stretto.compile.plan import Plan
 from stretto.graph import Graph
 from stretto.kernels import pool, vendor
+from stretto.ops.batched import one_by_one
 from stretto.ops.dense import column_sum
 from stretto.ops.spmm import run as run_spmm
 from stretto.ops.spmm import spmm
@@ -99,6 +100,7 @@ class _Layer(torch.autograd.Function):
         return out
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         call: Call = ctx.call
         start = time.perf_counter()

@@ -22,6 +22,7 @@ from torch import Tensor
 from stretto import settings
 from stretto.compile import Plan
 from stretto.kernels import DTYPES
+from stretto.ops.batched import transformed
 
 logger = logging.getLogger("stretto")
 
@@ -176,6 +177,8 @@ def why_stock(conv: Any) -> str | None:
         return "results differed from stock in shadow mode"
     if torch.jit.is_tracing():
         return "TorchScript tracing"
+    if transformed():
+        return "inside a transform of torch.func"
     if state.get("node_dim", -2) not in (-2, 0):
         return f"node_dim is {state['node_dim']}"
     return None

@@ -16,7 +16,7 @@ from torch_geometric.nn.norm import BatchNorm
 
 from stretto.nn.base import hooked
 
-LEAST = 1 << 17  # values of a result below which a pass over it takes no more time than to fold
+LEAST = 1 << 20  # values of a result below which a pass over it takes no more time than to fold
 
 
 def pays(rows: int, width: int) -> bool:

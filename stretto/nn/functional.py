@@ -20,6 +20,7 @@ from stretto.kernels import DTYPES
 from stretto.nn.aggr import SMALL
 from stretto.nn.base import Decline, owned, stock_wanted
 from stretto.ops import segment_reduce
+from stretto.ops.batched import transformed
 
 REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", "min": "min", "amin": "min"}
 
@@ -65,7 +66,7 @@ def _standing_for(stock: Callable[..., Any], fast: Callable[..., Any]) -> Callab
     """A function that runs fast while installed, that TorchScript reads as stock: its source, among its own globals."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not _active or torch.compiler.is_compiling() or torch.jit.is_tracing() or stock_wanted():
+        if not _active or torch.compiler.is_compiling() or torch.jit.is_tracing() or stock_wanted() or transformed():
             return stock(*args, **kwargs)
         try:
             return owned(fast(*args, **kwargs))

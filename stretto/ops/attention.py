@@ -19,6 +19,7 @@ from stretto.graph import Graph
 from stretto.kernels import reference_attention
 from stretto.kernels.attention import FORMS, TENSORS, Attention, backend
 from stretto.ops import library, twice
+from stretto.ops.batched import one_by_one
 from stretto.ops.op import Op, Sample
 
 Results = Tensor | tuple[Tensor, ...]
@@ -172,6 +173,7 @@ class _Attention(torch.autograd.Function):
         return results[:3]
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         saved = ctx.saved_tensors
         tensors, results = saved[: len(TENSORS)], saved[len(TENSORS) :]

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from stretto import kernels
 from stretto.ops import library
+from stretto.ops.batched import one_by_one
 
 LARGE = 1 << 22  # values below which torch's one launch costs less than our two
 
@@ -48,6 +49,7 @@ class _Dense(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight = ctx.saved_tensors
         (grad,) = grads
@@ -65,6 +67,7 @@ class _AddBias(torch.autograd.Function):
         return x + bias
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         need_x, need_bias = ctx.needs_input_grad
         return grads[0] if need_x else None, row_sum(grads[0]) if need_bias else None

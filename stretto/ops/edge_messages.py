@@ -23,6 +23,7 @@ from stretto.errors import expect, fail
 from stretto.graph import Graph
 from stretto.kernels import cpu, cpu_edge, reference_edge
 from stretto.ops import library, twice
+from stretto.ops.batched import one_by_one
 from stretto.ops.op import Op, Sample
 from stretto.ops.rows import run_sum
 
@@ -102,6 +103,7 @@ class _EdgeMessages(torch.autograd.Function):
         return run(graph, tensors, acts)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         tensors, needs = ctx.saved_tensors, tuple(ctx.needs_input_grad[2:])
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch

@@ -20,6 +20,7 @@ from stretto.graph import Graph
 from stretto.kernels import reference
 from stretto.kernels.csr import Csr
 from stretto.ops import twice
+from stretto.ops.batched import one_by_one
 
 BLOCK = 1 << 14  # edges: at 256 channels of fp32 a block's array takes 16 MiB, about what a core's caches hold
 REDUCTIONS = ("sum", "mean", "max", "min", "square")
@@ -128,6 +129,7 @@ class _EdgeMlp(torch.autograd.Function):
         return tuple(outs)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         tensors, kept = ctx.saved_tensors[: ctx.num_inputs], iter(ctx.saved_tensors[ctx.num_inputs :])
         needs = ctx.needs_input_grad[4:]

@@ -13,6 +13,7 @@ from stretto.errors import expect, fail
 from stretto.graph import Graph
 from stretto.kernels import reference_edge
 from stretto.ops import library, twice
+from stretto.ops.batched import one_by_one
 from stretto.ops.edge_messages import _promoted, backend
 from stretto.ops.op import Op, Sample
 
@@ -83,6 +84,7 @@ class _SoftmaxSum(torch.autograd.Function):
         return out
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         x, edge, heat, *kept = ctx.saved_tensors
         needs = tuple(ctx.needs_input_grad[2:])

@@ -12,6 +12,7 @@ from stretto import kernels
 from stretto.graph import Graph
 from stretto.kernels import reference
 from stretto.ops import library
+from stretto.ops.batched import one_by_one
 
 
 def extremum(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
@@ -63,6 +64,7 @@ class _Extremum(torch.autograd.Function):
         return out
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight, out, ties = ctx.saved_tensors
         _, need_x, need_weight, _ = ctx.needs_input_grad

@@ -14,6 +14,7 @@ from stretto.errors import fail
 from stretto.graph import Graph
 from stretto.kernels import reference
 from stretto.ops import library
+from stretto.ops.batched import one_by_one
 from stretto.ops.op import Op, Sample
 
 
@@ -51,6 +52,7 @@ class _SegmentMatmul(torch.autograd.Function):
         return run(x, bounds, weight)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight = ctx.saved_tensors
         need_x, _, need_weight = ctx.needs_input_grad

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stretto.kernels import pool
 from stretto.ops import library
+from stretto.ops.batched import one_by_one
 from stretto.ops.dense import add_bias, dense, row_sum
 
 Map = tuple[Tensor, Tensor | None]  # weight [o, i], bias [o]
@@ -78,6 +79,7 @@ class _Projections(torch.autograd.Function):
         return _forward(x.detach(), [w.detach() for w in weights], [None if b is None else b.detach() for b in biases])
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         x, *weights = ctx.saved_tensors
         need_x, _, *needs = ctx.needs_input_grad
@@ -112,6 +114,7 @@ class _Plus(torch.autograd.Function):
         return _sum(x.detach(), y.detach())
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
         need_x, need_y = ctx.needs_input_grad

@@ -15,6 +15,7 @@ from stretto.graph import Graph
 from stretto.graph_formats import plain
 from stretto.kernels import build, reference
 from stretto.ops import library
+from stretto.ops.batched import one_by_one
 from stretto.ops.op import Op, Sample
 
 
@@ -71,6 +72,7 @@ class _GatherRows(torch.autograd.Function):
         return run_gather(x, index)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         return scatter_rows(grads[0], ctx.saved_tensors[0], ctx.num_rows), None
 
@@ -84,6 +86,7 @@ class _SumEdges(torch.autograd.Function):
         return run_sum(segments, src, scale)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         grad, (index, scale) = grads[0], ctx.saved_tensors
         if scale is not None:

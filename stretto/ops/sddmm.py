@@ -13,6 +13,7 @@ from stretto.errors import expect, fail
 from stretto.graph import Graph
 from stretto.kernels import reference
 from stretto.ops import library
+from stretto.ops.batched import one_by_one
 from stretto.ops.op import Op, Sample
 
 
@@ -53,6 +54,7 @@ class _Sddmm(torch.autograd.Function):
         return run(graph, a, b, op)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         from stretto.ops.rows import sum_edges
         from stretto.ops.spmm import spmm

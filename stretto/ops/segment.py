@@ -18,6 +18,7 @@ from stretto.graph_formats import plain
 from stretto.graph_traced import TracedGraph
 from stretto.kernels import Reduce, reference
 from stretto.ops import extremum, library, rows, softmax
+from stretto.ops.batched import one_by_one
 from stretto.ops.op import Op, Sample
 
 
@@ -124,6 +125,7 @@ class _Product(torch.autograd.Function):
         return run_mul(graph, src)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         (src,) = ctx.saved_tensors
         dsrc = run_mul_grad(ctx.graph, src.detach(), grads[0].detach())
@@ -138,6 +140,7 @@ class _Once(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         fail("segment_reduce: reduce='mul' has no second derivative here, wanted one of the other reductions")
 

@@ -13,6 +13,7 @@ from stretto.errors import fail
 from stretto.graph import Graph
 from stretto.kernels import reference
 from stretto.ops import library, rows
+from stretto.ops.batched import one_by_one
 from stretto.ops.op import Op, Sample
 
 
@@ -54,6 +55,7 @@ class _EdgeSoftmax(torch.autograd.Function):
         return alpha
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         (alpha,), graph, grad = ctx.saved_tensors, ctx.graph, grads[0]
         if torch.is_grad_enabled() and (grad.requires_grad or alpha.requires_grad):  # differentiated again

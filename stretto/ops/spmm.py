@@ -13,6 +13,7 @@ from stretto.errors import fail
 from stretto.graph import Graph
 from stretto.kernels import Csr, Reduce, accumulate_type, reference, vendor
 from stretto.ops import extremum, library
+from stretto.ops.batched import one_by_one
 from stretto.ops.op import Op, Sample
 from stretto.ops.sddmm import sddmm
 from stretto.tune import Variant, picker
@@ -131,6 +132,7 @@ class _SpMM(torch.autograd.Function):
         return run(graph, x, weight, row_scale, col_scale, y, beta)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
         x, weight, row_scale, col_scale = ctx.saved_tensors

@@ -1,0 +1,49 @@
+"""Transforms of torch.func, and batches of gradients: kernels know no batch, so its members go through one by one.
+
+Layers do not run our functions inside a transform (nn/base.py); but a model that ran plainly may be differentiated by a
+batch of gradients at once: torch.autograd.grad with is_grads_batched=True, jacobian with vectorize=True. torch marks
+such a batch in its own older way, a "legacy batched tensor".
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_top = torch._C._functorch.peek_interpreter_stack
+_is_batch = torch._C._functorch.is_legacy_batchedtensor
+
+
+def transformed() -> bool:
+    """Whether vmap, grad, jacrev or another transform of torch.func is on."""
+    return _top() is not None
+
+
+def one_by_one(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward(ctx, *grads) that takes a batch of gradients too."""
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *grads: Any) -> Any:
+        for grad in grads:
+            if grad is not None and _is_batch(grad):
+                return _each(run, ctx, grads)
+        return backward(ctx, *grads)
+
+    return run
+
+
+def _each(backward: Callable[..., Any], ctx: Any, grads: tuple[Any, ...]) -> Any:
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    remove, add = torch._remove_batch_dim, torch._add_batch_dim  # type: ignore[attr-defined]
+    plain = [remove(g, level, 1, 0) if isinstance(g, Tensor) and _is_batch(g) else None for g in grads]
+    size = next(p.size(0) for p in plain if p is not None)
+    found = [backward(ctx, *(g if p is None else p[i] for g, p in zip(grads, plain, strict=True))) for i in range(size)]
+    several = isinstance(found[0], tuple)
+    columns = zip(*found, strict=True) if several else [tuple(found)]
+    stacked = [None if column[0] is None else add(torch.stack(column), 0, level) for column in columns]
+    return tuple(stacked) if several else stacked[0]
