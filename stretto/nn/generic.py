@@ -174,8 +174,19 @@ def _reduce(self: Any, protocol: Any) -> Any:
 
 
 def _rebuilt(kind: type) -> Any:
-    made: Any = fast_class(kind) or kind
+    made: Any = fast_class(kind)
+    if made is None:  # a new process: PyG writes propagate() of a class when its first layer gets its state
+        made = type(kind)(kind.__name__, (kind,), {"__module__": kind.__module__, "__setstate__": _awake})
     return made.__new__(made)
+
+
+def _awake(self: Any, state: Any) -> None:
+    """The state of a layer that was pickled accelerated; then its class, as it was."""
+    kind = type(self).__base__
+    assert kind is not None
+    self.__class__ = kind
+    self.__setstate__(state)
+    self.__class__ = fast_class(kind) or kind
 
 
 def stock_class(kind: type) -> type | None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +20,7 @@ from stretto.nn import generic, record_of, tracing
 from tests.graphs import ZOO
 
 FACTOR = 2.0
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Copy(MessagePassing):
@@ -312,3 +317,38 @@ def test_the_trace_reads_what_is_written():
     assert found == tracing.Message("x_j", "w", "view")
     assert tracing.message_of(Weighted.message, ("x_j", "w"), frozenset({"w"})) == tracing.Message("x_j")
     assert isinstance(tracing.message_of(Branches.message, ("x_j", "w"), frozenset()), str)
+
+
+def test_a_pickled_layer_is_fast_again_in_a_new_process(tmp_path):
+    """PyG has not yet written propagate() of the user's class there."""
+    (tmp_path / "mine.py").write_text(
+        "from torch_geometric.nn import MessagePassing\n"
+        "class Mine(MessagePassing):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(aggr='add')\n"
+        "    def forward(self, x, edge_index, w):\n"
+        "        return self.propagate(edge_index, x=x, w=w)\n"
+        "    def message(self, x_j, w):\n"
+        "        return w.view(-1, 1) * x_j\n"
+    )
+    save = (
+        "import torch, stretto, mine\n"
+        "layer = stretto.accelerate(mine.Mine())\n"
+        "args = torch.randn(9, 4), torch.randint(9, (2, 30)), torch.rand(30)\n"
+        "torch.save((layer, args, layer(*args)), 'layer.pt')\n"
+    )
+    load = (
+        "import copy, torch, stretto, mine\n"
+        "layer, args, wanted = torch.load('layer.pt', weights_only=False)\n"
+        "for one in (layer, copy.deepcopy(layer)):\n"
+        "    torch.testing.assert_close(one(*args), wanted)\n"
+        "    assert isinstance(one, mine.Mine) and repr(one) == 'Mine()'\n"
+        "print(stretto.report(layer).rows[0].path, type(stretto.restore(layer)) is mine.Mine)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    for script in (save, load):
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["fast", "True"]
