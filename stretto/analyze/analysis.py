@@ -17,9 +17,10 @@ from stretto.analyze.classify import Layer, classify
 from stretto.analyze.graph_stats import GraphStats, Partitioner, graph_stats
 from stretto.analyze.lift import SYMBOLS, Sizes, probe, rescale
 from stretto.analyze.machine_file import Machine
-from stretto.analyze.predict import depth, step_seconds
+from stretto.analyze.predict import depth, step_seconds, times
 from stretto.analyze.report import LayerCost, Report, inconsistencies
 from stretto.analyze.rewrites import Rewrite, rewrites
+from stretto.analyze.specs import matrices
 from stretto.analyze.strategies import Problem, strategies
 from stretto.analyze.taxonomy import taxonomy
 from stretto.analyze.trace import Trace
@@ -62,6 +63,8 @@ def analyze(
         layers=tuple(layers),
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         step=seconds,
+        on_edges=_on_edge_ops(trace, times(trace, computer), {sizes.m, sizes.a, sizes.e} - {0}),
+        around=computer.host * len(trace.ops),
         activations=float(trace.peak_bytes),
         fixed=memory["parameters"] + memory["gradients"],
         features=memory["inputs"],
@@ -168,6 +171,16 @@ def _largest(ways: list[Rewrite], what: str) -> float:
     savings = {r.rule: getattr(r, what) for r in ways}
     product = max(savings.get("cache A X", 0.0), savings.get("order", 0.0) + savings.get("fuse", 0.0))
     return product + savings.get("hoist", 0.0) + savings.get("cache norm", 0.0)
+
+
+def _on_edge_ops(trace: Trace, seconds: list[float], edges: set[int]) -> float:
+    """Seconds of the ops that have a tensor, or a matrix, as long as the edges."""
+    found = 0.0
+    for op, taken in zip(trace.ops, seconds, strict=True):
+        sizes = {size for spec in (*op.inputs, *op.outputs) for size in spec.shape}
+        if op.cost.family != "view" and (sizes & edges or matrices((op.args, op.kwargs))):
+            found += taken
+    return found
 
 
 def _brent(work: float, steps: float, workers: int) -> dict[str, float]:

@@ -27,6 +27,8 @@ class Problem:
     layers: tuple[Layer, ...]
     parameters: int  # values
     step: float  # seconds of a full-batch step on one worker
+    on_edges: float  # of which in ops on edges
+    around: float  # of which host code around the ops: every worker runs all of it
     activations: float  # bytes a full-batch step takes
     fixed: float  # bytes of parameters and their gradients
     features: float  # bytes of the input
@@ -55,6 +57,10 @@ class Problem:
     def width(self) -> int:
         """Values per node that all rounds together exchange."""
         return sum(self.forward_widths) + sum(self.backward_widths)
+
+    def compute(self, edges: float, nodes: float) -> float:
+        """Seconds of a worker that has these shares of the edges and of the nodes."""
+        return self.around + self.on_edges * edges + (self.step - self.on_edges - self.around) * nodes
 
     def allreduce(self, workers: int) -> float:
         """Bytes per worker."""
@@ -117,7 +123,9 @@ def _halo(problem: Problem, part: Partition, rows: int, name: str, formula: str,
     rounds = problem.rounds
     messages = part.pairs * rounds + (2 * (P - 1) * P if problem.train else 0)
     share = max(part.edges) / max(1, sum(part.edges))
-    compute = problem.step * share
+    # A layer that multiplies first does so for the rows it pulled too.
+    rows_held = max(own + pulled for own, pulled in zip(part.rows, part.halo, strict=True))
+    compute = problem.compute(share, rows_held / max(1, problem.stats.num_nodes))
     worst = max(part.halo) / max(1, sum(part.halo)) if sum(part.halo) else 1 / P
     wire = _wire(problem, moved * worst + problem.allreduce(P), messages / P)
     seconds = {"none": compute + wire, "full": max(compute, wire), "interior": compute + 0.5 * wire}[overlap]
@@ -186,8 +194,9 @@ def _stale(problem: Problem, part: Partition) -> Strategy:
         part,
         sum(part.halo),
         "partition + stale halo (T^R = 1)",
-        "bytes as pull; time max(compute, exchange)",
-        "the exchange hides behind the next step's compute; results lag by one step at part borders",
+        "bytes as pull; time max(compute, exchange); T^R = 1 for features and gradients, all other T = 0, all L = 1",
+        "the exchange hides behind the next step's compute; "
+        f"{part.cut / max(1, sum(part.edges)):.0%} of the edges read rows that are one step old",
         "full",
     )
 
@@ -203,7 +212,7 @@ def _sampling(problem: Problem, part: Partition) -> Strategy:
         nodes = min(nodes + frontier, stats.num_nodes)
     steps = ceil(problem.targets / (batch * P)) if problem.targets else 1
     share = nodes / max(1, stats.num_nodes)
-    compute = problem.step * share * steps + problem.machine.host * 100 * steps
+    compute = problem.compute(share, share) * steps
     fetch = nodes * problem.layers[0].width_in * B * (1 - 1 / P) if problem.layers else 0.0
     total = steps * P * (fetch + problem.allreduce(P))
     wire = steps * _wire(problem, fetch + problem.allreduce(P), 3 * (P - 1))
@@ -229,7 +238,7 @@ def _feature(problem: Problem, part: Partition) -> Strategy:
     per_worker = B * n * problem.width * (P - 1) / P**2 * 2
     rounds = 2 * problem.rounds
     wire = _wire(problem, per_worker + problem.allreduce(P), rounds * (P - 1))
-    compute = problem.step / P
+    compute = problem.compute(1 / P, 1 / P)
     memory = _split_memory(problem, 1 / P, 0.0)
     return Strategy(
         "feature-parallel",
@@ -254,7 +263,7 @@ def _one_and_a_half(problem: Problem, part: Partition) -> Strategy | None:
         return None
     per_worker = B * problem.width * (n / copies + n * copies / P)
     wire = _wire(problem, per_worker + problem.allreduce(P), problem.rounds * (P // copies))
-    compute = problem.step / P
+    compute = problem.compute(1 / P, 1 / P)
     memory = problem.fixed + (problem.features + problem.activations) * copies / P
     return Strategy(
         "1.5-D, replicated",
@@ -280,7 +289,7 @@ def _pipeline(problem: Problem, part: Partition) -> Strategy | None:
     width = max(layer.width_out for layer in problem.layers)
     moved = B * n * width * (P - 1) * (2 if problem.train else 1)
     chunks = 4 * P
-    compute = problem.step / P * (chunks + P - 1) / chunks
+    compute = problem.compute(1 / P, 1 / P) * (chunks + P - 1) / chunks
     wire = _wire(problem, moved / max(1, P - 1), chunks * 2)
     memory = problem.fixed / P + problem.features + problem.activations / P
     return Strategy(

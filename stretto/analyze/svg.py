@@ -132,14 +132,15 @@ def roofline(
     left, right = 10.0 ** sx[1], 10.0 ** (sx[1] + (390 - 48) / sx[2])
     floor = 10.0 ** sy[1]
     body = [_axes(sx, sy, 390, 12, 250, "flop per byte", "flop per second")]
-    for name, rate in bandwidths.items():
+    for line, (name, rate) in enumerate(sorted(bandwidths.items(), key=lambda item: -item[1])):
         start, knee = max(left, floor / rate), min(right, peak / rate)
         body.append(
             f'<polyline points="{_at(sx, start):.1f},{_at(sy, start * rate):.1f} '
             f'{_at(sx, knee):.1f},{_at(sy, knee * rate):.1f}" class="roof">'
             f"<title>{escape(name)}: {short(rate)}B/s</title></polyline>"
         )
-        body.append(_text(_at(sx, start) + 4, _at(sy, start * rate) - 4, f"{name} {short(rate)}B/s", extra="dim small"))
+        # Above the roofs, in their order: beside the lines the names of roofs that lie close would cover one another.
+        body.append(_text(54, 24 + 11 * line, f"{name} {short(rate)}B/s", extra="dim small"))
     flat = _at(sy, peak)
     knee = _at(sx, peak / max(bandwidths.values()))
     body.append(f'<line x1="{knee:.1f}" x2="390" y1="{flat:.1f}" y2="{flat:.1f}" class="roof"/>')

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from stretto import memory
 from stretto.analyze.graph_stats import Partitioner
 from stretto.analyze.workload import Workload, arguments, scalar
 from stretto.errors import fail
@@ -163,6 +164,7 @@ def _share(out: Tensor, data: Any, total: int) -> Tensor:
 def _worker(rank: int, parts: int, folder: str, repeats: int) -> None:
     """One process: a step to warm up and count, then timed ones; results go to a file."""
     torch.set_num_threads(1)
+    memory.switch(True)  # no worker should pay for new memory in every step: the prediction does not either
     given = torch.load(Path(folder, "given.pt"), weights_only=False)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=parts)
     try:
