@@ -7,6 +7,8 @@ and switched off, and the sizes torch's profiler reports for each allocation and
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,13 +19,15 @@ from torch.profiler import ProfilerActivity, profile
 from stretto.kernels import pool
 
 SWITCH = "STRETTO_POOL_MB"
+# What torch's profiler writes to the error stream of a healthy run.
+CHATTER = (b"USDT:", b"CPUAllocator.cpp")
 
 
 def peak_bytes(step: Callable[[], object]) -> int:
     """Bytes in tensors at the peak of a step above those held before it; what is built once is not of the step."""
     with _no_pool():
         step()
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        with _without_chatter(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
             step()
     held = most = 0
     for event in sorted(_allocations(found), key=lambda e: e.start_ns()):
@@ -48,6 +52,25 @@ def _no_pool() -> Iterator[None]:
             del os.environ[SWITCH]
         else:
             os.environ[SWITCH] = before
+
+
+@contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Holds the error stream back for the length of the block, then writes it without the profiler's own lines."""
+    sys.stderr.flush()
+    screen = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(screen, 2)
+            os.close(screen)
+            held.seek(0)
+            for line in held:
+                if not any(text in line for text in CHATTER):
+                    os.write(2, line)
 
 
 def tensor_bytes(*tensors: torch.Tensor | None) -> int:

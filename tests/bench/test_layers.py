@@ -1,6 +1,7 @@
 """`stretto bench models --layer`: every layer is checked, measured and told; memory is counted, not guessed."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -63,3 +64,14 @@ def test_command(tmp_path):
     assert all(row["peak_bytes"] > 0 for row in rows)
     wrong = CliRunner().invoke(app, [*words[:3], "NoConv"])
     assert "NoConv" in str(wrong.exception)
+
+
+def test_the_profilers_own_lines_are_not_shown_but_others_are(capfd):
+    def step() -> object:
+        os.write(2, b"USDT: profiler_start\nsomething went wrong\n")
+        return torch.ones(8)
+
+    peak_bytes(step)
+    assert capfd.readouterr().err.splitlines().count("something went wrong") == 2
+    peak_bytes(step)
+    assert capfd.readouterr().err.count("USDT") == 1  # the call before the profiled one is not held back
