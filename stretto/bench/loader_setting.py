@@ -11,6 +11,13 @@ from stretto.datasets import load_graph
 from stretto.tune.timing import Timing
 
 OURS = "stretto"
+# What PyG with pyg-lib 0.9.0 took on another machine (2 cores at 2.8 GHz, AVX-512, 48 MiB L3), milliseconds and edges a
+# batch: graph rmat:19:7000000, batch 1024. Shown, never compared, where pyg-lib does not load.
+PUBLISHED = {
+    "sampling [15, 10, 5], batch 1024": (37.2, 128e3),
+    "sampling [20, 20, 20]": (114.8, 665e3),
+    "whole loader, 2 threads": (38.3, 128e3),
+}
 
 
 @dataclass
@@ -42,6 +49,7 @@ class Row:
     work: float = 0.0
     unit: str = ""
     reason: str = ""
+    published: bool = False  # measured elsewhere, by others: no ratio is made of it
 
     def to_dict(self) -> dict[str, object]:
         times = self.timing.to_dict() if self.timing is not None else {}
@@ -53,6 +61,7 @@ class Row:
             "rate": rate,
             "unit": self.unit,
             "reason": self.reason,
+            "published": self.published,
         }
 
 
@@ -74,3 +83,12 @@ def make_data(graph: str, features: int) -> Data:
 def per_batch(timing: Timing, count: int) -> Timing:
     """Seconds of one of `count` batches."""
     return Timing(tuple(s / count for s in timing.samples))
+
+
+def published(measure: str, setting: Setting) -> list[Row]:
+    """What is known from elsewhere of PyG with pyg-lib in this very setting, as a row that is not compared."""
+    if measure not in PUBLISHED or setting.graph != "rmat:19:7000000":
+        return []
+    milliseconds, edges = PUBLISHED[measure]
+    who = "PyG + pyg-lib: published, not run here"
+    return [Row(measure, who, Timing((milliseconds / 1e3,)), edges, "edges", published=True)]

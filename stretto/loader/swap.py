@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from stretto.loader import walk
 from stretto.loader.neighbor_loader import LinkNeighborLoader, NeighborLoader
 from stretto.loader.sampler import NeighborSampler
 
@@ -24,10 +25,12 @@ def install() -> None:
         if (module, name) not in _before and hasattr(place, name):
             _before[module, name] = getattr(place, name)
             setattr(place, name, ours)
+    walk.install()
 
 
 def remove() -> None:
     """Bind every name to what it was."""
+    walk.remove()
     for (module, name), stock in _before.items():
         setattr(importlib.import_module(module), name, stock)
     _before.clear()

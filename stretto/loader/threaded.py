@@ -49,7 +49,7 @@ class Threaded:
     def _take_options(self, kwargs: dict[str, Any]) -> None:
         """Pick our options out of DataLoader's."""
         self.num_workers_asked = int(kwargs.get("num_workers", 0))
-        prefetch = kwargs.get("prefetch_factor") or 2
+        prefetch = kwargs.get("prefetch_factor")
         for name in _OF_PROCESSES:
             kwargs.pop(name, None)
         options = {name: kwargs.pop(name) for name in _OF_ENGINE if name in kwargs}
@@ -66,7 +66,8 @@ class Threaded:
             self.batch_dependency >= 1, f"NeighborLoader: 'batch_dependency' is {self.batch_dependency}, wanted >= 1"
         )
         self.trim = bool(options.get("trim", False))
-        self._ahead = max(2, int(prefetch)) * self.num_threads + 1
+        # One for each thread and one ready: more would only hold memory, unless the reader asks for it.
+        self._ahead = max(2, int(prefetch) * self.num_threads) + 1 if prefetch else self.num_threads + 1
         self._own_order = kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None
         self._shuffle = bool(kwargs.get("shuffle", False))
         self._clock = Clock()
