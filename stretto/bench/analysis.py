@@ -71,6 +71,7 @@ class Findings:
     cells: list[Cell] = field(default_factory=list)
     memory: list[dict[str, Any]] = field(default_factory=list)  # model, graph, plan, predicted and allocated bytes
     replays: list[dict[str, Any]] = field(default_factory=list)  # model, graph, op, real and shuffled over in-model
+    labels: list[bool] = field(default_factory=list)  # hot ops: is the op bound as it is labelled
     overhead: list[float] = field(default_factory=list)
     attributed: list[float] = field(default_factory=list)
     load: tuple[float, float] = (0.0, 0.0)
@@ -133,6 +134,7 @@ def run_pair(
         found.overhead.append(trace.traced_seconds / trace.step_seconds)
         found.attributed.append(trace.attributed)
         profile = make_profile(workload, trace, computers[min(computers)], model)
+        found.labels += [row["fits"] for row in profile.check_bounds(share=REPLAYED)] if replays else []
         for again in replay(profile, share=REPLAYED, repeats=9) if replays else ():
             if again["ratio"]:
                 other = again["shuffled indices"]["median_ms"] if "shuffled indices" in again else None
@@ -238,6 +240,7 @@ def summary(found: Findings) -> dict[str, tuple[str, str]]:
             "0.85 to 1.15",
         ),
         "replay with shuffled indices differs by over 15%": (f"{differ} of {len(other)} ops with an index", "some"),
+        "labels that halving an op's rows confirms": (f"{sum(found.labels)} of {len(found.labels)}", "all"),
         "traced step over plain step, largest": (f"{max(found.overhead, default=0.0):.1f}x", "3x"),
         "least share of a step attributed": (f"{min(found.attributed, default=0.0):.1%}", "95%"),
     }

@@ -95,6 +95,12 @@ class Profile:
         self.replays = replay(self, **options)
         return self.replays
 
+    def check_bounds(self, **options: Any) -> list[dict[str, Any]]:
+        """Hot ops on half of their rows: half the time, or as long as before where the launch is the bound."""
+        from stretto.profile.bounds import check_bounds
+
+        return check_bounds(self, **options)
+
     def sweep(self, **options: Any) -> list[dict[str, Any]]:
         """Hot ops over widths, orders, degree laws, types and so on, every candidate checked, then timed."""
         from stretto.profile.sweep import sweep

@@ -15,6 +15,7 @@ from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
 from stretto.analyze.trace import Trace
 from stretto.nn.classes import STOCK
+from stretto.profile.bounds import halved
 from stretto.profile.command import seconds
 from stretto.profile.profiling import Group
 from stretto.profile.recommend import dispatch_table
@@ -184,6 +185,18 @@ def test_replay(gcn):
         assert row["real indices"]["repeats"] == 2
         if row["index"] is not None and not row["op"].startswith("aten::nll"):
             assert "shuffled indices" in row
+
+
+def test_half_of_an_op():
+    data, model = cora(64), make("sage", 64, 32, 7)
+    profile = stretto.profile(model, data, machine=MACHINE, repeats=1)
+    rows = profile.check_bounds(share=1.0, repeats=2)
+    assert {row["op"].split("::")[1].split(".")[0] for row in rows} >= {"index_select", "scatter_add_", "addmm", "mm"}
+    assert all(row["whole ms"] > 0 and row["half ms"] > 0 for row in rows)
+    index = torch.arange(10)[:, None].expand(10, 4)
+    half = halved((torch.ones(3, 4), index, torch.ones(10, 4)), 10)
+    assert [tuple(t.shape) for t in half] == [(3, 4), (5, 4), (5, 4)]
+    assert half[1].stride(1) == 0
 
 
 @pytest.mark.parametrize("shape", ["sorted", "random", "hub", "empty"])

@@ -1,0 +1,64 @@
+"""Is an op bound by what its label says? The same op on half of its rows must take half the time, or, if it is bound by
+its launch, as long as before. The labels come from the machine file; this does not look at it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from stretto.profile.replay import capture, operands
+from stretto.tune.timing import measure
+
+if TYPE_CHECKING:
+    from stretto.profile.profiling import Profile
+
+FAMILIES = ("gather", "scatter", "pointwise", "reduce", "gemm", "softmax")  # whose arguments are all tensors of rows
+LAUNCH, WORK = 0.8, (0.3, 0.7)  # half over whole: at least this if launch-bound, within these if not
+REPEATS = 20
+
+
+def halved(value: Any, longest: int) -> Any:
+    """The value with every dimension that is `longest` cut to its first half."""
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        for dim, size in enumerate(value.shape):
+            if size == longest:
+                value = value.narrow(dim, 0, max(1, longest // 2))
+        # An expanded tensor stays expanded: one entry of its index serves a whole row.
+        return value if 0 in value.stride() else value.contiguous()
+    if isinstance(value, (list, tuple)):
+        return type(value)(halved(v, longest) for v in value)
+    return value
+
+
+def check_bounds(profile: Profile, *, share: float = 0.9, repeats: int = REPEATS) -> list[dict[str, Any]]:
+    """One row per hot group that can be cut: milliseconds of the whole and of half, and whether its label fits."""
+    groups = [g for g in profile.hot(share) if g.family in FAMILIES and not g.name.startswith("stretto::")]
+    captured = capture(profile, groups)
+    rows: list[dict[str, Any]] = []
+    for group in groups:
+        at = next((i for i in group.ops if i in captured), None)
+        if at is None:
+            continue
+        function, args, kwargs = captured[at]
+        found = operands((args, kwargs))
+        longest = max((size for tensor in found for size in tensor.shape), default=0)
+        if longest < 2 or any(t.dtype == torch.bool for t in found):  # how much a mask selects cannot be cut in half
+            continue
+        part = tuple(halved(v, longest) for v in args), {k: halved(v, longest) for k, v in kwargs.items()}
+        with torch.no_grad():
+            calls = {
+                "whole": lambda f=function, a=args, k=kwargs: f(*a, **k),
+                "half": lambda f=function, a=part[0], k=part[1]: f(*a, **k),
+            }
+            taken = measure(calls, repeats=repeats, warmup=2)
+        ratio = taken["half"].median / taken["whole"].median
+        fits = ratio >= LAUNCH if group.bound == "launch" else WORK[0] <= ratio <= WORK[1]
+        rows.append(
+            {"op": group.name, "phase": group.phase, "shapes": group.shapes, "bound": group.bound,
+             "whole ms": taken["whole"].median * 1e3, "half ms": taken["half"].median * 1e3, "ratio": ratio,
+             "fits": fits}
+        )  # fmt: skip
+    return rows
