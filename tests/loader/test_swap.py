@@ -1,5 +1,8 @@
 """PyG's names bound to ours and back, and PyG's Lightning datamodule over our sampler."""
 
+import inspect
+
+import pytest
 import torch
 import torch_geometric.loader
 from torch_geometric.data.lightning import datamodule
@@ -36,6 +39,27 @@ def test_patch_swaps_the_loaders_too():
     finally:
         unpatch()
     assert torch_geometric.loader.NeighborLoader is stock
+
+
+def test_signatures_are_pygs():
+    for ours in (NeighborLoader, LinkNeighborLoader):
+        stock = inspect.signature(getattr(torch_geometric.loader, ours.__name__).__init__).parameters
+        found = inspect.signature(ours.__init__).parameters
+        assert [(p.name, p.default, p.kind) for p in found.values()] == [
+            (p.name, p.default, p.kind) for p in stock.values()
+        ]
+
+
+@pytest.mark.parametrize("wrap", [torch_geometric.loader.PrefetchLoader, torch_geometric.loader.CachedLoader])
+def test_pygs_wrappers_take_our_loader(wrap):
+    data = homogeneous()
+    loader = wrap(NeighborLoader(data, [4, 3], batch_size=64), device=torch.device("cpu"))
+    for _ in range(2):
+        seen = []
+        for batch in loader:
+            check(batch, data)
+            seen.append(batch.input_id)
+        assert torch.equal(torch.cat(seen), torch.arange(300))
 
 
 def test_a_node_loader_as_the_datamodule_makes_it():
