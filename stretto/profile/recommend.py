@@ -1,7 +1,8 @@
 """From measurements to advice, and from advice to a measured gain.
 
 A layer is a call site of `stretto.accelerate`: it runs alone, stock against accelerated, on the inputs it had in the
-model. What the layers save together is the predicted gain of the step; `apply` then measures the step itself.
+model. What the layers save together is the predicted gain of the step; `apply` then measures the step itself. Each side
+has the allocator that it would have alone: stock gets new memory for every large result, an accelerated model keeps it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from stretto import memory
 from stretto.analyze.classify import layer_paths
 from stretto.analyze.workload import Workload
-from stretto.bench.run import relative_error
+from stretto.bench.run import as_alone, relative_error
 from stretto.profile.sweep import TIE
 from stretto.tune.timing import Timing, measure, ratio
 
@@ -75,6 +77,15 @@ def _layer_step(layer: nn.Module, args: Any, kwargs: Any, train: bool) -> Callab
     return step
 
 
+def _in_turns(steps: dict[str, Callable[[], object]], repeats: int, budget: float | None) -> dict[str, Timing]:
+    """Time the steps, then leave the allocator as it was."""
+    kept = memory.is_kept()
+    try:
+        return measure(steps, repeats=repeats, warmup=2, budget=budget)
+    finally:
+        memory.switch(kept)
+
+
 def recommend(profile: Profile, *, repeats: int = REPEATS, budget: float | None = 60.0) -> list[dict[str, Any]]:
     """Advice by call site: layers to accelerate, and single ops where the sweep found a faster candidate."""
     train = profile.workload.mode == "train"
@@ -97,12 +108,12 @@ def layer_advice(sites: dict[str, Site], train: bool, repeats: int, budget: floa
         stock = copy.deepcopy(layer).train(train)
         fast = accelerate(copy.deepcopy(layer)).train(train)
         steps = {
-            "stock": _layer_step(stock, args, kwargs, train),
-            "accelerated": _layer_step(fast, args, kwargs, train),
+            name: as_alone(name, _layer_step(one, args, kwargs, train))
+            for name, one in (("stock", stock), ("accelerated", fast))
         }
         for _ in range(SETTLE):
             steps["accelerated"]()
-        timings: dict[str, Timing] = measure(steps, repeats=repeats, warmup=2, budget=budget)
+        timings: dict[str, Timing] = _in_turns(steps, repeats, budget)
         times, low, high = ratio(timings["stock"], timings["accelerated"])
         saves = (timings["stock"].median - timings["accelerated"].median) * 1e3
         better = low > TIE
@@ -201,7 +212,8 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
         return {"applied": False, "reason": f"outputs differ by {error:.1e}", "predicted_ms": predicted, "error": error}
     for _ in range(SETTLE):
         fast.run()
-    timings = measure({"stock": workload.run, "accelerated": fast.run}, repeats=repeats, warmup=2)
+    steps = {"stock": as_alone("stock", workload.run), "accelerated": as_alone("accelerated", fast.run)}
+    timings = _in_turns(steps, repeats, None)
     times, low, high = ratio(timings["stock"], timings["accelerated"])
     realised = (timings["stock"].median - timings["accelerated"].median) * 1e3
     if times > 1.0:
