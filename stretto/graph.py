@@ -88,6 +88,11 @@ class Graph:
         return _memo.get(graph_formats.plain(edges), (sizes, flow), lambda: _build(edges, sizes, flow))
 
     @staticmethod
+    def is_known(edges: Tensor, sizes: tuple[int, int], *, flow: str = "source_to_target") -> bool:
+        """Whether Graph.of would find the graph of this very tensor, rather than build it."""
+        return _memo.knows(edges, (sizes, flow))
+
+    @staticmethod
     def of_segments(index: Tensor, num_segments: int | None = None) -> Graph:
         """The graph that sends message e to segment index[e]: [num_segments, E], one entry per column; remembered."""
         index = graph_formats.plain(index)

@@ -83,6 +83,11 @@ class Memo(Generic[G]):
         self.put(tensor, key, graph)
         return graph
 
+    def knows(self, tensor: Any, key: Hashable) -> bool:
+        """Whether get() would find this very tensor's graph."""
+        entry = self._by_tensor.get(id(tensor))
+        return entry is not None and entry.ref() is tensor and key in entry.graphs and entry.mark == _mark(tensor)
+
     def put(self, tensor: Any, key: Hashable, graph: G) -> None:
         """Remember that tensor and key are graph, while the tensor lives and stays as it is."""
         mark = _mark(tensor)

@@ -21,6 +21,7 @@ from stretto.graph import Graph
 from stretto.kernels import pool, vendor
 from stretto.ops.batched import one_by_one
 from stretto.ops.dense import column_sum
+from stretto.ops.product import product
 from stretto.ops.spmm import run as run_spmm
 from stretto.ops.spmm import spmm
 
@@ -151,7 +152,7 @@ class _Evaluation:
             return self._hop(node.left, x, bias.expand(count, -1)) if bias.dtype == x.dtype else None
         if isinstance(node, MatMul):
             left, right = self.value(node.left), self.value(node.right)  # type: ignore[arg-type]
-            return torch.addmm(bias, left, right) if bias.dtype == left.dtype else None
+            return product(left, right, bias) if bias.dtype == left.dtype else None
         if isinstance(node, Add) and all(_is_product(t) and t not in self.known for t in node.terms):
             first = node.terms[0]
             if isinstance(first, MatMul) and bias.dtype == self.leaves[self.call.names[0]].dtype:
@@ -192,8 +193,10 @@ class _Evaluation:
         return self.call.sparse[sparse.name].apply(x, sparse.transposed, y, beta, self.again)
 
     def _product(self, left: Tensor, right: Tensor) -> Tensor:
-        if self.again or left.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        if self.again or torch.is_autocast_enabled("cpu"):
             return left @ right
+        if left.device.type != "cpu":
+            return product(left, right)
         return torch.mm(left, right, out=pool.empty((left.size(0), right.size(1)), left.dtype))
 
     def _add(self, node: Add, bias: Tensor | None = None) -> Tensor:
@@ -219,12 +222,12 @@ class _Evaluation:
             assert not isinstance(inner.left, Sparse)
             left, right = self.value(inner.left), self.value(inner.right)
             if total is None and bias is not None:
-                total = torch.addmm(bias, left, right)
+                total = product(left, right, bias)
             elif total is None:
                 total = self._product(left, right)
                 total = total if factor == 1.0 else total * factor
             elif ours and not self.again:
-                total.addmm_(left, right, alpha=factor)
+                total = product(left, right, add=total) if factor == 1.0 else total.addmm_(left, right, alpha=factor)
             else:
                 total = torch.addmm(total, left, right, alpha=factor)
             ours = True

@@ -45,6 +45,8 @@ class Attention:
     dropout: float = 0.0
     seed: int = 0
     dropped: bool = False  # whether alpha is returned after dropout
+    seed_at: Tensor | None = None  # a device's own seed [1] int64, not mixed yet: `seed` is then unused
+    bias: Tensor | None = None  # [h * f], added to the result, which is then [n, h * f]; only where BIAS_WIDTH allows
 
     @property
     def values(self) -> Tensor:

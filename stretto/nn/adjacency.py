@@ -17,9 +17,33 @@ from stretto.compile import Adjacency
 from stretto.graph import Graph
 from stretto.nn.base import Decline
 
+# Edges below which a new edge_index on a GPU costs the host more to sort than stock's step takes (docs/gpu.md): a layer
+# takes it as stock the first time it sees it. A loader that knows its batches' CSR, or a graph used again, runs fast.
+PASSING = 400_000
+PASSING_EDGEWISE = 130_000  # of layers whose stock form makes several arrays an edge: attention and the like
+_glimpsed: weakref.WeakKeyDictionary[Any, dict[int, weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()
 
-def graph_of(conv: Any, edge_index: Any, num_src: int, num_dst: int) -> Graph:
+
+def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int) -> None:
+    """Decline a small edge_index on a GPU that this layer has not seen before and nobody has built the graph of."""
+    if not isinstance(edge_index, Tensor) or not edge_index.is_cuda or edge_index.layout != torch.strided:
+        return
+    if edge_index.size(1) >= fewest or Graph.is_known(edge_index, sizes, flow=conv.flow):
+        return
+    seen = _glimpsed.setdefault(conv, {})
+    known = seen.get(id(edge_index))
+    if known is not None and known() is edge_index:
+        return
+    if len(seen) >= 64:
+        seen.clear()
+    seen[id(edge_index)] = weakref.ref(edge_index)
+    raise Decline("a small batch not seen before: stock costs a GPU's host less than building its graph")
+
+
+def graph_of(conv: Any, edge_index: Any, num_src: int, num_dst: int, passing: int | None = None) -> Graph:
     """The graph of a conv's input, rows the nodes that receive messages under the conv's flow."""
+    sizes = (num_dst, num_src) if conv.flow == "target_to_source" else (num_src, num_dst)
+    pass_by(conv, edge_index, sizes, PASSING if passing is None else passing)
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dtype not in _INDEX:
         raise Decline(f"edge_index is {edge_index.dtype}")
     if isinstance(edge_index, Tensor) and edge_index.dim() != 2:

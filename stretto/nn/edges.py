@@ -71,7 +71,7 @@ def graph_between(conv: Any, edge_index: Any, x_src: Tensor, x_dst: Tensor | Non
     num_dst = destinations(edge_index, size, x_dst, x_src)
     if conv.flow == "target_to_source" and num_dst != x_src.size(0):
         raise Decline("flow target_to_source between two sets of nodes")
-    return adjacency.graph_of(conv, edge_index, x_src.size(0), num_dst)
+    return adjacency.graph_of(conv, edge_index, x_src.size(0), num_dst, adjacency.PASSING_EDGEWISE)
 
 
 def plain_graph(conv: Any, edge_index: Any, x_src: Tensor, x_dst: Tensor | None, size: Any = None) -> Graph:

@@ -14,6 +14,7 @@ from stretto.compile.cost import sum_first_on_gpu
 from stretto.graph import Graph
 from stretto.nn import edges
 from stretto.nn.base import Decline, record_of, weight_of
+from stretto.nn.features import linear_of_nonzeros
 from stretto.ops import library
 from stretto.ops.attention import attention
 from stretto.ops.projections import plus, projections
@@ -48,7 +49,8 @@ def fast(
         scores, *projected = projections(x_src, [(logits, None)] + ([] if first else [(weight, None)]))
         right, left = scores.split(heads, dim=1) if one else (scores, scores)
     else:  # wide inputs, narrow outputs: reading x again would cost more than the logits of what it becomes
-        projected = [*projections(x_src, [(weight, None)])]
+        of_nonzeros = linear_of_nonzeros(x_src, weight)
+        projected = [*projections(x_src, [(weight, None)])] if of_nonzeros is None else [of_nonzeros]
         values = projected[0].view(-1, heads, width)
         right = (values * conv.att_src).sum(-1)
         left = (values * conv.att_dst).sum(-1) if one else right

@@ -16,6 +16,7 @@ from stretto.nn import adjacency, folds
 from stretto.nn.base import Decline, check_input, hooked, note_plan, record_of, weight_of
 from stretto.nn.sage import destinations
 from stretto.ops import spmm
+from stretto.ops.dense import dense
 
 A, X, W = Sparse("A", "n", "m"), Leaf("X", "m", "i"), Leaf("W", "o", "i")
 OTHER = Leaf("R", "n", "i")

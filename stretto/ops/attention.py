@@ -21,6 +21,7 @@ from stretto.kernels.attention import FORMS, TENSORS, Attention, backend
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
 from stretto.ops.op import Op, Sample
+from stretto.ops.projections import plus
 
 Results = Tensor | tuple[Tensor, ...]
 
@@ -42,6 +43,7 @@ def attention(
     seed: Tensor | int | None = None,
     return_weights: bool = False,
     dropped: bool = False,
+    bias: Tensor | None = None,
 ) -> Results:
     """sum over neighbours of alpha * v with alpha = softmax of a score over a node's incoming edges, per head.
 
@@ -56,7 +58,8 @@ def attention(
     attr [E, d], query [n, h, d] (dot): the result is (out, sum of alpha * attr [n, h, d]); a projection of attr is then
     one product per node. right may be [m, 1, k].
     dropout: of alpha, by a mask that is a function of (seed, edge, head): distributed as torch's, but other bits.
-    seed: drawn from torch's generator unless given. return_weights: alpha [E, h] in the order of edge_index follows the
+    seed: drawn from torch's generator of v's device unless given. bias [h * f]: the result is [n, h * f], plus bias.
+    return_weights: alpha [E, h] in the order of edge_index follows the
     result; it carries gradients; `dropped`: whether it is alpha after dropout (GATConv) or before (TransformerConv).
     """
     if v is right and form in ("gatv2", "dot"):
@@ -71,17 +74,21 @@ def attention(
     _check(graph, form, tensors, dropout)
     key: Tensor | None = None
     if dropout > 0:
-        key = _seed(seed)
+        key = _seed(seed, graph.device)
     numbers = (float(negative_slope), float(scale), float(dropout), return_weights, dropped)
     found = [t for t in tensors if t is not None]
     if any(library.traced(t) for t in found):
         out, out_attr, alpha, _, _ = torch.ops.stretto.attention(
             graph.handle, *tensors, key, form, *numbers, graph.num_rows, graph.num_edges
         )
-    elif torch.is_grad_enabled() and any(t.requires_grad for t in found):
-        out, out_attr, alpha = _Attention.apply(graph, form, numbers, key, *tensors)
     else:
-        out, out_attr, alpha, _, _ = run(graph, form, numbers, key, tensors)
+        fused = bias if bias is not None and _takes_bias(tensors, bias) else None
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*found, fused)):
+            out, out_attr, alpha = _Attention.apply(graph, form, numbers, key, fused, *tensors)
+        else:
+            out, out_attr, alpha, _, _ = run(graph, form, numbers, key, tensors, fused)
+    if bias is not None and out.dim() == 3:
+        out = plus(out.flatten(1), bias)
     results = [out]
     if attr is not None:
         results.append(out_attr)
@@ -106,11 +113,24 @@ def cosine_attention(
     return found.squeeze(1)
 
 
+def _takes_bias(tensors: tuple[Tensor | None, ...], bias: Tensor) -> bool:
+    """Whether a device's kernel adds the bias on its way."""
+    values = tensors[2] if tensors[0] is None else tensors[0]
+    assert values is not None
+    widest = getattr(backend(values.device), "BIAS_WIDTH", 0)
+    return values.size(2) <= widest and bias.dtype == values.dtype and values.dtype in (torch.float32, torch.float64)
+
+
 def run(
-    graph: Graph, form: str, numbers: tuple[Any, ...], seed: Tensor | None, tensors: tuple[Tensor | None, ...]
+    graph: Graph,
+    form: str,
+    numbers: tuple[Any, ...],
+    seed: Tensor | None,
+    tensors: tuple[Tensor | None, ...],
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """No autograd: out, out_attr, alpha, stats, and the unrounded out and out_attr; what is not needed is empty."""
-    a = _pack(form, numbers, seed, tensors)
+    a = _pack(form, numbers, seed, tensors, bias)
     out, out_attr, alpha, stats = backend(a.values.device).attention(graph.edge_csr, a, weights=numbers[3])
     storage = a.values.dtype
     wide = out.new_empty(0)
@@ -131,9 +151,10 @@ def run_grad(
     results: tuple[Tensor, ...],
     grads: tuple[Tensor | None, Tensor | None, Tensor | None],
     needs: tuple[bool, ...],
+    bias: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """No autograd: the gradient of every tensor that needs one, in its own type."""
-    a = _pack(form, numbers, seed, tensors)
+    """No autograd: the gradient of every tensor that needs one, in its own type; with a bias, also its."""
+    a = _pack(form, numbers, seed, tensors, bias)
     out, out_attr, alpha, stats, wide = results
     zeros = torch.zeros_like(out) if grads[0] is None else None
     if wide.numel():
@@ -153,38 +174,58 @@ def run_grad(
         grad_alpha if numbers[3] else None,
         needs,
     )
-    return tuple(None if g is None or t is None else g.to(t.dtype) for g, t in zip(found, tensors, strict=True))
+    every = tensors if bias is None else (*tensors, bias)
+    return tuple(None if g is None or t is None else g.to(t.dtype) for g, t in zip(found, every, strict=True))
 
 
-def _pack(form: str, numbers: tuple[Any, ...], seed: Tensor | None, tensors: tuple[Tensor | None, ...]) -> Attention:
+def _pack(
+    form: str,
+    numbers: tuple[Any, ...],
+    seed: Tensor | None,
+    tensors: tuple[Tensor | None, ...],
+    bias: Tensor | None = None,
+) -> Attention:
     slope, scale, dropout, _, dropped = numbers
     named: dict[str, Any] = dict(zip(TENSORS, tensors, strict=True))
-    key = 0 if seed is None else _key(int(seed))
-    return Attention(form, **named, slope=slope, scale=scale, dropout=dropout, seed=key, dropped=dropped)
+    a = Attention(form, **named, slope=slope, scale=scale, dropout=dropout, dropped=dropped, bias=bias)
+    if seed is not None:
+        if seed.device.type == "cpu" or not hasattr(backend(a.values.device), "BIAS_WIDTH"):
+            a.seed = _key(int(seed))
+        else:  # read by the kernels: nothing waits, and a captured graph draws a new one at every replay
+            a.seed_at = seed
+    return a
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, graph: Graph, form: str, numbers: tuple[Any, ...], seed: Tensor | None, *tensors: Any) -> Any:
-        results = run(graph, form, numbers, seed, tensors)
+    def forward(
+        ctx: Any, graph: Graph, form: str, numbers: tuple[Any, ...], seed: Any, bias: Any, *tensors: Any
+    ) -> Any:
+        results = run(graph, form, numbers, seed, tensors, bias)
         ctx.graph, ctx.form, ctx.numbers, ctx.seed = graph, form, numbers, seed
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *results)
+        ctx.save_for_backward(bias, *tensors, *results)
         return results[:3]
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
-        saved = ctx.saved_tensors
-        tensors, results = saved[: len(TENSORS)], saved[len(TENSORS) :]
-        needs = tuple(ctx.needs_input_grad[4:])
+        bias, *saved = ctx.saved_tensors
+        tensors, results = tuple(saved[: len(TENSORS)]), tuple(saved[len(TENSORS) :])
+        need_bias, *needs = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
-            a = _pack(ctx.form, ctx.numbers, ctx.seed, tensors)
+            a = _pack(ctx.form, ctx.numbers, None if ctx.seed is None else ctx.seed.cpu(), tensors)
             first = reference_attention.differentiable(ctx.graph.edge_csr, a)
             again = [None if r is None else r.to(a.values.dtype) for r in first]
-            return None, None, None, None, *twice.gradients(again, grads, tensors, needs)
-        found = run_grad(ctx.graph, ctx.form, ctx.numbers, ctx.seed, tensors, results, grads, needs)
-        return None, None, None, None, *found
+            if bias is not None:
+                assert again[0] is not None
+                again[0] = again[0].flatten(1) + bias
+            found = twice.gradients(again, grads, (*tensors, bias), (*needs, need_bias))
+        else:
+            needed = (*needs, need_bias) if bias is not None else tuple(needs)
+            found = run_grad(ctx.graph, ctx.form, ctx.numbers, ctx.seed, tensors, results, grads, needed, bias)
+        dbias = found[len(TENSORS)] if len(found) > len(TENSORS) else None
+        return None, None, None, None, dbias, *found[: len(TENSORS)]
 
 
 def _key(seed: int) -> int:
@@ -195,9 +236,9 @@ def _key(seed: int) -> int:
     return x ^ (x >> 31)
 
 
-def _seed(seed: Tensor | int | None) -> Tensor:
+def _seed(seed: Tensor | int | None, device: torch.device) -> Tensor:
     if seed is None:
-        return torch.randint(2**63 - 1, (1,))
+        return torch.randint(2**63 - 1, (1,), device=device)
     return seed.reshape(1) if isinstance(seed, Tensor) else torch.tensor([seed])
 
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from stretto import kernels
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
+from stretto.ops.product import product
 
 LARGE = 1 << 22  # values below which torch's one launch costs less than our two
 
@@ -46,7 +47,7 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias)
+        return product(x, weight.t(), bias)
 
     @staticmethod
     @one_by_one
@@ -54,8 +55,11 @@ class _Dense(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         (grad,) = grads
         need_x, need_weight, need_bias = ctx.needs_input_grad
+        dx = None
+        if need_x:
+            dx = grad @ weight if torch.is_grad_enabled() else product(grad, weight)
         return (
-            grad @ weight if need_x else None,
+            dx,
             grad.t() @ x if need_weight else None,
             row_sum(grad) if need_bias else None,
         )

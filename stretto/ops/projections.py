@@ -16,6 +16,7 @@ from stretto.kernels import pool
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
 from stretto.ops.dense import add_bias, dense, row_sum
+from stretto.ops.product import product
 
 Map = tuple[Tensor, Tensor | None]  # weight [o, i], bias [o]
 
@@ -54,6 +55,8 @@ def _empty(x: Tensor, *shape: int) -> Tensor:
 
 
 def _forward(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    if x.device.type != "cpu":
+        return tuple(product(x, weight.t(), bias) for weight, bias in zip(weights, biases, strict=True))
     results = []
     for weight, bias in zip(weights, biases, strict=True):
         out = _empty(x, x.size(0), weight.size(0))
@@ -101,6 +104,11 @@ def _dx(known: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
         for grad, weight in known[1:]:
             total = total + grad @ weight
         return total
+    if x.device.type != "cpu":
+        dx = product(*known[0])
+        for grad, weight in known[1:]:
+            dx = product(grad, weight, add=dx)
+        return dx
     total = torch.mm(*known[0], out=_empty(x, *x.shape))
     for grad, weight in known[1:]:
         total.addmm_(grad, weight)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -157,28 +156,20 @@ def _calibrate_gpu(device: torch.device) -> Profile:
             x = source[: num_rows * row_bytes // 4].view(num_rows, row_bytes // 4)
             rates[row_bytes] = num_edges * row_bytes / _seconds_in_a_row(functools.partial(kernel, csr, x), device)
         tiny = torch.randn(8, 8, device=device)
-        call = _seconds_in_a_row(lambda: tiny @ tiny, device, calls=100)
+        call = _seconds_in_a_row(lambda: tiny @ tiny, device)
         few = torch.arange(9, device=device)
         small = Csr(few, few[:8].to(torch.int32), None, 8, 8, 8)
         x = source[: 8 * 64].view(8, 64)
-        spmm_call = _seconds_in_a_row(lambda: kernel(small, x), device, calls=50)
+        spmm_call = _seconds_in_a_row(lambda: kernel(small, x), device)
     middle = (rates[64] + rates[256]) / 2, (rates[256] + rates[1024]) / 2
     gather = (rates[64], middle[0], rates[256], middle[1], rates[1024], rates[1024])
     return Profile(gemm, stream, gather, call, spmm_call, overlapped=True)
 
 
-def _seconds_in_a_row(call: Callable[[], object], device: torch.device, calls: int = 8) -> float:
+def _seconds_in_a_row(call: Callable[[], object], device: torch.device) -> float:
     """Seconds of one of several asynchronous calls in a row; the best of three rows."""
-    call()
-    samples = []
-    for _ in range(3):
-        torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        torch.cuda.synchronize(device)
-        samples.append((time.perf_counter() - start) / calls)
-    return min(samples)
+    rows = timing.measure({"call": call}, repeats=3, warmup=2, device=device, sample_seconds=0.003)
+    return rows["call"].best
 
 
 def _seconds(call: Callable[[], object], repeats: int = 5) -> float:

@@ -45,7 +45,6 @@ VARIANTS: dict[str, dict[str, tuple[Variant, ...]]] = {
         "cuda": (
             Variant("torch", backend="torch"),
             Variant("rows128x64", options={"block_m": 128, "block_n": 64, "warps": 8}),
-            Variant("rows64x128", options={"block_m": 64, "block_n": 128, "warps": 4}, least_width=128),
         ),
     },
 }

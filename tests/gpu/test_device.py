@@ -20,6 +20,14 @@ pytestmark = [
 CUDA = torch.device("cuda")
 
 
+@pytest.fixture(autouse=True)
+def _no_batch_is_passed_by(monkeypatch):
+    """Small graphs run on our kernels at first sight: these tests are of the kernels."""
+    adjacency = importlib.import_module("stretto.nn.adjacency")
+    monkeypatch.setattr(adjacency, "PASSING", 0)
+    monkeypatch.setattr(adjacency, "PASSING_EDGEWISE", 0)
+
+
 def edges(num_nodes: int, num_edges: int, hub: int = 0) -> torch.Tensor:
     """Random pairs, `hub` of them into node 0."""
     pairs = torch.randint(0, num_nodes, (2, num_edges))
@@ -144,38 +152,48 @@ def test_a_mini_batch_never_waits_for_the_device():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_training_step_can_be_captured():
-    graph = Graph.of(edges(800, 20_000, hub=3000).cuda(), 800)
-    x = torch.randn(800, 32, device=CUDA)
-    layer = torch.nn.Linear(32, 16).cuda()
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+def captured_like_eager(module: torch.nn.Module, loss_of) -> None:
+    """Steps of SGD on loss_of(): three replays of a captured one leave what three eager ones do."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=False)
-        loss = ops.spmm(graph, layer(x), reduce="mean").pow(2).mean()
+        loss = loss_of()
         loss.backward()
         optimizer.step()
         return loss.detach()
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    start = {k: v.clone() for k, v in layer.state_dict().items()}
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        loss = step()
-    layer.load_state_dict(start)
+    captured, loss = capture(step)
+    start = {k: v.clone() for k, v in module.state_dict().items()}
     for _ in range(3):
         captured.replay()
-    replayed, weights = loss.clone(), layer.weight.detach().clone()
-    layer.load_state_dict(start)
+    replayed, weights = loss.clone(), {k: v.clone() for k, v in module.state_dict().items()}
+    module.load_state_dict(start)
     for _ in range(3):
         eager = step()
     torch.testing.assert_close(replayed, eager)
-    torch.testing.assert_close(weights, layer.weight.detach())
+    torch.testing.assert_close(weights, dict(module.state_dict()))
+
+
+def capture(step) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """step(), captured after a few calls in which the tuner decides; and its result."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(5):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        result = step()
+    return captured, result
+
+
+def test_a_training_step_can_be_captured():
+    graph = Graph.of(edges(800, 20_000, hub=3000).cuda(), 800)
+    x = torch.randn(800, 32, device=CUDA)
+    layer = torch.nn.Linear(32, 16).cuda()
+    captured_like_eager(layer, lambda: ops.spmm(graph, layer(x), reduce="mean").pow(2).mean())
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "gatv2"])
@@ -184,33 +202,54 @@ def test_an_accelerated_training_step_can_be_captured(name):
     edge_index = edges(900, 20_000, hub=3000).cuda()
     x, y = torch.randn(900, 32, device=CUDA), torch.randint(0, 7, (900,), device=CUDA)
     net = stretto.accelerate(gpu.Net(name, (32, 64, 7)).cuda())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    captured_like_eager(net, lambda: torch.nn.functional.cross_entropy(net(x, edge_index), y))
+
+
+def test_every_replay_of_a_captured_step_drops_other_weights():
+    edge_index = edges(300, 4000).cuda()
+    x = torch.randn(300, 16, device=CUDA, requires_grad=True)
+    layer = stretto.accelerate(torch_geometric.nn.GATConv(16, 8, heads=2, dropout=0.5).cuda())
 
     def step() -> torch.Tensor:
-        optimizer.zero_grad(set_to_none=False)
-        loss = torch.nn.functional.cross_entropy(net(x, edge_index), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        out = layer(x, edge_index)
+        return torch.cat([out.detach().view(-1), torch.autograd.grad(out.sum(), x)[0].view(-1)])
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(5):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    start = {k: v.clone() for k, v in net.state_dict().items()}
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        loss = step()
-    net.load_state_dict(start)
+    captured, result = capture(step)
+    seen = []
     for _ in range(3):
         captured.replay()
-    replayed = loss.clone()
-    net.load_state_dict(start)
-    for _ in range(3):
-        eager = step()
-    torch.testing.assert_close(replayed, eager)
+        seen.append(result.clone())
+    assert not torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[1], seen[2])
+    torch.manual_seed(5)
+    captured.replay()
+    first = result.clone()
+    torch.manual_seed(5)
+    captured.replay()
+    assert torch.equal(first, result)
+
+
+def test_products_err_no_more_than_torch_and_take_what_torch_takes():
+    product = importlib.import_module("stretto.ops.product").product
+    kernel = kernels.backend(CUDA).product
+    torch.manual_seed(0)
+    for m, k, n in ((40_000, 128, 256), (33_333, 100, 40), (40_001, 256, 8)):
+        x, w, b = torch.randn(m, k, device=CUDA), torch.randn(n, k, device=CUDA), torch.randn(n, device=CUDA)
+        wanted = torch.addmm(b.double(), x.double(), w.double().t())
+        theirs = (torch.addmm(b, x, w.t()).double() - wanted).norm()
+        for got in (
+            kernel(x, w.t(), b),
+            kernel(x, w.t().contiguous(), b),
+            kernel(x, w.t(), add=b.expand(m, n).clone()),
+        ):
+            assert (got.double() - wanted).norm() <= 1.2 * theirs
+        runs = [product(x, w.t(), b) for _ in range(16)]  # while the tuner tries, and after
+        assert all((r.double() - wanted).norm() <= 1.2 * theirs for r in runs)
+        assert torch.equal(runs[-1], runs[-2])
+    x[3, 5], x[7, 0] = float("inf"), float("nan")
+    got, wanted = kernel(x, w.t()), x @ w.t()
+    assert torch.equal(got.isnan(), wanted.isnan())
+    assert torch.equal(got.isinf(), wanted.isinf())
 
 
 def test_a_new_batch_looks_at_the_device_once():
@@ -227,6 +266,28 @@ def test_a_new_batch_looks_at_the_device_once():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert sum("synchroniz" in str(w.message) for w in seen) == 1
+
+
+def test_a_small_new_batch_is_left_to_stock_and_one_seen_again_is_not(monkeypatch):
+    adjacency = importlib.import_module("stretto.nn.adjacency")
+    monkeypatch.setattr(adjacency, "PASSING", 400_000)
+    conv = stretto.accelerate(torch_geometric.nn.SAGEConv(8, 8).cuda())
+    x, first, second = torch.randn(50, 8, device=CUDA), edges(50, 300).cuda(), edges(50, 300).cuda()
+
+    def path(edge_index: torch.Tensor) -> str:
+        conv(x, edge_index)
+        return stretto.report(conv).rows[0].path
+
+    assert [path(e) for e in (first, second, first, second, second.clone())] == [
+        "stock",
+        "stock",
+        "fast",
+        "fast",
+        "stock",
+    ]
+    known = edges(50, 300).cuda()
+    Graph.of(known, (50, 50))
+    assert path(known) == "fast"
 
 
 def test_out_of_memory_leaves_everything_usable_and_says_what_would_fit():

@@ -122,9 +122,49 @@ def test_widths_in_fp32(name, width, make, device, check):
 
 @pytest.mark.parametrize("name", ["gat", "gatv2 own values", "dot"])
 def test_rows_wider_than_a_tile(name, make, device, check, monkeypatch):
-    monkeypatch.setattr(import_module("stretto.kernels.triton.attention"), "WIDEST", {"scalars": 4, "rows": 4})
+    monkeypatch.setattr(import_module("stretto.kernels.triton.attention"), "WIDEST", 4)
     csr = make("sorted")
     check(csr, build(name, csr, F64, 1, 6, 5, device), F64, weights=False)
+
+
+@pytest.mark.parametrize("name", ["gat", "gatv2", "gatv2 edge", "dot"])
+def test_two_halves_of_a_head(name, make, device, check):
+    csr = make("hub")
+    check(csr, build(name, csr, F32, 2, 128, 128, device), F32, weights=False)
+    if name == "gat":
+        check(csr, build(name, csr, F32, 3, 60, 60, device), F32, weights=False)
+
+
+@pytest.mark.parametrize("name", ["gat", "gatv2", "dot"])
+@pytest.mark.parametrize(("heads", "width"), [(2, 5), (2, 128)])
+def test_a_bias_is_added_on_the_way(name, heads, width, make, device, triton_kernels, transposed):
+    csr, dtype = make("hub"), F32
+    a = build(name, csr, dtype, heads, width, width, device)
+    wanted = reference_attention.attention(csr, a, weights=False)
+    grad = torch.randn(wanted[0].shape, dtype=F64).to(dtype).to(device)
+    needs = tuple(t is not None for t in a.tensors)
+    csr_t = transposed(csr)
+    theirs = reference_attention.attention_grad(csr, csr_t, a, *wanted, grad, None, None, needs)
+    a.bias = torch.randn(heads * width, dtype=F64).to(dtype).to(device)
+    got = triton_kernels.attention(csr, a, weights=False)
+    assert got[0].shape == (csr.num_rows, heads * width)
+    close(got[0], wanted[0].reshape(csr.num_rows, -1) + a.bias, dtype, "out")
+    *ours, dbias = triton_kernels.attention_grad(csr, csr_t, a, *got, grad.flatten(1), None, None, (*needs, True))
+    for k, (g, w) in enumerate(zip(ours, theirs, strict=True)):
+        close(g, w, dtype, f"gradient {k}")
+    close(dbias, grad.flatten(1).sum(0), dtype, "d bias")
+
+
+def test_a_seed_on_the_device_gives_the_mask_of_its_key(make, device, triton_kernels, transposed):
+    key = import_module("stretto.ops.attention")._key
+    csr = make("hub")
+    for seed in (0, 7, 2**62 + 12345):
+        a = build("gat", csr, F64, 2, 3, 3, device, dropout=0.4, seed=key(seed))
+        wanted = triton_kernels.attention(csr, a, weights=True)
+        a.seed, a.seed_at = 0, torch.tensor([seed], device=device)
+        got = triton_kernels.attention(csr, a, weights=True)
+        assert torch.equal(got[0], wanted[0])
+        assert torch.equal(got[2], wanted[2])
 
 
 def test_heads_that_share_a_row(make, device, check):

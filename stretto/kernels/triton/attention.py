@@ -16,10 +16,12 @@ from stretto.kernels.triton.operands import acc_of, offsets, power, rows, tiles,
 from stretto.kernels.triton.pieces import pieces
 
 # Columns of a tile at most, over all its heads (wider rows take several), and values of a tile: loads in flight against
-# registers (docs/gpu.md). Where scores are made of rows, several tiles are alive at once.
-WIDEST = {"scalars": 256, "rows": 128}
-TILE = {"scalars": 512, "rows": 256}
-NARROW = 128  # columns up to which a tile of scalar scores holds twice as many values
+# registers (benchmarks/results/gpu-attention-tiles.txt). Where scores are made of rows, several tiles live at once.
+WIDEST = 256
+TILE = 512
+SURVEYED = 32  # edges of a tile of the first look at scalar scores: one for each lane of a warp
+LANES = 512  # bytes that a warp reads at once: a tile as wide holds its edges in the registers of a lane
+BIAS_WIDTH = 256  # columns of a head up to which a bias is added on the way, and its gradient summed
 
 
 @functools.lru_cache(maxsize=256)
@@ -30,9 +32,9 @@ def _constants(slope: float, scale: float, dropout: float, dtype: torch.dtype, d
 
 
 class Call:
-    """The operands of an Attention as kernels take them."""
+    """The operands of an Attention as kernels take them; warps: of a program whose tile is as wide as can be."""
 
-    def __init__(self, a: Attention, num_edges: int, also: tuple[Tensor, ...] = ()) -> None:
+    def __init__(self, a: Attention, num_edges: int, also: tuple[Tensor, ...] = (), *, warps: int = 2) -> None:
         self.a = a
         self.v = v = rows(a.values)
         self.dtype, self.acc = v.dtype, accumulate_type(v.dtype)
@@ -45,42 +47,44 @@ class Call:
             self.right = (v if a.v is None else rows(a.right)) if self.rows else self.scalars(a.right)
             if self.rows:
                 self.score_width = self.left.size(2)
-        self.edge = None if a.edge is None else a.edge.contiguous() if self.rows else self.scalars(a.edge)
-        self.att = None if a.att is None else self.scalars(a.att)
+        self.edge = None if a.edge is None else a.edge.contiguous() if self.rows else self.scalars(a.edge).contiguous()
+        self.att = None if a.att is None else self.scalars(a.att).contiguous()
         self.attr = None if a.attr is None else a.attr.contiguous()
         self.query = None if a.query is None else a.query.contiguous()
         self.value_step = self.width if v.size(1) > 1 or self.heads == 1 else 0
         shared = self.right is not None and self.rows and self.right.size(1) == 1 and self.heads > 1
         self.right_step = 0 if shared else self.score_width
         widest = max(self.width, self.score_width)
-        kind = "rows" if self.rows else "scalars"
-        self.block = max(power(widest, WIDEST[kind]), 4)
-        self.block_heads = power(self.heads, max(1, WIDEST[kind] // self.block))
+        self.block = max(power(widest, WIDEST), 4)
+        self.block_heads = power(self.heads, max(1, WIDEST // self.block))
         columns = self.block * self.block_heads
         self.across = tiles(widest, self.block)
+        # Twice what a warp reads at once: two halves of every head, so that a lane has to do with one head only.
+        self.two = self.across == 1 and self.block >= 8 and columns * v.element_size() >= 2 * LANES
         self.head_tiles = tiles(self.heads, self.block_heads)
-        tile = TILE[kind] * (2 if columns <= NARROW and not self.rows else 1)
-        self.edges = max(2, min(32, tile // columns))
-        self.warps = 1
+        self.edges = max(2, min(32, TILE // columns))
+        self.warps = warps if self.two else 1  # two take an edge each, and meet at the end
         # Nothing of a tile of heads and columns sticks out: only missing edges need a mask.
         self.even = self.heads % self.block_heads == 0 and all(
             w in (0, self.block) for w in (self.width, self.score_width)
         )
+        self.tile_width = self.block // 2 if self.two else self.block
+        self.wide = self.warps == 1 and self.tile_width * self.block_heads * v.element_size() >= LANES
         strided = [t for t in (v, self.left, self.right, *also) if t is not None and t.dim() == 3]
         self.vec = min(vector(*strided, width=self.width), vector(*strided, width=self.score_width or self.width))
         self.int = offsets(
             v, self.left, self.right, self.edge, self.attr, self.query, *also, most=num_edges * self.heads
         )
-        seed = a.seed & (2**64 - 1)
-        self.random = {
-            "drop_below": min(int(a.dropout * 4294967296.0), 0xFFFFFFFF) - 2**31,
-            "seed_low": _signed(seed & 0xFFFFFFFF),
-            "seed_high": _signed(seed >> 32),
-        }
+        seed = None
+        if a.dropout > 0:
+            seed = torch.tensor([_signed(a.seed)]).to(v.device) if a.seed_at is None else a.seed_at
+        self.random = {"drop_below": min(int(a.dropout * 4294967296.0), 0xFFFFFFFF) - 2**31, "seed": seed}
         self.constants = _constants(a.slope, a.scale, a.dropout, self.acc, v.device)
 
     def scalars(self, t: Tensor) -> Tensor:
-        return t.to(self.acc).contiguous()
+        """In the accumulation type; only the row stride is free."""
+        t = t if t.dtype == self.acc else t.to(self.acc)
+        return t if t.stride(-1) == 1 else t.contiguous()
 
     def ends(self) -> dict[str, Any]:
         """What the scores are computed from."""
@@ -106,26 +110,32 @@ class Call:
         return {
             "FORM": FORMS[self.a.form],
             "DROP": self.a.dropout > 0,
+            "RAW": self.a.seed_at is not None,
             "ONE": self.across == 1,
+            "TWO": self.two,
             "EVEN": self.even,
             "INT": self.int,
             "ACC": acc_of(self.dtype),
             "BLOCK_E": self.edges,
             "BLOCK_H": self.block_heads,
-            "BLOCK_F": self.block,
+            "BLOCK_F": self.tile_width,
             "BLOCK_D": power(attr_width, 64),
             "num_warps": self.warps,
         }
 
 
 def attention(csr: Csr, a: Attention, *, weights: bool) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """out, out_attr (with attributes only), alpha (if wanted) and the row statistics backward needs."""
+    """out, out_attr (with attributes only), alpha (if wanted) and the row statistics backward needs.
+
+    With a bias, out has its heads side by side: [n, h * f].
+    """
     call = Call(a, csr.num_edges)
     h = call.heads
-    out = call.v.new_empty(csr.num_rows, h, call.width)
+    shape = (h, call.width) if a.bias is None else (h * call.width,)
+    out = call.v.new_empty(csr.num_rows, *shape)
     stats = call.v.new_empty(csr.num_rows, h, 2, dtype=call.acc)
     if csr.num_rows and h:
-        _sum(csr, call, out, stats)
+        _sum(csr, call, out, stats, None if a.bias is None else a.bias.contiguous())
     alpha = weights_of(csr, call, stats, dropped=a.dropped) if weights else None
     out_attr = None
     if call.attr is not None:
@@ -136,20 +146,20 @@ def attention(csr: Csr, a: Attention, *, weights: bool) -> tuple[Tensor, Tensor 
     return out, out_attr, alpha, stats
 
 
-def _sum(csr: Csr, call: Call, out: Tensor, stats: Tensor | None) -> None:
+def _sum(csr: Csr, call: Call, out: Tensor, stats: Tensor | None, bias: Tensor | None = None) -> None:
     cut, h, width = pieces(csr), call.heads, call.width
     part = call.v.new_empty(cut.windows, h, width, dtype=call.acc)
     part_stats = call.v.new_empty(cut.windows, h, 2, dtype=call.acc)
     across = tiles(width, call.block)
     same = call.a.v is None and call.across == 1 and call.value_step == call.right_step
     forward.pieces_kernel[(cut.count, call.head_tiles, across)](
-        *cut.args, csr.col, csr.edge_id, call.v, call.v.stride(0), out=out, stats=stats, part=part,
-        part_stats=part_stats, width=width, value_step=call.value_step, SAME=same, VEC=call.vec,
-        **call.ends(), **call.flags(),
+        *cut.args, csr.col, csr.edge_id, call.v, call.v.stride(0), out=out, stats=stats, bias=bias, part=part,
+        part_stats=part_stats, width=width, value_step=call.value_step, SAME=same, WIDE=call.wide, VEC=call.vec,
+        BLOCK_S=SURVEYED, **call.ends(), **call.flags(),
     )  # fmt: skip
     if cut.windows:
         forward.hubs_kernel[(cut.windows, call.head_tiles, across)](
-            *cut.args, part, part_stats, out, stats, h, width,
+            *cut.args, part, part_stats, out, stats, bias, h, width,
             FORM=FORMS[call.a.form], ACC=acc_of(call.dtype), BLOCK_S=4, BLOCK_H=call.block_heads, BLOCK_F=call.block,
             num_warps=2,
         )  # fmt: skip
@@ -191,5 +201,6 @@ def by_edge(csr: Csr) -> Csr:
 
 
 def _signed(bits: int) -> int:
-    """32 bits as the int32 a kernel takes: one type for every seed."""
-    return bits - 2**32 if bits >= 2**31 else bits
+    """64 bits as an int64."""
+    bits &= 2**64 - 1
+    return bits - 2**64 if bits >= 2**63 else bits

@@ -1,21 +1,24 @@
-"""Attention forward in Triton: score, softmax and weighted sum in one pass over a row's edges.
+"""Attention forward in Triton: score, softmax and weighted sum in one launch over the pieces of rows.
 
-Every lane of a tile keeps its own running maximum, sum and weighted values; they meet once, at the end of the piece.
-A program takes as many heads as fit a tile, so that indices and per-edge numbers are read once for all of them.
+A program takes as many heads as fit a tile, so that indices and per-edge numbers are read once for all of them. Scores
+that are sums of scalars are read twice, first for their maximum and the sum of exponentials: that costs less than to
+rescale what has been summed at every step. Scores made of rows are met once, tile by tile. A wide tile holds its edges
+in the registers of a lane, and they are summed at once; a narrow one has some of them in other lanes, and its sums
+meet at the end.
 """
 
-# ruff: noqa: RUF059, SIM102 -- kernels are written in Triton's subset of Python
+# ruff: noqa: RUF059, SIM102, SIM109 -- kernels are written in Triton's subset of Python
 from __future__ import annotations
 
 import triton.language as tl
 
 from stretto.kernels.triton.launch import jit, kernel
 from stretto.kernels.triton.operands import at_entry, hub_of, locate
-from stretto.kernels.triton.scores import WEIGHT, dropped, scores
+from stretto.kernels.triton.scores import DOT, GIVEN, SUM, SUM_ROWS, WEIGHT, dropped, key_of, scores
 
 SIZES = [
     "ldv", "ldl", "ldr", "heads", "width", "score_width", "attr_width", "value_step", "right_step", "windows",
-    "chunk", "drop_below", "seed_low", "seed_high",
+    "chunk", "drop_below",
 ]  # fmt: skip
 
 
@@ -34,8 +37,9 @@ def meet(m, total, acc):
 
 
 @jit
-def finish(most, total, acc, row, h, mh, heads, width, f, some, out, stats, first, FORM: tl.constexpr):
+def finish(most, total, acc, row, h, mh, heads, width, f, some, out, stats, bias, first, FORM: tl.constexpr):
     """Normalise and store heads of a row. Scores that are all -inf sum to 0 and give NaN, as in torch."""
+    inside = mh[:, None] & (f < width)[None, :]
     if FORM != WEIGHT:
         inverse = tl.where(some, 1.0 / total, 1.0)
         acc = acc * inverse[:, None]
@@ -43,18 +47,56 @@ def finish(most, total, acc, row, h, mh, heads, width, f, some, out, stats, firs
             at = (row * heads + h) * 2
             tl.store(stats + at, tl.where(some, most, 0.0), mask=mh)
             tl.store(stats + at + 1, inverse, mask=mh)
+    if bias is not None:
+        acc += tl.load(bias + (h * width)[:, None] + f[None, :], mask=inside, other=0.0).to(acc.dtype)
     to = (row * heads + h)[:, None] * width + f[None, :]
-    tl.store(out + to, acc.to(out.dtype.element_ty), mask=mh[:, None] & (f < width)[None, :])
+    tl.store(out + to, acc.to(out.dtype.element_ty), mask=inside)
+
+
+@jit
+def plus(acc, tile, WIDE: tl.constexpr):
+    """acc and a tile [edges, heads, columns]: the edges of a wide tile lie in one lane and are summed at once."""
+    if WIDE:
+        return acc + tl.sum(tile, 0)[None, :, :]
+    else:
+        return acc + tile
+
+
+@jit
+def survey(
+    col, edge_id, left, ldl, right, ldr, edge, i, own, start, end, h, mh, heads, slope,
+    FORM: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr, INT: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """The largest score of a piece and the sum of exponentials, for scores that are sums of scalars. [heads]"""
+    m = tl.full((BLOCK_S, BLOCK_H), float("-inf"), ACC)
+    total = tl.full((BLOCK_S, BLOCK_H), 0.0, ACC)
+    for base in range(start, end, BLOCK_S):
+        e = base + tl.arange(0, BLOCK_S)
+        there = e < end
+        j = at_entry(col, e, there, INT)
+        number = at_entry(edge_id, e, there, INT)
+        s, z, near, far, both, near2, far2, both2 = scores(
+            left, ldl, right, ldr, None, edge, None, None, i, own, j, there, number, there, h, mh, heads, 0, 0, 0,
+            slope, slope, FORM, True, False, EVEN, ACC, BLOCK_S, BLOCK_H, 1, 1,
+        )  # fmt: skip
+        most = tl.where(there[:, None] & ((s > m) | (s != s)), s, m)
+        p = tl.where(there[:, None] & (s != float("-inf")), tl.exp(s - most), 0.0)
+        total = total * rescale(m, most) + p
+        m = most
+    most = tl.max(m, 0)
+    return most, tl.sum(total * rescale(m, most[None, :]), 0)
 
 
 @kernel(*SIZES)
 def pieces_kernel(
     rowptr, row_of, windows, chunk, col, edge_id, v, ldv, left, ldl, right, ldr, att, edge, attr, query,
-    constants, drop_below, seed_low, seed_high, out, stats, part, part_stats,
+    constants, drop_below, seed, out, stats, bias, part, part_stats,
     heads, width, score_width, attr_width, value_step, right_step,
-    FORM: tl.constexpr, DROP: tl.constexpr, ONE: tl.constexpr, SAME: tl.constexpr, EVEN: tl.constexpr,
-    ACC: tl.constexpr, INT: tl.constexpr, VEC: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+    FORM: tl.constexpr, DROP: tl.constexpr, RAW: tl.constexpr, ONE: tl.constexpr, TWO: tl.constexpr,
+    SAME: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, ACC: tl.constexpr, INT: tl.constexpr, VEC: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
     if row < 0:
@@ -62,61 +104,89 @@ def pieces_kernel(
     slope, scale, keep = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     mh = (h < heads) | EVEN
-    f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
+    f = tl.program_id(2) * (2 * BLOCK_F if TWO else BLOCK_F) + tl.arange(0, BLOCK_F)
     width = width // VEC * VEC
     score_width = score_width // VEC * VEC
-    ldv, ldl, ldr = ldv // VEC * VEC, ldl // VEC * VEC, ldr // VEC * VEC
+    ldv = ldv // VEC * VEC
+    if FORM == SUM_ROWS or FORM == DOT:
+        ldl, ldr = ldl // VEC * VEC, ldr // VEC * VEC
     value_step, right_step = value_step // VEC * VEC, right_step // VEC * VEC
     live = mh[None, :, None] & ((f < width) | EVEN)[None, None, :]
+    live2 = mh[None, :, None] & ((f + BLOCK_F < width) | EVEN)[None, None, :]
     i = (row + tl.zeros((1,), tl.int64)).to(INT)
     own = i >= 0
-    m = tl.full((BLOCK_E, BLOCK_H), float("-inf"), ACC)
-    total = tl.full((BLOCK_E, BLOCK_H), 0.0, ACC)
-    acc = tl.full((BLOCK_E, BLOCK_H, BLOCK_F), 0.0, ACC)
+    key = key_of(seed, RAW) if DROP else 0
+    most = tl.full((BLOCK_H,), float("-inf"), ACC)
+    total = tl.full((BLOCK_H,), 0.0, ACC)
+    if FORM == GIVEN or FORM == SUM:
+        most, total = survey(
+            col, edge_id, left, ldl, right, ldr, edge, i, own, start, end, h, mh, heads, slope,
+            FORM, EVEN, ACC, INT, BLOCK_S, BLOCK_H,
+        )  # fmt: skip
+    safe = tl.where(most == float("-inf"), 0.0, most)
+    acc = tl.full((1 if WIDE else BLOCK_E, BLOCK_H, BLOCK_F), 0.0, ACC)
+    acc2 = tl.full((1 if WIDE else BLOCK_E, BLOCK_H, BLOCK_F), 0.0, ACC)
+    e = start + tl.arange(0, BLOCK_E)
+    j = at_entry(col, e, e < end, INT)
     for base in range(start, end, BLOCK_E):
         e = base + tl.arange(0, BLOCK_E)
         there = e < end
-        j = at_entry(col, e, there, INT)
+        ahead = at_entry(col, e + BLOCK_E, e + BLOCK_E < end, INT)  # the next tile's, while this one's rows arrive
         number = at_entry(edge_id, e, there, INT)
-        s, z, near, far, inside = scores(
+        s, z, near, far, both, near2, far2, both2 = scores(
             left, ldl, right, ldr, att, edge, attr, query, i, own, j, there, number, there, h, mh, heads, score_width,
-            attr_width, right_step, slope, scale, FORM, ONE, EVEN, ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
+            attr_width, right_step, slope, scale, FORM, ONE, TWO, EVEN, ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
         )  # fmt: skip
         if SAME:  # the values are the rows just read for the score
-            rows = far
+            rows, rows2 = far, far2
         else:
             at = (j * ldv)[:, None, None] + (h * value_step)[None, :, None] + f[None, None, :]
             rows = tl.load(v + at, mask=there[:, None, None] & live, other=0.0).to(ACC)
+            rows2 = rows
+            if TWO:
+                rows2 = tl.load(v + at + BLOCK_F, mask=there[:, None, None] & live2, other=0.0).to(ACC)
         if FORM == WEIGHT:
             p = tl.where(there[:, None], s, 0.0)
+        elif FORM == GIVEN or FORM == SUM:
+            p = tl.where(there[:, None], tl.exp(s - safe[None, :]), 0.0)
         else:
-            most = tl.where(there[:, None] & ((s > m) | (s != s)), s, m)
-            factor = rescale(m, most)
-            p = tl.where(there[:, None] & (s != float("-inf")), tl.exp(s - most), 0.0)
-            total = total * factor + p
-            acc = acc * factor[:, :, None]
-            m = most
+            s = tl.where(there[:, None], s, float("-inf"))
+            before = most
+            most = tl.maximum(most, tl.max(s, 0))
+            safe = tl.where(most == float("-inf"), 0.0, most)
+            factor = tl.exp(before - safe)
+            p = tl.exp(s - safe[None, :])
+            total = total * factor + tl.sum(p, 0)
+            acc = acc * factor[None, :, None]
+            acc2 = acc2 * factor[None, :, None]
         if DROP:
-            p = dropped(p, number, h, heads, drop_below, keep, seed_low, seed_high)
-        acc += p[:, :, None] * rows
-    if FORM == WEIGHT:
-        most, total, acc = tl.max(m, 0), tl.sum(total, 0), tl.sum(acc, 0)
-    else:
-        most, total, acc = meet(m, total, acc)
+            p = dropped(p, number, h, heads, drop_below, keep, key)
+        acc = plus(acc, p[:, :, None] * rows, WIDE)
+        if TWO:
+            acc2 = plus(acc2, p[:, :, None] * rows2, WIDE)
+        j = ahead
+    acc, acc2 = tl.sum(acc, 0), tl.sum(acc2, 0)
     if slot >= 0:
         place = slot.to(tl.int64) * heads + h
-        tl.store(part + place[:, None] * width + f[None, :], acc, mask=mh[:, None] & (f < width)[None, :])
+        at_slot = part + place[:, None] * width + f[None, :]
+        tl.store(at_slot, acc, mask=mh[:, None] & (f < width)[None, :])
+        if TWO:
+            tl.store(at_slot + BLOCK_F, acc2, mask=mh[:, None] & (f + BLOCK_F < width)[None, :])
         if FORM != WEIGHT:
             if tl.program_id(2) == 0:
                 tl.store(part_stats + place * 2, most, mask=mh)
                 tl.store(part_stats + place * 2 + 1, total, mask=mh)
     else:
-        finish(most, total, acc, row, h, mh, heads, width, f, end > start, out, stats, tl.program_id(2) == 0, FORM)
+        first = tl.program_id(2) == 0
+        some = end > start
+        finish(most, total, acc, row, h, mh, heads, width, f, some, out, stats, bias, first, FORM)
+        if TWO:
+            finish(most, total, acc2, row, h, mh, heads, width, f + BLOCK_F, some, out, stats, bias, False, FORM)
 
 
 @kernel("windows", "chunk", "heads", "width")
 def hubs_kernel(
-    rowptr, row_of, windows, chunk, part, part_stats, out, stats, heads, width,
+    rowptr, row_of, windows, chunk, part, part_stats, out, stats, bias, heads, width,
     FORM: tl.constexpr, ACC: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     row, first, end = hub_of(tl.program_id(0), rowptr, row_of, chunk)
@@ -148,15 +218,16 @@ def hubs_kernel(
         most, total, acc = tl.max(m, 0), tl.sum(total, 0), tl.sum(acc, 0)
     else:
         most, total, acc = meet(m, total, acc)
-    finish(most, total, acc, row, h, mh, heads, width, f, True, out, stats, tl.program_id(2) == 0, FORM)
+    finish(most, total, acc, row, h, mh, heads, width, f, True, out, stats, bias, tl.program_id(2) == 0, FORM)
 
 
 @kernel(*[n for n in SIZES if n not in ("ldv", "width", "value_step")])
 def alpha_kernel(
     rowptr, row_of, windows, chunk, col, edge_id, left, ldl, right, ldr, att, edge, attr, query,
-    constants, drop_below, seed_low, seed_high, stats, alpha, heads, score_width, attr_width, right_step,
-    FORM: tl.constexpr, DROP: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
-    INT: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+    constants, drop_below, seed, stats, alpha, heads, score_width, attr_width, right_step,
+    FORM: tl.constexpr, DROP: tl.constexpr, RAW: tl.constexpr, ONE: tl.constexpr, TWO: tl.constexpr,
+    EVEN: tl.constexpr, ACC: tl.constexpr, INT: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The weights themselves, from the scores and what is kept of their rows."""
     row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
@@ -170,14 +241,14 @@ def alpha_kernel(
         there = e < end
         j = at_entry(col, e, there, INT)
         number = at_entry(edge_id, e, there, INT)
-        s, z, near, far, inside = scores(
+        s, z, near, far, both, near2, far2, both2 = scores(
             left, ldl, right, ldr, att, edge, attr, query, i, own, j, there, number, there, h, mh, heads, score_width,
-            attr_width, right_step, slope, scale, FORM, ONE, EVEN, ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
+            attr_width, right_step, slope, scale, FORM, ONE, TWO, EVEN, ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
         )  # fmt: skip
         if FORM != WEIGHT:
             at = (row * heads + h) * 2
             most, inverse = tl.load(stats + at, mask=mh, other=0.0), tl.load(stats + at + 1, mask=mh, other=0.0)
             s = tl.exp(s - most[None, :]) * inverse[None, :]
         if DROP:
-            s = dropped(s, number, h, heads, drop_below, keep, seed_low, seed_high)
+            s = dropped(s, number, h, heads, drop_below, keep, key_of(seed, RAW))
         tl.store(alpha + (number * heads)[:, None] + h[None, :], s, mask=there[:, None] & mh[None, :])

@@ -11,7 +11,8 @@ from stretto.kernels.attention import TENSORS, Attention
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import REDUCES, accumulate_type
 from stretto.kernels.triton import attention_backward as backward
-from stretto.kernels.triton.attention import NARROW, Call, by_edge, sum_attr, weighted, weights_of
+from stretto.kernels.triton.attention import BIAS_WIDTH, Call, by_edge, sum_attr, weighted, weights_of
+from stretto.kernels.triton.column_sum import column_sum
 from stretto.kernels.triton.operands import acc_of, power, rows, tiles, vector
 from stretto.kernels.triton.pieces import Pieces, pieces
 from stretto.kernels.triton.spmm import _hubs as sum_hubs
@@ -31,13 +32,13 @@ def attention_grad(
     grad_alpha: Tensor | None,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of a.tensors where needed, rows in their type, scalars in the accumulation type."""
+    """Gradients of a.tensors where needed, rows in their type, scalars in the accumulation type; of a bias, too."""
+    if a.bias is not None:
+        out, grad = (t.view(csr.num_rows, a.heads, a.values.size(2)) for t in (out, grad.contiguous()))
     grad = rows(grad)
-    call = Call(a, csr.num_edges, (grad,))
-    if call.block * call.block_heads > NARROW:
-        call.warps = 2
+    call = Call(a, csr.num_edges, (grad,), warps=2 if a.form != "gatv2" else 1)
     h, acc = call.heads, call.acc
-    need = dict(zip(TENSORS, needs, strict=True))
+    need = dict(zip(TENSORS, needs, strict=False))  # one more: whether a bias needs its gradient
     new = functools.partial(call.v.new_empty, dtype=acc)
     if a.attr is None or grad_attr is None:
         grad_attr = None
@@ -45,9 +46,10 @@ def attention_grad(
         grad_attr = grad_attr.contiguous()
     if grad_alpha is not None:
         grad_alpha = call.scalars(grad_alpha)
-    row_sum = None
+    ends = dbias = None
     if a.form != "weight":
-        row_sum = _row_sum(csr, out, out_attr, alpha, grad, grad_attr, grad_alpha)
+        more = _more(csr, out_attr, alpha, grad_attr, grad_alpha)
+        ends, dbias = _ends(out, grad, stats, more, a.bias, need_bias=needs[-1])
     need_att = need["att"] and a.att is not None
     need_left = (need["left"] or need_att) and a.left is not None
     need_right = (need["right"] or need_att) and a.right is not None
@@ -67,7 +69,7 @@ def attention_grad(
     if need_left or need["query"] or need["attr"] or (need_edge and not call.rows):
         dscore = new(csr.num_edges, h)
     if csr_t.num_rows and h:
-        _transposed(csr_t, call, stats, grad, grad_attr, grad_alpha, row_sum, dv, dright, dedge, dscore)
+        _transposed(csr_t, call, grad, grad_attr, grad_alpha, ends, dv, dright, dedge, dscore)
     found: dict[str, Tensor | None] = dict.fromkeys(TENSORS)
     if a.form == "gatv2":
         # The sums by source are finished, and their memory is free again, before those by destination are made.
@@ -101,17 +103,17 @@ def attention_grad(
         found["query"] = sum_attr(csr, dscore, call.attr)
     if need["attr"] and call.attr is not None:
         found["attr"] = _attributes(csr, call, stats, dscore, grad_attr)
-    return tuple(found[name] if need[name] else None for name in TENSORS)
+    every = tuple(found[name] if need[name] else None for name in TENSORS)
+    return every if a.bias is None else (*every, dbias)
 
 
 def _transposed(
     csr_t: Csr,
     call: Call,
-    stats: Tensor,
     grad: Tensor,
     grad_attr: Tensor | None,
     grad_alpha: Tensor | None,
-    row_sum: Tensor | None,
+    ends: Tensor | None,
     dv: Tensor | None,
     dright: Tensor | None,
     dedge: Tensor | None,
@@ -122,14 +124,14 @@ def _transposed(
     slots = cut.windows
     part = call.v.new_empty(slots, h, call.width, dtype=call.acc) if dv is not None else None
     part_right = dright.new_empty((slots, *dright.shape[1:]), dtype=call.acc) if dright is not None else None
-    ends = call.ends()
+    inputs = call.ends()
     if grad_attr is not None:
-        ends["attr"] = call.attr
+        inputs["attr"] = call.attr
     backward.pieces_kernel[(cut.count, call.head_tiles, call.across)](
         *cut.args, csr_t.col, csr_t.edge_id, call.v, call.v.stride(0), grad=grad, ldg=grad.stride(0),
-        grad_attr=grad_attr, grad_alpha=grad_alpha, row_sum=row_sum, stats=stats, dv=dv, dright=dright, dedge=dedge,
+        grad_attr=grad_attr, grad_alpha=grad_alpha, ends=ends, dv=dv, dright=dright, dedge=dedge,
         dscore=dscore, part=part, part_right=part_right, width=call.width, value_step=call.value_step,
-        ALPHA_DROPPED=call.a.dropped, VEC=call.vec, **ends, **call.flags(),
+        ALPHA_DROPPED=call.a.dropped, WIDE=call.wide, VEC=call.vec, **inputs, **call.flags(),
     )  # fmt: skip
     if part is not None and dv is not None:
         merge(cut, part, dv)
@@ -153,13 +155,14 @@ def _left(csr: Csr, call: Call, dscore: Tensor) -> Tensor:
     assert call.left is not None
     assert call.right is not None
     cut, h, width = pieces(csr), call.heads, call.score_width
+    warps = 2 if call.two else 1
     dleft = dscore.new_empty(csr.num_rows, h, width)
     part = dscore.new_empty(cut.windows, h, width)
     backward.left_kernel[(cut.count, call.head_tiles, tiles(width, call.block))](
         *cut.args, csr.col, csr.edge_id, call.left, call.left.stride(0), call.right,
         call.right.stride(0), call.edge, dscore, call.constants, dleft, part, h, width, call.right_step,
-        EVEN=call.even, ACC=acc_of(call.dtype), INT=call.int, VEC=call.vec, BLOCK_E=call.edges,
-        BLOCK_H=call.block_heads, BLOCK_F=call.block, num_warps=call.warps,
+        TWO=call.two, EVEN=call.even, WIDE=call.wide and warps == 1, ACC=acc_of(call.dtype), INT=call.int, VEC=call.vec,
+        BLOCK_E=call.edges, BLOCK_H=call.block_heads, BLOCK_F=call.tile_width, num_warps=warps,
     )  # fmt: skip
     merge(cut, part, dleft)
     return dleft
@@ -223,35 +226,55 @@ def _attributes(csr: Csr, call: Call, stats: Tensor, dscore: Tensor | None, grad
     return dattr
 
 
-def _row_sum(
-    csr: Csr,
-    out: Tensor,
-    out_attr: Tensor | None,
-    alpha: Tensor | None,
-    grad: Tensor,
-    grad_attr: Tensor | None,
-    grad_alpha: Tensor | None,
-) -> Tensor:
-    """Sum over each row of alpha * d alpha, which is grad . out. [n, h]"""
-    total = row_dot(grad, out)
+def _more(
+    csr: Csr, out_attr: Tensor | None, alpha: Tensor | None, grad_attr: Tensor | None, grad_alpha: Tensor | None
+) -> Tensor | None:
+    """What attributes and weights that were handed out add to the row sums of alpha * d alpha. [n, h]"""
+    total = None
     if grad_attr is not None and out_attr is not None:
-        total = row_dot(grad_attr, out_attr, into=total)
+        total = row_dot(grad_attr, out_attr)
     if grad_alpha is not None and alpha is not None:
-        total = total + spmm(by_edge(csr), alpha.to(total.dtype) * grad_alpha)[0]
+        sums = spmm(by_edge(csr), alpha.to(grad_alpha.dtype) * grad_alpha)[0]
+        total = sums if total is None else total + sums
     return total
 
 
-def row_dot(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
-    """Dot product of equal rows. a, b [n, h, f] -> [n, h] in the accumulation type, added to `into`."""
+def _ends(
+    out: Tensor, grad: Tensor, stats: Tensor, more: Tensor | None, bias: Tensor | None, *, need_bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    """What backward gathers of a row [n, h, 2]: the log of its sum of exponentials, and the sum of alpha * d alpha,
+    which is grad . out (+ more). With a bias, which out has on top, its gradient: the sum of grad over all rows."""
+    out, grad = rows(out), rows(grad)
+    n, heads, width = grad.shape
+    ends = torch.empty_like(stats)
+    need_bias = need_bias and bias is not None
+    if ends.numel() == 0:
+        return ends, grad.new_zeros(heads * width) if need_bias else None
+    block = max(power(width, BIAS_WIDTH), 4)
+    block_heads = power(heads, max(1, 256 // block))
+    edges = max(1, 4096 // (block * block_heads))
+    each = max(edges, tiles(n, 512))
+    blocks = tiles(n, each)
+    part = grad.new_empty(blocks, heads * width, dtype=stats.dtype) if need_bias else None
+    backward.ends_kernel[(blocks, tiles(heads, block_heads))](
+        grad, grad.stride(0), out, out.stride(0), bias, stats, more, ends, part, n, heads, width, each,
+        ONE=width <= block, ACC=acc_of(grad.dtype), VEC=vector(grad, out, width=width), BLOCK_E=edges,
+        BLOCK_H=block_heads, BLOCK_F=block, num_warps=4,
+    )  # fmt: skip
+    return ends, None if part is None else column_sum(part)
+
+
+def row_dot(a: Tensor, b: Tensor) -> Tensor:
+    """Dot product of equal rows. a, b [n, h, f] -> [n, h] in the accumulation type."""
     a, b = rows(a), rows(b)
     n, heads, width = a.shape
-    out = a.new_empty(n, heads, dtype=accumulate_type(a.dtype)) if into is None else into
+    out = a.new_empty(n, heads, dtype=accumulate_type(a.dtype))
     if out.numel():
         block = power(width, 128)
         block_heads = power(heads, max(1, 256 // block))
         edges = max(1, 1024 // (block * block_heads))
         backward.row_dot_kernel[(tiles(n, edges), tiles(heads, block_heads))](
-            a, a.stride(0), b, b.stride(0), out, n, heads, width, ADD=into is not None, ACC=acc_of(a.dtype),
+            a, a.stride(0), b, b.stride(0), out, n, heads, width, ACC=acc_of(a.dtype),
             VEC=vector(a, b, width=width), BLOCK_E=edges, BLOCK_H=block_heads, BLOCK_F=block, num_warps=1,
         )  # fmt: skip
     return out

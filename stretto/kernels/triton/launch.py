@@ -14,6 +14,11 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.nn import Parameter
+
+# Where torch is built for CUDA: the device and the stream that are current, without the checks around them.
+device_now: Any = getattr(torch._C, "_cuda_getDevice", None)
+stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 # Untyped: a launch passes plain values where a kernel is annotated to take constants.
 jit: Any = triton.jit
@@ -38,25 +43,33 @@ class Kernel:
             return
         given = [*args, *[kwargs[name] for name in self.names[len(args) :]]]
         values: list[Any] = []
-        signature: list[Any] = [kwargs["num_warps"], torch.cuda.current_device()]
+        device = torch.cuda.current_device() if device_now is None else device_now()
+        signature: list[Any] = [kwargs["num_warps"], kwargs.get("num_stages"), device]
+        sign, keep = signature.append, values.append
         for value, constant in zip(given, self.constant, strict=True):
-            if constant or value is None:
-                signature.append(value)
-            elif isinstance(value, Tensor):
+            kind = type(value)
+            if kind is Tensor or kind is Parameter:
                 address = value.data_ptr()
-                signature += (value.dtype, address & 15 == 0)
-                values.append(address)  # taken as it is, where a tensor would be examined
+                sign(value.dtype)
+                sign(address & 15 == 0)
+                keep(address)  # taken as it is, where a tensor would be examined
                 continue
+            if constant or value is None:
+                sign(value)
             else:
-                signature.append(-(2**31) <= value < 2**31 if type(value) is int else float)
-            values.append(value)
+                sign(-(2**31) <= value < 2**31 if kind is int else float)
+            keep(value)
         key = tuple(signature)
         compiled = self.known.get(key)
         if compiled is None:
             self.known[key] = self.function[grid](*args, **kwargs)
-        else:
-            whole = (*grid, 1, 1)
+            return
+        whole = (*grid, 1, 1)[:3]
+        if stream_of is None:
             compiled[whole](*values)
+        else:  # the same, without asking for the device again and for a profiler's hooks
+            handle, packed = compiled.function, compiled.packed_metadata
+            compiled.run(*whole, stream_of(device), handle, packed, None, None, None, *values)
 
 
 def kernel(*sizes: str) -> Callable[[Any], Kernel]:

@@ -26,11 +26,23 @@ def mix(x):
 
 
 @jit
-def dropped(p, e, h, heads, drop_below, keep, seed_low, seed_high):
-    """p with its mask: 0 or times `keep`, a function of (seed, edge, head). drop_below is 2**31 too small: an int32."""
+def key_of(seed, RAW: tl.constexpr):
+    """The 64 bits that a mask depends on, from a seed on the device; RAW: still to be mixed, as ops.attention does."""
+    key = tl.load(seed).to(tl.uint64, bitcast=True)
+    if RAW:
+        key = key + tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
+        key = (key ^ (key >> 30)) * tl.full((), 0xBF58476D1CE4E5B9, tl.uint64)
+        key = (key ^ (key >> 27)) * tl.full((), 0x94D049BB133111EB, tl.uint64)
+        key = key ^ (key >> 31)
+    return key
+
+
+@jit
+def dropped(p, e, h, heads, drop_below, keep, key):
+    """p with its mask: 0 or times `keep`, a function of (key, edge, head). drop_below is 2**31 too small: an int32."""
     counter = e.to(tl.uint64)[:, None] * heads.to(tl.uint64) + h.to(tl.uint64)[None, :]
-    bits = mix(counter.to(tl.uint32) + seed_low.to(tl.uint32))
-    bits = mix(bits ^ ((counter >> 32).to(tl.uint32) + seed_high.to(tl.uint32)))
+    bits = mix(counter.to(tl.uint32) + key.to(tl.uint32))
+    bits = mix(bits ^ ((counter >> 32).to(tl.uint32) + (key >> 32).to(tl.uint32)))
     return tl.where(bits.to(tl.int64) < drop_below.to(tl.int64) + 2147483648, 0.0, p * keep)
 
 
@@ -77,24 +89,26 @@ def inner(
 def scores(
     left, ldl, right, ldr, att, edge, attr, query, i, mi, j, mj, e, there, h, mh, heads, score_width, attr_width,
     right_step, slope, scale,
-    FORM: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
+    FORM: tl.constexpr, ONE: tl.constexpr, TWO: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """-> score [edges, heads], the argument of its leaky_relu (SUM); where ONE tile holds a row: left, right, sum."""
+    """-> score [edges, heads], the argument of its leaky_relu (SUM); where ONE tile holds a row: left, right, sum, and
+    the same of its second half, where it has TWO."""
     none = tl.full((1, 1, 1), 0.0, ACC)
     at_edge = (e * heads)[:, None] + h[None, :]
     inside = there[:, None] & mh[None, :]
     if FORM == GIVEN or FORM == WEIGHT:
         s = tl.load(edge + at_edge, mask=inside, other=0.0)
-        return s, s, none, none, none
+        return s, s, none, none, none, none, none, none
     elif FORM == SUM:
-        z = tl.load(left + (i * heads)[:, None] + h[None, :], mask=mi[:, None] & mh[None, :], other=0.0)
-        z += tl.load(right + (j * heads)[:, None] + h[None, :], mask=mj[:, None] & mh[None, :], other=0.0)
+        z = tl.load(left + (i * ldl)[:, None] + h[None, :], mask=mi[:, None] & mh[None, :], other=0.0)
+        z += tl.load(right + (j * ldr)[:, None] + h[None, :], mask=mj[:, None] & mh[None, :], other=0.0)
         if edge is not None:
             z += tl.load(edge + at_edge, mask=inside, other=0.0)
-        return leaky(z, slope), z, none, none, none
+        return leaky(z, slope), z, none, none, none, none, none, none
     else:
         dots = tl.full((BLOCK_E, BLOCK_H, BLOCK_C), 0.0, ACC)
+        p2, q2, z2 = none, none, none
         if ONE:
             c = tl.arange(0, BLOCK_C)
             p, q, z = inner(
@@ -102,9 +116,19 @@ def scores(
                 EVEN, ACC,
             )  # fmt: skip
             if FORM == SUM_ROWS:
-                dots += weights_of(att, h, mh, c, score_width) * leaky(z, slope)
+                dots += weighed(att, h, mh, c, score_width, z, slope)
             else:
                 dots += p * q
+            if TWO:
+                c = BLOCK_C + tl.arange(0, BLOCK_C)
+                p2, q2, z2 = inner(
+                    left, ldl, right, ldr, edge, i, mi, j, mj, e, there, h, mh, c, heads, score_width, right_step,
+                    EVEN, ACC,
+                )  # fmt: skip
+                if FORM == SUM_ROWS:
+                    dots += weighed(att, h, mh, c, score_width, z2, slope)
+                else:
+                    dots += p2 * q2
         else:
             p, q, z = none, none, none
             for first in range(0, score_width, BLOCK_C):
@@ -114,7 +138,7 @@ def scores(
                     EVEN, ACC,
                 )  # fmt: skip
                 if FORM == SUM_ROWS:
-                    dots += weights_of(att, h, mh, c, score_width) * leaky(z1, slope)
+                    dots += weighed(att, h, mh, c, score_width, z1, slope)
                 else:
                     dots += p1 * q1
         s = tl.sum(dots, 2)
@@ -127,11 +151,12 @@ def scores(
                     BLOCK_E, BLOCK_H, ACC, BLOCK_D,
                 )  # fmt: skip
             s = s * scale
-        return s, s, p, q, z
+        return s, s, p, q, z, p2, q2, z2
 
 
 @jit
-def weights_of(att, h, mh, c, score_width):
-    """att at some columns of the heads. [1, heads, columns]"""
+def weighed(att, h, mh, c, score_width, z, slope):
+    """att * leaky_relu(z) at some columns of the heads, as two products with z and |z|: nothing is selected."""
     at = (h * score_width)[None, :, None] + c[None, None, :]
-    return tl.load(att + at, mask=mh[None, :, None] & (c < score_width)[None, None, :], other=0.0)
+    w = tl.load(att + at, mask=mh[None, :, None] & (c < score_width)[None, None, :], other=0.0)
+    return (w * (0.5 + 0.5 * slope)) * z + (w * (0.5 - 0.5 * slope)) * tl.abs(z)

@@ -1,0 +1,52 @@
+"""product: the dense products inside our own autograd Functions. On a device a tall fp32 matrix times a small one runs
+by whichever is faster, torch's kernel or ours on the tensor cores, which errs no more (kernels/triton/product.py)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stretto import kernels
+from stretto.tune import Variant, picker
+from stretto.tune.variants import legal
+
+LEAST_ROWS = 1 << 15  # below, a product takes no longer than its launch
+MOST_INNER = 4096
+
+
+def product(x: Tensor, w: Tensor, bias: Tensor | None = None, *, add: Tensor | None = None) -> Tensor:
+    """x w + bias, or + add, which may be overwritten with the result; no autograd. x [m, k], w [k, n] -> [m, n]"""
+    if not _ours(x, w, bias if add is None else add):
+        return _torch(x, w, bias, add, in_place=True)
+    key = ("product", x.size(0).bit_length(), *w.shape, w.stride(0) == 1, bias is not None, add is not None, "cuda")
+    backend = kernels.backend(x.device)
+    known = picker.known(key)
+    if known is not None:
+        if known.backend == "torch":
+            return _torch(x, w, bias, add, in_place=True)
+        return backend.product(x, w, bias, add=add, out=add, **known.options)
+
+    def call(variant: Variant) -> Tensor:  # may be called twice: nothing is overwritten
+        if variant.backend == "torch":
+            return _torch(x, w, bias, add, in_place=False)
+        return backend.product(x, w, bias, add=add, **variant.options)
+
+    return picker.run(key, legal("product", "cuda", width=w.size(1), plain=True), call, wait=torch.cuda.synchronize)
+
+
+def _torch(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, *, in_place: bool) -> Tensor:
+    if add is not None:
+        return add.addmm_(x, w) if in_place else torch.addmm(add, x, w)
+    return x @ w if bias is None else torch.addmm(bias, x, w)
+
+
+def _ours(x: Tensor, w: Tensor, other: Tensor | None) -> bool:
+    """Whether our kernel takes these: tall, fp32 that is to stay fp32, and laid out for loads of 16 bytes."""
+    if x.device.type != "cuda" or x.dtype != torch.float32 or x.size(0) < LEAST_ROWS or x.size(1) > MOST_INNER:
+        return False
+    if torch.get_float32_matmul_precision() != "highest" or not hasattr(kernels.backend(x.device), "product"):
+        return False
+    k, n = w.shape
+    if x.stride(1) != 1 or k % 4 or n % 4 or x.stride(0) % 4 or x.data_ptr() % 16 or torch.is_autocast_enabled("cuda"):
+        return False
+    return w.dtype == x.dtype and (other is None or (other.dtype == x.dtype and other.is_contiguous()))
