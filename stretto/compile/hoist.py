@@ -2,6 +2,8 @@
 
 A product is kept once its tensor has been seen twice without a change (identity and version; what comes out of dropout
 is a new tensor every step and never qualifies), while the budget STRETTO_HOIST_MB allows, as long as the tensor lives.
+
+A constant X that is nearly all zeros (a bag of words) is kept by its nonzeros too: X W' is then a sparse product.
 """
 
 from __future__ import annotations
@@ -11,9 +13,16 @@ import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from stretto import settings
+from stretto.graph import Graph
+
+Nonzeros = tuple[Graph, Tensor]  # [n, i] with an entry for each nonzero, and their values
+LOOKS = 3  # how often a tensor is met before its zeros are counted
+FEW = 32  # one value in so many is not zero
+MANY = 1 << 18  # values below which a dense product is as fast
 
 
 @dataclass
@@ -22,6 +31,8 @@ class _Entry:
     mark: Hashable
     seen: int = 0
     products: dict[Hashable, Tensor] = field(default_factory=dict)
+    looks: int = 0
+    nonzeros: Nonzeros | None = None
 
 
 class Hoist:
@@ -38,6 +49,16 @@ class Hoist:
         entry = self._entry(x)
         entry.seen += 1
         return entry.seen > 1
+
+    def nonzeros(self, x: Tensor) -> Nonzeros | None:
+        """A constant x [n, i] by its nonzeros, where they are few; None for any other, and at the first few looks."""
+        if x.requires_grad or x.device.type != "cpu" or x.numel() < MANY or x.dim() != 2 or x.is_inference():
+            return None
+        entry = self._entry(x)
+        entry.looks += 1
+        if entry.looks == LOOKS and x.dtype in (torch.float32, torch.float64):
+            entry.nonzeros = _compressed(x)
+        return entry.nonzeros
 
     def affords(self, nbytes: int) -> bool:
         """Whether so many more bytes fit the budget."""
@@ -82,6 +103,20 @@ class Hoist:
         entry = self._entries.get(number)
         if entry is not None and entry.ref is ref:
             self._entries.pop(number, None)
+
+
+@torch.no_grad()
+def _compressed(x: Tensor) -> Nonzeros | None:
+    """x by its nonzeros, or None if there are too many or x holds what a product with 0 would spread."""
+    some = x[:: x.size(0) // 256 + 1]
+    if int(some.count_nonzero()) * FEW > 2 * some.numel():
+        return None
+    counts = x.count_nonzero(dim=1)
+    if int(counts.sum()) * FEW > x.numel() or not bool(x.isfinite().all()):
+        return None
+    places = x.nonzero()
+    pointers = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return Graph.of_pointers(pointers, places[:, 1].int(), x.size(1)), x[places[:, 0], places[:, 1]]
 
 
 HOIST = Hoist()

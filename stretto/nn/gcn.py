@@ -8,9 +8,11 @@ from torch import Tensor
 
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
 from stretto.nn import adjacency
-from stretto.nn.base import Decline, check_input, note_plan, weight_of
+from stretto.nn.base import Decline, check_input, note_plan, record_of, weight_of
+from stretto.nn.features import aggregated, linear_of_nonzeros
 from stretto.nn.sage import Summands
 from stretto.ops import spmm
+from stretto.ops.projections import plus
 
 A, X, W = Sparse("A", "n", "m"), Leaf("X", "m", "i"), Leaf("W", "o", "i")
 EXPRESSION = (Term((A, X, Transpose(W))),)
@@ -38,6 +40,11 @@ def aggregate_linear(conv: Any, adj: Adjacency, x: Tensor, weight: Tensor, bias:
         else:
             out = spmm(adj.graph, x @ weight.t(), adj.weight, row_scale=adj.row_scale, col_scale=adj.col_scale)
         return out if bias is None else out + bias
+    h = linear_of_nonzeros(x, weight)
+    if h is not None:
+        record_of(conv).plan = "A (X W'), X by its nonzeros"
+        out = aggregated(adj, h)
+        return out if bias is None else plus(out, bias)
     note = note_plan(conv)
     out = linear(EXPRESSION, {"X": x, "W": weight}, {"A": adj}, bias=bias, note=note, stock="update-first")
     return out.to(x.dtype)  # under autocast stock's fp32 norm and bias bring the result back to the input's type

@@ -12,7 +12,9 @@ from torch import Tensor
 from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, linear
 from stretto.nn import adjacency
 from stretto.nn.base import Decline, check_input, note_plan, record_of, weight_of
+from stretto.nn.features import aggregated, linear_of_nonzeros
 from stretto.ops import spmm
+from stretto.ops.projections import plus
 
 A, X, W, V = Sparse("A", "n", "m"), Leaf("X", "m", "i"), Leaf("W", "o", "i"), Leaf("V", "o", "r")
 OWN = Leaf("X", "m", "i"), Leaf("V", "o", "i")
@@ -97,6 +99,12 @@ def evaluated(conv: Any, of: Summands) -> Tensor:
         reduced = spmm(of.adj.graph, of.x, of.adj.weight, reduce=of.reduce)
         out = torch.nn.functional.linear(reduced, of.weight, of.bias)
         return out if of.root is None or of.root_weight is None else torch.addmm(out, of.root, of.root_weight.t())
+    h = linear_of_nonzeros(of.x, of.weight)
+    if h is not None:
+        root = None if of.root is None or of.root_weight is None else _product(of.root, of.root_weight)
+        record_of(conv).plan = "A (X W')" + ("" if root is None else " + X V'") + ", X by its nonzeros"
+        out = aggregated(of.adj, h, root)
+        return out if of.bias is None else plus(out, of.bias)
     tensors = {"X": of.x, "W": of.weight}
     expression: Expression = NEIGHBOURS
     if of.root is not None and of.root_weight is not None:
@@ -105,6 +113,11 @@ def evaluated(conv: Any, of: Summands) -> Tensor:
         if not of.own:
             tensors["R"] = of.root
     return linear(expression, tensors, {"A": of.adj}, bias=of.bias, note=note_plan(conv))
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    found = linear_of_nonzeros(x, weight)
+    return x @ weight.t() if found is None else found
 
 
 def destinations(edge_index: Any, size: Any, x_dst: Tensor | None, x: Tensor) -> int:
