@@ -1,4 +1,9 @@
-"""FiLMConv: act(gamma_i x_j + beta_i) per edge and relation; without an activation it is linear and stays on nodes."""
+"""FiLMConv: act(gamma_i x_j + beta_i) per edge and relation; without an activation it is linear and stays on nodes.
+
+With relu, the default, it is |gamma_i| relu(+-x_j + beta_i / |gamma_i|), which the kernel of edge messages sums without
+an array per edge. Where gamma_i is so small that all neighbours are on one side of 0 the quotient would cost digits:
+there the sum is linear, or nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,8 @@ from torch import Tensor
 
 from stretto.graph import Graph
 from stretto.nn import adjacency, edges, streaming
-from stretto.nn.base import Decline, record_of
-from stretto.ops import spmm
+from stretto.nn.base import Decline, hooked, record_of
+from stretto.ops import edge_messages, spmm
 
 
 def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
@@ -37,6 +42,9 @@ def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, 
     if conv.act is None and reduce in ("sum", "mean"):
         count = graph.degree.to(h.dtype).unsqueeze(1) if reduce == "sum" else edges.has_edges(graph, h.dtype)
         return gamma * spmm(graph, h, reduce=reduce) + beta * count
+    if type(conv.act) is torch.nn.ReLU and reduce in ("sum", "mean") and graph.num_edges and not hooked(conv.act):
+        record_of(conv).plan = "relations in turn, |gamma| relu(+-X + beta / |gamma|) summed as messages"
+        return _rectified(graph, h, gamma, beta, reduce)
     width, act = h.size(1), [] if conv.act is None else [conv.act]
 
     def message(film: Tensor, source: Tensor) -> Tensor:
@@ -58,6 +66,24 @@ def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, 
     )
     record_of(conv).plan = f"relations in turn, messages {how}"
     return out
+
+
+def _rectified(graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, reduce: str) -> Tensor:
+    """reduce over edges of relu(gamma_i h_j + beta_i). h [m, k], gamma and beta [n, k] -> [n, k]."""
+    with torch.no_grad():
+        finite = h.nan_to_num(0.0, 0.0, 0.0).abs().amax(0)  # what is not reaches its own neighbours only
+        most = 1.125 * finite + 1024 * torch.finfo(h.dtype).tiny  # beyond every |h_j|
+        reach = gamma.abs() * most
+        always = beta > reach  # every neighbour is above 0
+        partly = ~always & (beta > -reach)
+    zero, one = gamma.new_zeros(()), gamma.new_ones(())
+    size = torch.where(partly, torch.where(gamma < 0, -gamma, gamma), one)
+    threshold = torch.where(partly, beta / size, -most)  # -most: nobody passes
+    above = edge_messages(graph, threshold, h, act="relu", reduce=reduce)
+    below = edge_messages(graph, threshold, -h, act="relu", reduce=reduce)
+    count = graph.degree.to(h.dtype).unsqueeze(1) if reduce == "sum" else edges.has_edges(graph, h.dtype)
+    linear = torch.where(always, gamma, zero) * spmm(graph, h, reduce=reduce) + torch.where(always, beta, zero) * count
+    return torch.addcmul(linear, size, torch.where(gamma < 0, below, above))
 
 
 def _by_relation(conv: Any, graph: Graph, edge_type: Any) -> list[Graph]:
