@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from stretto import memory, settings
 from stretto.errors import StrettoError, expect
 from stretto.loader import swap
-from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, functional, generic
+from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, functional, generic, traced
 from stretto.nn.base import accelerated_forward, in_place_of
 from stretto.nn.classes import fast_of, stock_of
 
@@ -56,6 +56,9 @@ def accelerate(model: M, *, strict: bool = False) -> M:
         fast = fast_of(type(module))
         assert fast is not None
         module.__class__ = fast
+    for module in modules:
+        if stock_of(type(module)) is None and (made := traced.fast_class(module)) is not None:
+            module.__class__ = made
     if known or already:
         memory.keep_for(model)
     _say(sum(isinstance(m, MessagePassing) for m in (*known, *already)), left)

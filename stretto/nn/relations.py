@@ -50,7 +50,7 @@ def fast(conv: Any, *args_dict: Any, **kwargs_dict: Any) -> dict[str, Tensor | N
         for target in dict.fromkeys(side_by_side.values())
     }
     for target, of_one in chosen.items():
-        if len({(of.adj.graph.num_rows, of.weight.size(0), of.x.dtype, of.x.device) for _, of in of_one}) > 1:
+        if not alike([of for _, of in of_one]):
             raise Decline(f"relations in turn: those into {target} differ in shape or type")
     found: dict[str, list[Tensor]] = {target: [] for target in of_target}
     for i, (target, layer, args, kwargs) in enumerate(calls):
@@ -103,6 +103,11 @@ def summands(layer: Any, args: Any, kwargs: Any) -> Summands | None:
     if torch.is_autocast_enabled(found.x.device.type):
         return None
     return found if found.is_linear else None
+
+
+def alike(parts: list[Summands]) -> bool:
+    """Whether what several layers add up has one shape and type."""
+    return len({(of.adj.graph.num_rows, of.weight.size(0), of.x.dtype, of.x.device) for of in parts}) <= 1
 
 
 def total(parts: list[Part], share: float = 1.0) -> Tensor:

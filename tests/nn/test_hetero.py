@@ -134,3 +134,52 @@ def test_relations_side_by_side_twice_differentiable_and_patched():
     for got, wanted in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(got, wanted)
     assert "3 of 3" in record_of(stock).plan
+
+
+class _Two(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.one, self.two = kind((-1, -1), 5), kind((-1, -1), 3)
+
+    def forward(self, x, edge_index):
+        return self.two(self.one(x, edge_index).relu(), edge_index)
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
+@pytest.mark.parametrize("kind", [pyg.SAGEConv, pyg.GraphConv], ids=lambda c: c.__name__)
+def test_models_of_to_hetero_add_relations_side_by_side(kind, aggr):
+    torch.manual_seed(0)
+    sizes = {"a": 12, "b": 9}
+    kinds = [("a", "one", "b"), ("b", "back", "a"), ("b", "three", "b"), ("a", "two", "b"), ("a", "own", "a")]
+    x = {"a": torch.randn(12, 5).double(), "b": torch.randn(9, 3).double()}
+    edges = {k: torch.stack([torch.randint(sizes[k[0]], (30,)), torch.randint(sizes[k[2]], (30,))]) for k in kinds}
+    stock = pyg.to_hetero(_Two(kind), (["a", "b"], kinds), aggr=aggr).double()
+    with torch.no_grad():
+        stock(x, edges)
+    fast = copy.deepcopy(stock)
+    before = {name: type(m) for name, m in fast.named_modules()}, list(fast.state_dict()), fast.code
+    stretto.accelerate(stretto.accelerate(fast))
+    found = []
+    for model in (stock, fast):
+        leaves = {k: v.clone().requires_grad_() for k, v in x.items()}
+        out = model(leaves, edges)
+        total = sum((v * v).sum() for v in out.values())
+        found.append([*out.values(), *torch.autograd.grad(total, [*leaves.values(), *model.parameters()])])
+    for got, wanted in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+    if aggr == "max":
+        assert type(fast) is before[0][""]
+    else:
+        assert "10 relations side by side in 4 sums" in record_of(fast).plan
+        assert all("side by side" in row.plan for row in stretto.report(fast).rows)
+        copied = copy.deepcopy(fast)
+        torch.testing.assert_close(copied(x, edges)["b"], found[0][1])
+        seen = []
+        fast.one["a__one__b"].register_forward_hook(lambda *args: seen.append(1))
+        torch.testing.assert_close(fast(x, edges)["b"], found[0][1])
+        assert seen
+        fast.two["a__one__b"] = copy.deepcopy(fast.two["a__one__b"])  # no longer the layer the sum was made of
+        torch.nn.init.zeros_(next(fast.two["a__one__b"].parameters()))
+        assert not torch.allclose(fast(x, edges)["b"], found[0][1])
+    stretto.restore(fast)
+    assert ({name: type(m) for name, m in fast.named_modules()}, list(fast.state_dict()), fast.code) == before
