@@ -80,6 +80,7 @@ def _layer_step(layer: nn.Module, args: Any, kwargs: Any, train: bool) -> Callab
 def _in_turns(steps: dict[str, Callable[[], object]], repeats: int, budget: float | None) -> dict[str, Timing]:
     """Time the steps, then leave the allocator as it was."""
     kept = memory.is_kept()
+    memory.give_back()  # large blocks kept from before would serve stock too
     try:
         return measure(steps, repeats=repeats, warmup=2, budget=budget)
     finally:
