@@ -88,9 +88,9 @@ class Graph:
         return _memo.get(graph_formats.plain(edges), (sizes, flow), lambda: _build(edges, sizes, flow))
 
     @staticmethod
-    def is_known(edges: Tensor, sizes: tuple[int, int], *, flow: str = "source_to_target") -> bool:
-        """Whether Graph.of would find the graph of this very tensor, rather than build it."""
-        return _memo.knows(edges, (sizes, flow))
+    def is_known(edges: Tensor, sizes: tuple[int, int] | int, *, flow: str = "source_to_target") -> bool:
+        """Whether Graph.of (or, given a number of segments, of_segments) would find this very tensor's graph."""
+        return _memo.knows(edges, ("segments", sizes) if isinstance(sizes, int) else (sizes, flow))
 
     @staticmethod
     def of_segments(index: Tensor, num_segments: int | None = None) -> Graph:

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import aggr as stock
 
+from stretto.graph import Graph
 from stretto.kernels import DTYPES
+from stretto.nn.adjacency import PASSING
 from stretto.nn.base import Decline, Fast
 from stretto.ops import segment_reduce
 
@@ -36,6 +38,8 @@ def _check(aggr: Any, x: Any, index: Any, ptr: Any, dim_size: Any, dim: int) -> 
     found = index.as_tensor() if hasattr(index, "as_tensor") else index
     if found.dtype not in (torch.int64, torch.int32):
         raise Decline(f"the index is {found.dtype}")
+    if found.is_cuda and found.numel() < PASSING and not Graph.is_known(found, int(dim_size)):
+        raise Decline("a small index not seen before: stock costs a GPU's host less than sorting it")
     return found
 
 

@@ -84,6 +84,18 @@ class Picker:
             return None
         return self._decided.get(key)
 
+    def recall(self, key: Hashable, variants: tuple[Variant, ...]) -> Variant | None:
+        """What was chosen for a signature, in this process or in an earlier one on this machine."""
+        if torch.get_num_threads() != self._threads:
+            self.forget()
+            self._threads = torch.get_num_threads()
+        with self._lock:
+            kept = self._load().get(_text(key))
+            found = next((v for v in variants if isinstance(kept, dict) and v.name == kept.get("variant")), None)
+            if found is not None:
+                self._decided[key] = found
+            return found
+
     def decided(self, key: Hashable) -> Variant | None:
         """What was chosen for a signature, if it was."""
         return self._decided.get(key)

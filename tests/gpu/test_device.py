@@ -26,6 +26,7 @@ def _no_batch_is_passed_by(monkeypatch):
     adjacency = importlib.import_module("stretto.nn.adjacency")
     monkeypatch.setattr(adjacency, "PASSING", 0)
     monkeypatch.setattr(adjacency, "PASSING_EDGEWISE", 0)
+    monkeypatch.setattr(importlib.import_module("stretto.nn.aggr"), "PASSING", 0)
 
 
 def edges(num_nodes: int, num_edges: int, hub: int = 0) -> torch.Tensor:
@@ -271,6 +272,7 @@ def test_a_new_batch_looks_at_the_device_once():
 def test_a_small_new_batch_is_left_to_stock_and_one_seen_again_is_not(monkeypatch):
     adjacency = importlib.import_module("stretto.nn.adjacency")
     monkeypatch.setattr(adjacency, "PASSING", 400_000)
+    monkeypatch.setattr(adjacency, "SMALL", {})
     conv = stretto.accelerate(torch_geometric.nn.SAGEConv(8, 8).cuda())
     x, first, second = torch.randn(50, 8, device=CUDA), edges(50, 300).cuda(), edges(50, 300).cuda()
 
