@@ -236,10 +236,8 @@ ATEN: dict[str, Formula] = {
     **_same("_softmax _log_softmax", _fixed("softmax", 5, _last)),
     **_same("_softmax_backward_data _log_softmax_backward_data", _fixed("softmax", 4, _last)),
     **_same("nll_loss_forward nll_loss_backward", _fixed("loss", 0, lambda s: 1 + log2(s.numel))),
-    **_same(
-        "native_batch_norm _native_batch_norm_legit native_layer_norm native_group_norm", _fixed("norm", 8, _whole)
-    ),
-    **_same("_native_batch_norm_legit_no_training", _fixed("norm", 8, _whole)),
+    **_same("native_batch_norm native_layer_norm native_group_norm", _fixed("norm", 8, _whole)),
+    **_same("_native_batch_norm_legit _native_batch_norm_legit_no_training", _fixed("norm", 8, _whole)),
     **_same(
         "native_batch_norm_backward native_layer_norm_backward native_group_norm_backward", _fixed("norm", 11, _whole)
     ),
