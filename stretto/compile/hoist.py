@@ -111,12 +111,20 @@ def _compressed(x: Tensor) -> Nonzeros | None:
     some = x[:: x.size(0) // 256 + 1]
     if int(some.count_nonzero()) * FEW > 2 * some.numel():
         return None
-    counts = x.count_nonzero(dim=1)
-    if int(counts.sum()) * FEW > x.numel() or not bool(x.isfinite().all()):
+    counts, columns, values, left = [], [], [], x.numel() // FEW
+    for part in x.split(1024):  # a few rows at a time: no array of x's size is made
+        row, column = part.nonzero().unbind(1)
+        left -= row.numel()
+        if left < 0:
+            return None
+        counts.append(torch.bincount(row, minlength=part.size(0)))
+        columns.append(column.int())
+        values.append(part[row, column])
+    kept = torch.cat(values)
+    if not bool(kept.isfinite().all()):
         return None
-    places = x.nonzero()
-    pointers = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    return Graph.of_pointers(pointers, places[:, 1].int(), x.size(1)), x[places[:, 0], places[:, 1]]
+    pointers = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(counts).cumsum(0)])
+    return Graph.of_pointers(pointers, torch.cat(columns), x.size(1)), kept
 
 
 HOIST = Hoist()

@@ -51,9 +51,9 @@ def fast(
     else:  # wide inputs, narrow outputs: reading x again would cost more than the logits of what it becomes
         of_nonzeros = linear_of_nonzeros(x_src, weight)
         projected = [*projections(x_src, [(weight, None)])] if of_nonzeros is None else [of_nonzeros]
-        values = projected[0].view(-1, heads, width)
-        right = (values * conv.att_src).sum(-1)
-        left = (values * conv.att_dst).sum(-1) if one else right
+        vectors = per_head(conv.att_src) if not one else torch.cat([per_head(conv.att_src), per_head(conv.att_dst)], 1)
+        scores = projected[0] @ vectors
+        right, left = scores.split(heads, dim=1) if one else (scores, scores)
     if x_dst is None or weight_dst is None:
         left = right.new_zeros(graph.num_rows, heads)
     elif not one:
@@ -85,6 +85,13 @@ def fast(
     if conv.bias is not None and (first or not conv.concat):
         out = plus(out, conv.bias)
     return (out, (edges_of(conv, graph, edge_index), alpha)) if wanted else out
+
+
+def per_head(att: Tensor) -> Tensor:
+    """Attention vectors as one matrix, each acting on its own head's channels. att [1, h, c] -> [h * c, h]."""
+    heads, width = att.shape[-2:]
+    own = torch.eye(heads, dtype=att.dtype, device=att.device).unsqueeze(1)
+    return (att.view(heads, width, 1) * own).view(heads * width, heads)
 
 
 def fold(weight: Tensor, att: Tensor) -> Tensor:

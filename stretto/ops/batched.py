@@ -39,7 +39,7 @@ def one_by_one(backward: Callable[..., Any]) -> Callable[..., Any]:
 def _each(backward: Callable[..., Any], ctx: Any, grads: tuple[Any, ...]) -> Any:
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
-    remove, add = torch._remove_batch_dim, torch._add_batch_dim  # type: ignore[attr-defined]
+    remove, add = torch._remove_batch_dim, torch._add_batch_dim
     plain = [remove(g, level, 1, 0) if isinstance(g, Tensor) and _is_batch(g) else None for g in grads]
     size = next(p.size(0) for p in plain if p is not None)
     found = [backward(ctx, *(g if p is None else p[i] for g, p in zip(grads, plain, strict=True))) for i in range(size)]
