@@ -174,8 +174,8 @@ def run_grad(
         grad_alpha if numbers[3] else None,
         needs,
     )
-    every = tensors if bias is None else (*tensors, bias)
-    return tuple(None if g is None or t is None else g.to(t.dtype) for g, t in zip(found, every, strict=True))
+    inputs = tensors if bias is None else (*tensors, bias)
+    return tuple(None if g is None or t is None else g.to(t.dtype) for g, t in zip(found, inputs, strict=True))
 
 
 def _pack(

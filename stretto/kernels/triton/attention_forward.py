@@ -154,7 +154,7 @@ def pieces_kernel(
             before = most
             most = tl.maximum(most, tl.max(s, 0))
             safe = tl.where(most == float("-inf"), 0.0, most)
-            factor = tl.exp(before - safe)
+            factor = tl.exp(before - safe)  # type: ignore[var-annotated]
             p = tl.exp(s - safe[None, :])
             total = total * factor + tl.sum(p, 0)
             acc = acc * factor[None, :, None]
