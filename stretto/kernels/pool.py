@@ -1,8 +1,9 @@
-"""Large results are written into memory that an earlier result of the same size has left.
+"""Large results are written into memory that an earlier result of about the same size has left.
 
 A fresh buffer costs a page fault every 4 KiB, and the system takes it back when it is freed: a training step would pay
-for the same pages again and again, more than a narrow kernel itself costs. So a bounded number of bytes is kept. A
-buffer is used again only when nothing else refers to it: no tensor, view, saved gradient or NumPy array.
+for the same pages again and again, more than a narrow kernel itself costs. So a bounded number of bytes is kept.
+Buffers come in sizes an eighth of an octave apart: sampled batches, no two of one size, share them too. A buffer is
+used again only when nothing else refers to it: no tensor, view, saved gradient or NumPy array.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ LEAST = 1 << 20  # smaller buffers come out of the allocator's own free lists
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
 _lock = threading.Lock()
 _kept: OrderedDict[int, Any] = OrderedDict()  # storage address -> storage, the least recently given out first
+_of_size: dict[int, list[int]] = {}  # bytes -> addresses of the kept storages that have as many
 _bytes = 0
 
 
@@ -34,15 +36,24 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < LEAST or _use_count is None:
         return torch.empty(shape, dtype=dtype)
+    size = size_class(nbytes)
     with _lock:
-        for address in _kept:
+        for address in _of_size.get(size, ()):
             storage = _kept[address]
-            if storage.nbytes() == nbytes and _idle(address, storage):
+            if _idle(address, storage):
                 _kept.move_to_end(address)
                 return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload]
-        fresh = torch.empty(shape, dtype=dtype)
-        _keep(fresh.untyped_storage(), nbytes)
-        return fresh
+        if not _make_room(size):
+            return torch.empty(shape, dtype=dtype)
+        fresh = torch.empty(size, dtype=torch.uint8).untyped_storage()
+        _keep(fresh, size)
+        return torch.empty(0, dtype=dtype).set_(fresh, 0, shape)  # type: ignore[call-overload]
+
+
+def size_class(nbytes: int) -> int:
+    """The bytes of the buffer that serves a result of nbytes: the next of eight sizes between two powers of two."""
+    step = 1 << max((nbytes - 1).bit_length() - 4, 0)
+    return -(-nbytes // step) * step
 
 
 def kept_bytes() -> int:
@@ -55,6 +66,7 @@ def clear() -> None:
     global _bytes
     with _lock:
         _kept.clear()
+        _of_size.clear()
         _bytes = 0
 
 
@@ -71,19 +83,23 @@ def _idle(address: int, storage: Any) -> bool:
     return _use_count(address) == 1 and sys.getrefcount(storage) <= 4 and not storage.is_shared()  # type: ignore[misc]
 
 
-def _keep(storage: Any, nbytes: int) -> None:
-    """Remember a fresh buffer, in place of idle ones if need be; not at all where there is no room."""
+def _make_room(nbytes: int) -> bool:
+    """Let go of idle buffers until one of nbytes fits under the limit; whether it does."""
     global _bytes
     room = limit()
-    if nbytes > room:
-        return
-    for address in list(_kept):
+    for address in list(_kept) if nbytes <= room else ():
         if _bytes + nbytes <= room:
             break
         kept = _kept[address]
         if _idle(address, kept) or kept.is_shared():
+            _of_size[kept.nbytes()].remove(address)
             _bytes -= _kept.pop(address).nbytes()
-    if _bytes + nbytes <= room:
-        pages.enlarge(storage.data_ptr(), nbytes)
-        _kept[storage._cdata] = storage
-        _bytes += nbytes
+    return _bytes + nbytes <= room
+
+
+def _keep(storage: Any, nbytes: int) -> None:
+    global _bytes
+    pages.enlarge(storage.data_ptr(), nbytes)
+    _kept[storage._cdata] = storage
+    _of_size.setdefault(nbytes, []).append(storage._cdata)
+    _bytes += nbytes

@@ -32,6 +32,19 @@ def test_a_freed_buffer_is_used_again_and_a_held_one_is_not():
     assert address(pool.empty((ROWS, 8), torch.float64)) == where  # the same bytes, another shape and type
 
 
+def test_results_of_about_one_size_share_a_buffer():
+    where = address(pool.empty((ROWS * 4 - 5, 16), torch.float32))
+    assert address(pool.empty((ROWS * 4 - 300, 16), torch.float32)) == where
+    assert address(pool.empty((ROWS * 3, 16), torch.float32)) != where
+    assert address(pool.empty((ROWS * 4 - 1, 16), torch.float32)) == where
+
+
+@pytest.mark.parametrize("nbytes", [pool.LEAST, pool.LEAST + 1, 3_000_001, (1 << 24) - 1, 1 << 24, (1 << 31) + 7])
+def test_a_buffer_is_at_most_an_eighth_larger(nbytes):
+    assert nbytes <= pool.size_class(nbytes) <= nbytes * 9 / 8
+    assert pool.size_class(pool.size_class(nbytes)) == pool.size_class(nbytes)
+
+
 @pytest.mark.parametrize(
     "hold",
     [
