@@ -139,6 +139,7 @@ def gather(setting: Setting) -> list[Row]:
     slot = native.sample(0, 0, 0, [batches[0]], [None])
     expect(torch.equal(slot.slice(0), x[batches[0]]), "gather: a row is not the right one")
     del slot
+    plain = x.clone()  # the loader's features are moved into large pages (kernels/pages.py), stock's are not
     out = torch.empty(batches[0].numel(), x.size(1), dtype=x.dtype)
     turn = itertools.cycle(batches)
     before = torch.get_num_threads()
@@ -148,8 +149,8 @@ def gather(setting: Setting) -> list[Row]:
             {
                 OURS: lambda: native.sample(0, 0, 0, [next(turn)], [None]),
                 "bare": lambda: bare.sample(0, 0, 0, [next(turn)], [None]),
-                "indexing": lambda: x[next(turn)],
-                "index_select(out=)": lambda: torch.index_select(x, 0, next(turn), out=out),
+                "indexing": lambda: plain[next(turn)],
+                "index_select(out=)": lambda: torch.index_select(plain, 0, next(turn), out=out),
             },
             repeats=max(setting.repeats, 15),
             warmup=2,

@@ -24,6 +24,7 @@ MOST_REMEMBERED = 4096
 
 _HUGEPAGE, _COLLAPSE = 14, 25  # madvise's numbers: large pages from now on; and for what is already there
 _SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_MAPS = Path("/proc/self/maps")
 _lock = threading.Lock()
 _uses: dict[tuple[int, int], int] = {}
 
@@ -45,8 +46,18 @@ def _count_use(x: Tensor) -> None:
         if len(_uses) >= MOST_REMEMBERED:
             _uses.clear()
         _uses[key] = uses + 1
-    if uses + 1 == USES:
+    if uses + 1 == USES and _madvise() is not None and _is_own_memory(key[0]):
         enlarge(*key)
+
+
+def _is_own_memory(address: int) -> bool:
+    """Whether it belongs to no file: to move a mapped file would mean to read all of it."""
+    for line in _MAPS.read_text().splitlines():
+        ends, _, _, _, inode, *_ = line.split()
+        first, last = (int(end, 16) for end in ends.split("-"))
+        if first <= address < last:
+            return inode == "0"
+    return False
 
 
 def enlarge(address: int, nbytes: int) -> None:

@@ -104,6 +104,8 @@ class NativeSampler:
         lib = library()
         self.node_types, self.relations, self.slices = list(node_types), list(relations), list(slices)
         self.num_hops, self.flags = num_hops, flags
+        # What batches read at random places.
+        self.arrays = [array for r in self.relations for array in (r.colptr, r.row)] + [s.value for s in self.slices]
         fanouts = [np.asarray(r.fanout, dtype=np.int64) for r in self.relations]
         for relation, fanout in zip(self.relations, fanouts, strict=True):
             expect(len(fanout) == num_hops, f"sampler: 'fanout' has {len(fanout)} hops, wanted {num_hops}")

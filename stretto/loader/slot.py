@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stretto.kernels import pages
 from stretto.loader.abi import library
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Slot:
         lib.stretto_slot_table(handle, table, size)
         self.table: list[int] = list(table)
         self.sampler = sampler
+        pages.read_at_random(*sampler.arrays)
         owner = _Owner(handle, self.table[0], self.table[1], lib.stretto_slot_release)
         self.memory = torch.from_numpy(np.asarray(owner))
         self.host: Tensor | None = None  # where memory came from, once it is on a device

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -75,6 +76,17 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     for x in kept:
         pages.read_at_random(x)
         assert len(pages._uses) <= 2
+
+
+def test_a_mapped_file_is_left_alone(monkeypatch, tmp_path):
+    moved = []
+    monkeypatch.setattr(pages, "enlarge", lambda *where: moved.append(where))
+    size = pages.LEAST // 4
+    mapped = torch.from_numpy(np.memmap(tmp_path / "x", dtype=np.float32, mode="w+", shape=(size,)))
+    own = torch.zeros(size)
+    for _ in range(pages.USES + 2):
+        pages.read_at_random(mapped, own)
+    assert moved == ([(own.data_ptr(), own.nbytes)] if pages._madvise() is not None else [])
 
 
 def test_it_can_be_refused(monkeypatch):
