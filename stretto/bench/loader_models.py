@@ -115,8 +115,12 @@ def inference(setting: Setting) -> list[Row]:
     def by_ours() -> Any:
         return run_inference(fast, setting.data, num_neighbors=fanout, input_nodes=nodes, batch_size=setting.batch)
 
-    calls = {OURS: by_ours, name: partial(by_stock, _whole), f"{name}, trim_to_layer": partial(by_stock, _cut)}
-    timings = measure(calls, repeats=2)
+    calls: dict[str, Callable[[], object]] = {
+        OURS: by_ours,
+        name: partial(by_stock, _whole),
+        f"{name}, trim_to_layer": partial(by_stock, _cut),
+    }
+    timings = measure(calls, repeats=5)
     label = f"sampled inference, per {nodes.numel()} nodes"
     rows = [Row(label, who, t, nodes.numel(), "seeds") for who, t in timings.items()]
     whole = measure({"layer-wise": lambda: run_inference(fast, setting.data)}, repeats=2)["layer-wise"]
