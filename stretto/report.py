@@ -17,6 +17,7 @@ from stretto.compile import CHOOSER
 from stretto.nn import CONTAINERS, CONVS, generic
 from stretto.nn.base import record_of, why_stock
 from stretto.nn.classes import STOCK, fast_of, stock_of
+from stretto.ops.spmm import chosen
 from stretto.plugin import is_patched
 
 
@@ -94,6 +95,7 @@ class Candidate:
     chosen: bool
     spmm_widths: list[int]
     kept_bytes: int
+    kernels: list[str] = field(default_factory=list)  # of the chosen plan's aggregations, where several were tried
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Explanation:
     candidates: list[Candidate]
     avoided_bytes: int
     reason: str = ""
+    backend: str = ""  # whose kernels: an instruction set, Triton, plain PyTorch
 
 
 @dataclass(frozen=True)
@@ -135,12 +138,13 @@ class Explanations:
                     "" if c.measured_ms is None else f"{c.measured_ms:.2f}",
                     " ".join(map(str, c.spmm_widths)),
                     f"{c.kept_bytes / 2**20:.1f}",
+                    " ".join(c.kernels),
                 )
                 for c in layer.candidates
             ]
-            heads = ("", "plan", "predicted ms", "measured ms", "aggregation widths", "kept MiB")
+            heads = ("", "plan", "predicted ms", "measured ms", "aggregation widths", "kept MiB", "kernels")
             avoided = f"{layer.avoided_bytes / 2**20:.0f} MiB of messages never built"
-            parts.append(f"{title}: chosen by {layer.how}; {avoided}\n" + table(heads, rows))
+            parts.append(f"{title} on {layer.backend}: chosen by {layer.how}; {avoided}\n" + table(heads, rows))
         return "\n\n".join(parts)
 
     __repr__ = __str__
@@ -162,20 +166,23 @@ def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
             layers.append(Explanation(title, type(module).__name__, record.path or "stock", [], 0, reason))
             continue
         size = _element_size(args)
-        candidates = [
-            Candidate(
-                plan.name,
-                seconds * 1e3,
-                decision.ranking.measured[plan] * 1e3 if plan in decision.ranking.measured else None,
-                plan.name == record.plan,
-                [w.width for w in plan.works(decision.sizes, size) if w.kind == "spmm"],
-                plan.kept_bytes(decision.sizes, size),
+        device = next((p.device for p in module.parameters()), torch.device("cpu")).type
+        candidates = []
+        for seconds, plan in decision.ranking.predicted:
+            measured = decision.ranking.measured.get(plan)
+            widths = [w.width for w in plan.works(decision.sizes, size) if w.kind == "spmm"]
+            runs = plan.name == record.plan
+            variants = sorted({name for w in set(widths) for name in chosen(w, device)}) if runs else []
+            kept = plan.kept_bytes(decision.sizes, size)
+            candidates.append(
+                Candidate(
+                    plan.name, seconds * 1e3, None if measured is None else measured * 1e3, runs, widths, kept, variants
+                )
             )
-            for seconds, plan in decision.ranking.predicted
-        ]
         widest = decision.sizes.get("o", 0)
         avoided = decision.sizes["E"] * widest * size
-        layers.append(Explanation(title, type(module).__name__, decision.how, candidates, avoided))
+        backend = kernels.name_of(torch.device(device))
+        layers.append(Explanation(title, type(module).__name__, decision.how, candidates, avoided, backend=backend))
     return Explanations(layers)
 
 

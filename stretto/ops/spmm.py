@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,6 +111,15 @@ def run(
 
     wait = torch.cuda.synchronize if device == "cuda" else None
     return picker.run(key, legal("spmm", device, width=width, plain=plain), call, wait=wait)
+
+
+def chosen(width: int, device: str) -> list[str]:
+    """Names of the variants the tuner has settled on so far for aggregations of this width, on any graph."""
+    found = set()
+    for key, variant in picker.choices():
+        if key[0] == "spmm" and math.prod(key[3]) == width and (*key[7:], "cpu")[0] == device:
+            found.add(variant.name)
+    return sorted(found)
 
 
 # Gathered values below which no variant differs enough to be worth a look.

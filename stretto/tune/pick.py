@@ -100,6 +100,11 @@ class Picker:
         """What was chosen for a signature, if it was."""
         return self._decided.get(key)
 
+    def choices(self) -> list[tuple[Any, Variant]]:
+        """Every signature decided so far, and its variant."""
+        with self._lock:
+            return list(self._decided.items())
+
     def decide(self, key: Hashable, variant: Variant, milliseconds: float) -> None:
         """Fix the choice for a signature, in memory and on disk."""
         with self._lock:
