@@ -1,5 +1,6 @@
 """The order of calls of the asynchronous copy, on a CPU with streams that only take notes."""
 
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -70,8 +71,10 @@ def test_copy_runs_on_the_side_stream_and_the_main_stream_waits():
     notes = Notes()
     stream = stream_of(loader, notes)
     stream.begin(1, 0)
-    while stream.engine.state()["prepared"] < 3:
-        pass
+    end = time.monotonic() + 60
+    while stream.engine.state()["prepared"] < 2:  # both batches of the copies below
+        assert time.monotonic() < end, "no batch was prepared"
+        time.sleep(0.001)
     slot, task = stream.next()
     assert notes.log[:4] == ["enter side", "record 0 on side", "leave side", "main waits for 0"]
     # The copy of batch 1 is begun before batch 0 is handed out, and nobody waits for it yet.
