@@ -31,7 +31,10 @@ LARGE, WIDTHS = "rmat:17:1200000", [128, 256, 40]
 
 
 class Gcn(nn.Module):
-    """Two GCNConv, as PyG's own example writes them."""
+    """Two GCNConv with dropout between them.
+
+    None on the input, where drawing 2,708 x 1,433 random bits is 20 times the work of both layers, in either model.
+    """
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -40,7 +43,6 @@ class Gcn(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """x [N, F] -> class scores [N, C]."""
-        x = F.dropout(x, DROPOUT, self.training)
         x = self.first(x, edge_index).relu()
         x = F.dropout(x, DROPOUT, self.training)
         return self.second(x, edge_index)
