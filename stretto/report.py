@@ -79,8 +79,7 @@ def report(model: torch.nn.Module) -> Report:
             continue
         path = record.path or "not run yet"
         reason = record.reason or (why_stock(module) or "")
-        device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        kernel = kernels.name_of(device) if path == "fast" else ""
+        kernel = kernels.name_of(_device_of(module)) if path == "fast" else ""
         rows.append(Row(name or "(model)", type(module).__name__, path, record.plan, kernel, reason))
     return Report(rows)
 
@@ -166,13 +165,13 @@ def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
             layers.append(Explanation(title, type(module).__name__, record.path or "stock", [], 0, reason))
             continue
         size = _element_size(args)
-        device = next((p.device for p in module.parameters()), torch.device("cpu")).type
+        device = _device_of(module)
         candidates = []
         for seconds, plan in decision.ranking.predicted:
             measured = decision.ranking.measured.get(plan)
             widths = [w.width for w in plan.works(decision.sizes, size) if w.kind == "spmm"]
             runs = plan.name == record.plan
-            variants = sorted({name for w in set(widths) for name in chosen(w, device)}) if runs else []
+            variants = sorted({name for w in set(widths) for name in chosen(w, device.type)}) if runs else []
             kept = plan.kept_bytes(decision.sizes, size)
             candidates.append(
                 Candidate(
@@ -181,9 +180,13 @@ def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
             )
         widest = decision.sizes.get("o", 0)
         avoided = decision.sizes["E"] * widest * size
-        backend = kernels.name_of(torch.device(device))
+        backend = kernels.name_of(device)
         layers.append(Explanation(title, type(module).__name__, decision.how, candidates, avoided, backend=backend))
     return Explanations(layers)
+
+
+def _device_of(module: torch.nn.Module) -> torch.device:
+    return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
 def _element_size(args: tuple[Any, ...]) -> int:
