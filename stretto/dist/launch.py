@@ -1,0 +1,116 @@
+"""Ranks on this machine: one process each, joined by gloo; their results, or the message of the one that failed.
+
+The processes run `python -m stretto.dist`, not the caller's script, so that no script needs a guard. Function and
+arguments travel by pickle: their modules must be importable. Whatever happens, no process and no file is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from stretto.errors import expect, fail
+
+LIMIT = 300.0  # seconds until ranks that do not end are ended
+POLL, GRACE = 0.02, 0.5  # seconds between looks, and for other ranks' messages after the first failure
+
+
+def launch(
+    function: Callable[..., Any], ranks: int, *args: Any, limit: float = LIMIT, timeout: float = 60.0, threads: int = 1
+) -> list[Any]:
+    """function(*args) in `ranks` processes with a process group; their results by rank.
+
+    limit: seconds for all of it. timeout: seconds that torch.distributed waits for another rank. threads: of each rank.
+    """
+    expect(ranks >= 1, f"launch: 'ranks' is {ranks}, wanted 1 or more")
+    expect(dist.is_available() and dist.is_gloo_available(), "launch: this torch has no torch.distributed with gloo")
+    if function.__module__ == "__main__":
+        fail(f"launch: {function.__qualname__} is in the script itself, where other processes cannot import it")
+    with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
+        try:
+            Path(folder, "path.pickle").write_bytes(pickle.dumps((sys.path, timeout, threads)))
+            torch.save((function, args), Path(folder, "given.pt"))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            fail(f"launch: the ranks cannot be given their arguments: {error}")
+        return _Ranks(Path(folder), ranks).results(time.monotonic() + limit, limit)
+
+
+class _Ranks:
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.count = folder, count
+        self.children: list[subprocess.Popen[bytes]] = []
+
+    def results(self, deadline: float, limit: float) -> list[Any]:
+        command = [sys.executable, "-m", "stretto.dist", str(self.folder), str(self.count), str(os.getpid())]
+        try:
+            for rank in range(self.count):
+                with open(self.folder / f"said{rank}", "wb") as said:
+                    child = subprocess.Popen([*command, str(rank)], stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+                self.children.append(child)
+            while any(child.poll() is None for child in self.children):
+                if any(child.returncode for child in self.children):
+                    time.sleep(GRACE)
+                    break
+                if time.monotonic() > deadline:
+                    fail(f"launch: {self.count} ranks did not end within {limit:g} s")
+                time.sleep(POLL)
+            self._complain()
+            return [torch.load(self.folder / f"result{r}.pt", weights_only=False) for r in range(self.count)]
+        finally:
+            for child in self.children:
+                child.kill()
+                child.wait()
+
+    def _complain(self) -> None:
+        """Raise what went wrong first: a rank that died without a word, else the earliest message."""
+        ended = [child.poll() for child in self.children]
+        told = {r: self.folder / f"error{r}.pickle" for r in range(self.count)}
+        for rank, status in enumerate(ended):
+            if status and not told[rank].exists():
+                said = (self.folder / f"said{rank}").read_text(errors="replace").strip().splitlines()
+                how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+                fail(f"rank {rank} {how}" + (f": {said[-1]}" if said else ""))
+        errors = [(*pickle.loads(path.read_bytes()), rank) for rank, path in told.items() if path.exists()]
+        if errors:
+            _, message, rank = min(errors)
+            fail(f"rank {rank}: {message}")
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent is gone."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def run_rank(folder: Path, ranks: int, parent: int, rank: int) -> None:
+    """What each of the processes does."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    sys.path[:], timeout, threads = pickle.loads((folder / "path.pickle").read_bytes())
+    torch.set_num_threads(threads)
+    try:
+        function, args = torch.load(folder / "given.pt", weights_only=False)
+        wait = timedelta(seconds=timeout)
+        dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=ranks, timeout=wait)
+        torch.save(function(*args), folder / f"result{rank}.pt")
+        dist.barrier()  # a rank that leaves early would close connections that others still read from
+        dist.destroy_process_group()
+    except BaseException as error:
+        message = f"{type(error).__name__}: {error}"
+        beside = folder / f"error{rank}.tmp"
+        beside.write_bytes(pickle.dumps((time.monotonic(), message)))
+        beside.rename(folder / f"error{rank}.pickle")
+        sys.stdout.flush()
+        os._exit(1)  # threads that wait for other ranks must not keep this one

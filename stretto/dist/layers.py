@@ -1,0 +1,147 @@
+"""Layers on a part, each as a graph op (aggregate the neighbours' rows) and a neural op (what it makes of the sum).
+
+A layer's exact class, stock or accelerated, has a Rule here: stock classes aggregate by PyG's own propagate,
+accelerated ones by stretto's spmm over the part's rows and its halo. To add a layer, write its two functions and its
+line in RULES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import conv as pyg_conv
+from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.norm import BatchNorm
+
+from stretto.dist.part import Part, Piece
+from stretto.errors import expect, fail
+from stretto.nn.classes import stock_of
+from stretto.ops import spmm
+
+REDUCES = ("sum", "add", "mean", "max", "min")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a layer runs on a part."""
+
+    graph_op: Callable[[Any, Part, str, Tensor], Tensor]  # conv, part, name of the rows, sources -> [rows, k]
+    neural_op: Callable[[Any, Part, str, Tensor, Tensor], Tensor]  # conv, part, rows, gathered, own -> [rows, out]
+
+
+def _aggregate(conv: Any, piece: Piece, sources: Tensor, **weights: Tensor) -> Tensor:
+    if stock_of(type(conv)) is not None and conv.aggr in REDUCES:
+        return spmm(piece.graph, sources, piece.weight, reduce="sum" if conv.aggr == "add" else conv.aggr)
+    x = sources if weights else (sources, None)
+    return conv.propagate(piece.edge_index, x=x, size=piece.size, **weights)
+
+
+# ---- SAGEConv: lin_l(reduce of x_j) + lin_r(x_i) ----
+
+
+def _sage_graph(conv: Any, part: Part, rows: str, sources: Tensor) -> Tensor:
+    sources = conv.lin(sources).relu() if conv.project and hasattr(conv, "lin") else sources
+    return _aggregate(conv, part.piece(rows), sources)
+
+
+def _sage_neural(conv: Any, part: Part, rows: str, gathered: Tensor, own: Tensor) -> Tensor:
+    out = conv.lin_l(gathered)
+    out = out + conv.lin_r(own) if conv.root_weight else out
+    return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
+
+
+# ---- GINConv: nn(sum of x_j + (1 + eps) x_i) ----
+
+
+def _gin_graph(conv: Any, part: Part, rows: str, sources: Tensor) -> Tensor:
+    return _aggregate(conv, part.piece(rows), sources)
+
+
+def _gin_neural(conv: Any, part: Part, rows: str, gathered: Tensor, own: Tensor) -> Tensor:
+    return conv.nn(gathered + (1 + conv.eps) * own)
+
+
+# ---- GCNConv: lin(sum of s_i s_j x_j), s = degree^-1/2; the loop it adds to every row is the row's own term ----
+
+
+@dataclass(frozen=True)
+class _Normalised:
+    pieces: dict[str, Piece]
+    own: Tensor | None  # [n_p] weight of the added loop
+
+
+def _normalised(conv: Any, part: Part, dtype: torch.dtype) -> _Normalised:
+    def make() -> _Normalised:
+        edges, degree = part.edge_index, part.degree
+        if conv.add_self_loops:  # loops that are there already give way to the added ones, as in stock
+            edges, degree = edges[:, edges[0] != edges[1]], degree - part.loops + 1
+        scale = degree.to(dtype).pow(-0.5).masked_fill(degree == 0, 0.0)
+        weight = scale[edges[0]] * scale[edges[1]] if conv.normalize else torch.ones(edges.size(1), dtype=dtype)
+        names = ("interior", "boundary", "all")
+        own = scale[: part.own.numel()].square() if conv.add_self_loops else None
+        return _Normalised({name: part.cut(name, edges, weight) for name in names}, own)
+
+    return part.kept(("gcn", conv.normalize, conv.add_self_loops, dtype), make)
+
+
+def _gcn_graph(conv: Any, part: Part, rows: str, sources: Tensor) -> Tensor:
+    piece = _normalised(conv, part, sources.dtype).pieces[rows]
+    assert piece.weight is not None
+    return _aggregate(conv, piece, sources, edge_weight=piece.weight)
+
+
+def _gcn_neural(conv: Any, part: Part, rows: str, gathered: Tensor, own: Tensor) -> Tensor:
+    scale, piece = _normalised(conv, part, own.dtype).own, part.piece(rows)
+    summed = gathered if scale is None else gathered + scale[piece.first : piece.last, None] * own
+    out = conv.lin(summed)
+    return out if conv.bias is None else out + conv.bias
+
+
+RULES: dict[type, Rule] = {
+    pyg_conv.GCNConv: Rule(_gcn_graph, _gcn_neural),
+    pyg_conv.SAGEConv: Rule(_sage_graph, _sage_neural),
+    pyg_conv.GINConv: Rule(_gin_graph, _gin_neural),
+}
+
+
+def rule_of(conv: nn.Module) -> Rule | None:
+    """The rule of a layer, stock or accelerated; None: it has none."""
+    return RULES.get(stock_of(type(conv)) or type(conv))
+
+
+def why_not(model: nn.Module) -> str:
+    """Why a model cannot be split into parts; empty: it can."""
+    layers = [module for module in model.modules() if isinstance(module, MessagePassing)]
+    if not layers:
+        return "it has no layer of message passing"
+    for module in layers:
+        if rule_of(module) is None:
+            return f"{type(module).__name__} has no rule, only {', '.join(kind.__name__ for kind in RULES)} have"
+        if module.flow != "source_to_target":
+            return f"the flow of {type(module).__name__} is {module.flow}, wanted source_to_target"
+    for other in model.modules():
+        if isinstance(other, (nn.modules.batchnorm._BatchNorm, BatchNorm)):
+            return f"{type(other).__name__} would see the rows of one part only"
+    return ""
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The layers to run by their rules; fails where the model cannot be split."""
+    reason = why_not(model)
+    if reason:
+        fail(f"dist: {type(model).__name__} cannot be split into parts: {reason}")
+    return [module for module in model.modules() if rule_of(module) is not None]
+
+
+def check_call(conv: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], edge_index: Tensor) -> None:
+    """A layer must be called with the part's own edges and nothing else: weights and sizes have no rule yet."""
+    given = (*args, *kwargs.values())
+    expect(
+        len(given) == 1 and given[0] is edge_index,
+        f"dist: {type(conv).__name__} was called with another edge_index than the part's, or with more arguments",
+    )

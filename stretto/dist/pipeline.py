@@ -1,0 +1,84 @@
+"""One layer of one part, in the order a schedule allows: exchange, graph op, neural op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from stretto.dist.layers import Rule
+from stretto.dist.part import Part
+from stretto.dist.schedule import Schedule
+from stretto.dist.slots import Slots
+from stretto.dist.timeline import Timeline
+
+
+class Pipeline:
+    """Runs the layers of one rank. group: for barriers."""
+
+    def __init__(self, part: Part, schedule: Schedule, timeline: Timeline, group: dist.ProcessGroup | None) -> None:
+        self.part, self.schedule, self.timeline, self.group = part, schedule, timeline, group
+
+    def run(self, conv: nn.Module, rule: Rule, x: Tensor, slots: Slots) -> Tensor:
+        """conv on this part. x [n_p, k] -> [n_p, out]."""
+        layer, x = slots.enter(x)
+        own, local = slots.own(x, layer), slots.local(x, layer)
+        together = self.schedule.macro == "sync"
+        results: list[Tensor] = []
+        for rows in ("all",) if together else ("interior", "boundary"):
+            sources = local if rows == "interior" else torch.cat([local, slots.remote(x, layer)])
+            sources = _Mark.apply(sources, lambda r=rows: self.timeline.backward_ends(layer, r))
+            with self.timeline.span(layer, "graph op", rows):
+                out = rule.graph_op(conv, self.part, rows, sources)
+            if self.schedule.micro == "async":
+                out = self._neural(conv, rule, rows, out, own, layer)
+            results.append(out)
+        out = results[0] if together else torch.cat(results)
+        if self.schedule.micro == "sync":
+            out = _Meeting.apply(out, lambda: self._meet(layer, slots))
+            out = self._neural(conv, rule, "all", out, own, layer)
+        return out
+
+    def _neural(self, conv: nn.Module, rule: Rule, rows: str, gathered: Tensor, own: Tensor, layer: int) -> Tensor:
+        piece = self.part.piece(rows)
+        with self.timeline.span(layer, "neural op", rows):
+            out = rule.neural_op(conv, self.part, rows, gathered, own[piece.first : piece.last])
+        return _Mark.apply(out, lambda: self.timeline.backward_begins(layer, rows))
+
+    def _meet(self, layer: int, slots: Slots) -> None:
+        """Every part has finished its graph op (backward: its neural op)."""
+        slots.traffic[-1].syncs += 1
+        with self.timeline.span(layer, "barrier", "all"):
+            dist.barrier(group=self.group)
+
+
+class _Mark(torch.autograd.Function):
+    """x; tells when its gradient comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tell: Callable[[], None]) -> Tensor:
+        ctx.tell = tell
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        ctx.tell()
+        return grads[0], None
+
+
+class _Meeting(torch.autograd.Function):
+    """x, once all ranks have theirs; and so for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, meet: Callable[[], None]) -> Tensor:
+        ctx.meet = meet
+        meet()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        ctx.meet()
+        return grads[0], None

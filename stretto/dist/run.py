@@ -1,0 +1,123 @@
+"""train(): partition-parallel training in processes of this machine, and what all ranks did, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto.dist.exchange import Link
+from stretto.dist.launch import LIMIT, launch
+from stretto.dist.schedule import Schedule
+from stretto.dist.staleness import Reading, Staleness
+from stretto.dist.timeline import Event
+from stretto.dist.traffic import Traffic
+from stretto.dist.training import TIMEOUT, PartitionParallel
+
+
+@dataclass
+class Run:
+    """What a training run did."""
+
+    losses: list[float]  # of the whole graph, step by step
+    gradients: list[Tensor]  # of all weights, step by step, where kept
+    weights: dict[str, Tensor]  # the state_dict at the end
+    predictions: Tensor  # [n, out] of the trained model
+    ages: list[Reading]  # of all ranks
+    traffic: list[list[Traffic]]  # by step and rank
+    events: list[Event] = field(repr=False, default_factory=list)
+
+    def oldest(self) -> dict[str, Any]:
+        """The largest age seen in every slot, steps and layers apart."""
+        found: dict[str, Any] = {}
+        for slot in dict.fromkeys(reading.slot for reading in self.ages):
+            seen = [reading.age for reading in self.ages if reading.slot == slot]
+            found[slot] = (max(age.steps for age in seen), max(age.layers for age in seen))
+        return found
+
+    def sent(self, step: int = -1) -> dict[str, int]:
+        """Bytes and messages of all ranks in a step, and the most synchronisations of one."""
+        ranks = self.traffic[step]
+        return {
+            "bytes": sum(t.bytes for t in ranks),
+            "messages": sum(t.messages for t in ranks),
+            "syncs": max(t.syncs for t in ranks),
+        }
+
+
+def train(
+    model: nn.Module,
+    data: Any,
+    owner: Tensor,
+    *,
+    steps: int,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    staleness: Staleness | None = None,
+    schedule: Schedule | None = None,
+    link: Link | None = None,
+    keep_gradients: bool = False,
+    seed: int = 0,
+    ranks: int | None = None,
+    limit: float = LIMIT,
+    timeout: float = TIMEOUT,
+) -> Run:
+    """Train `steps` steps in one process per part. optimizer(parameters) makes the optimizer; None: weights stay.
+
+    owner [n]: the part of every node, see partition(). The model given is not changed; Run.weights are the trained
+    ones. Dropout draws from seed + rank.
+    """
+    count = ranks or (int(owner.max()) + 1 if owner.numel() else 1)
+    options = {"staleness": staleness, "schedule": schedule, "link": link, "timeout": timeout}
+    given = (model, data, owner, steps, optimizer, options, keep_gradients, seed)
+    return gathered(launch(rank_of_run, count, *given, limit=limit, timeout=timeout), data.num_nodes)
+
+
+def rank_of_run(
+    model: nn.Module,
+    data: Any,
+    owner: Tensor,
+    steps: int,
+    optimizer: Callable[..., torch.optim.Optimizer] | None,
+    options: dict[str, Any],
+    keep_gradients: bool,
+    seed: int,
+) -> dict[str, Any]:
+    """One rank's part in train(); also for a process group of one's own."""
+    with PartitionParallel(model, data, owner, **options) as parts:
+        torch.manual_seed(seed + parts.rank)
+        stepper = None if optimizer is None else optimizer(model.parameters())
+        losses, gradients = [], []
+        for _ in range(steps):
+            losses.append(parts.step(stepper))
+            if keep_gradients:
+                grads = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
+                gradients.append(torch.cat(grads))
+        return {
+            "losses": losses,
+            "gradients": gradients,
+            "weights": model.state_dict(),
+            "own": parts.part.own,
+            "out": parts.predict(),
+            "ages": parts.ages,
+            "traffic": parts.traffic,
+            "events": list(parts.timeline.events),
+        }
+
+
+def gathered(found: list[dict[str, Any]], num_nodes: int) -> Run:
+    """The results of rank_of_run over all ranks, as one."""
+    out = found[0]["out"].new_zeros(num_nodes, *found[0]["out"].shape[1:])
+    for rank in found:
+        out[rank["own"]] = rank["out"]
+    return Run(
+        losses=[sum(shares) for shares in zip(*(rank["losses"] for rank in found), strict=True)],
+        gradients=found[0]["gradients"],
+        weights=found[0]["weights"],
+        predictions=out,
+        ages=[reading for rank in found for reading in rank["ages"]],
+        traffic=[list(step) for step in zip(*(rank["traffic"] for rank in found), strict=True)],
+        events=sorted((event for rank in found for event in rank["events"]), key=lambda event: event.begin),
+    )
