@@ -67,9 +67,8 @@ class Exchange:
 
     def wait(self, flight: Flight) -> Tensor:
         """The rows of a flight; raises what went wrong with it."""
-        if not flight.landed.is_set():
-            with self.timeline.span(flight.layer, "wait", "remote"):
-                flight.landed.wait(self.timeout)
+        with self.timeline.span(flight.layer, "wait", "remote"):
+            flight.landed.wait(self.timeout)
         step, phase = flight.when
         what = f"dist: rank {dist.get_rank()}: the exchange of layer {flight.layer}, step {step}, {phase},"
         if not flight.landed.is_set():

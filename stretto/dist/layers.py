@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import conv as pyg_conv
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.nn.norm import BatchNorm
+from torch_geometric.nn.norm import MessageNorm
 
 from stretto.dist.part import Part, Piece
 from stretto.errors import expect, fail
@@ -125,9 +125,16 @@ def why_not(model: nn.Module) -> str:
         if module.flow != "source_to_target":
             return f"the flow of {type(module).__name__} is {module.flow}, wanted source_to_target"
     for other in model.modules():
-        if isinstance(other, (nn.modules.batchnorm._BatchNorm, BatchNorm)):
+        if _looks_at_other_rows(other):
             return f"{type(other).__name__} would see the rows of one part only"
     return ""
+
+
+def _looks_at_other_rows(module: nn.Module) -> bool:
+    """Whether it is a normalisation over all rows; one over the values of a row has mode "node"."""
+    rowwise = isinstance(module, MessageNorm) or getattr(module, "mode", "") == "node"
+    ours = type(module).__module__.startswith("torch_geometric.nn.norm")
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) or (ours and not rowwise)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

@@ -95,16 +95,17 @@ def rank_of_run(
             if keep_gradients:
                 grads = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
                 gradients.append(torch.cat(grads))
-        return {
-            "losses": losses,
-            "gradients": gradients,
-            "weights": model.state_dict(),
-            "own": parts.part.own,
-            "out": parts.predict(),
-            "ages": parts.ages,
-            "traffic": parts.traffic,
-            "events": list(parts.timeline.events),
-        }
+        out = parts.predict()
+    return {  # once closed: everything sent has landed
+        "losses": losses,
+        "gradients": gradients,
+        "weights": model.state_dict(),
+        "own": parts.part.own,
+        "out": out,
+        "ages": parts.ages,
+        "traffic": parts.traffic,
+        "events": list(parts.timeline.events),
+    }
 
 
 def gathered(found: list[dict[str, Any]], num_nodes: int) -> Run:
