@@ -17,6 +17,7 @@ from stretto.nn.base import Decline, record_of, weight_of
 from stretto.nn.features import linear_of_nonzeros
 from stretto.ops import library
 from stretto.ops.attention import attention
+from stretto.ops.attention_layer import attention_layer, takes
 from stretto.ops.projections import plus, projections
 from stretto.tune.profile import profile
 
@@ -44,6 +45,11 @@ def fast(
     heads, width = conv.heads, conv.out_channels
     first = aggregate_first(graph, x_src.size(1), heads, width)
     one = own and weight_dst is weight  # the two ends share features and weight
+    parts = (weight, conv.att_src, conv.att_dst)
+    if one and not first and whole(conv, graph, x_src, edge_attr, return_attention_weights, parts):
+        record_of(conv).plan = "alpha (X W'), one step"
+        drop = conv.dropout if conv.training else 0.0
+        return attention_layer(graph, "gat", heads, x_src, conv.bias, parts, slope=conv.negative_slope, dropout=drop)
     if first or x_src.size(1) < 2 * heads * width:
         logits = fold_both(weight, conv.att_src, conv.att_dst) if one else fold(weight, conv.att_src)
         scores, *projected = projections(x_src, [(logits, None)] + ([] if first else [(weight, None)]))
@@ -85,6 +91,15 @@ def fast(
     if conv.bias is not None and (first or not conv.concat):
         out = plus(out, conv.bias)
     return (out, (edges_of(conv, graph, edge_index), alpha)) if wanted else out
+
+
+def whole(conv: Any, graph: Graph, x: Tensor, edge_attr: Any, wanted: Any, parameters: Any) -> bool:
+    """Whether the whole layer, of one set of nodes, runs as one step."""
+    if edge_attr is not None or wanted or conv.bias is None or conv.res is not None:
+        return False
+    if not conv.concat and conv.heads > 1:
+        return False
+    return takes(graph, x, conv.out_channels, conv.bias, *parameters)
 
 
 def per_head(att: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from stretto.nn import edges, gat
 from stretto.nn.base import Decline, record_of, weight_of
 from stretto.ops.attention import attention
+from stretto.ops.attention_layer import attention_layer
 from stretto.ops.projections import plus, projections
 
 
@@ -29,6 +30,11 @@ def fast(
     gat.check_weights_wanted(edge_index, return_attention_weights)
     graph, edge_attr = gat.looped(conv, given, edge_attr)
     heads, width = conv.heads, conv.out_channels
+    drop = conv.dropout if conv.training else 0.0
+    parts = (conv.lin_r.weight, conv.lin_r.bias, conv.lin_l.weight, conv.lin_l.bias, conv.att)
+    if own and not conv.share_weights and gat.whole(conv, graph, x_src, edge_attr, return_attention_weights, parts):
+        record_of(conv).plan = "alpha (X W'), one step"
+        return attention_layer(graph, "gatv2", heads, x_src, conv.bias, parts, slope=conv.negative_slope, dropout=drop)
     to_left, to_right = (conv.lin_l.weight, conv.lin_l.bias), (conv.lin_r.weight, conv.lin_r.bias)
     if own and conv.share_weights:
         x_l = x_r = projections(x_src, [to_left])[0]
@@ -48,7 +54,7 @@ def fast(
         form="gatv2",
         att=conv.att.view(heads, width),
         negative_slope=conv.negative_slope,
-        dropout=conv.dropout if conv.training else 0.0,
+        dropout=drop,
         return_weights=wanted,
         dropped=True,
         bias=conv.bias if conv.concat else None,

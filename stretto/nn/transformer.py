@@ -12,6 +12,7 @@ from torch import Tensor
 from stretto.nn import edges
 from stretto.nn.base import Decline, record_of, weight_of
 from stretto.ops.attention import attention
+from stretto.ops.attention_layer import attention_layer, takes
 from stretto.ops.projections import plus, projections
 
 
@@ -31,6 +32,11 @@ def fast(
     heads, width = conv.heads, conv.out_channels
     names = ("lin_query", "lin_key", "lin_value") + (("lin_skip",) if _plain_skip(conv, x_dst) else ())
     maps = [(getattr(conv, name).weight, getattr(conv, name).bias) for name in names]
+    drop = conv.dropout if conv.training else 0.0
+    parts = tuple(t for pair in maps for t in pair)
+    if x_dst is x_src and not wanted and edge_weight is None and _one_step(conv, graph, x_src, parts):
+        record_of(conv).plan = "alpha (X W_v'), one step"
+        return attention_layer(graph, "dot", heads, x_src, None, parts, scale=1 / math.sqrt(width), dropout=drop)
     if x_dst is x_src:
         query, key, value, *skip = projections(x_src, maps)
     else:
@@ -47,7 +53,7 @@ def fast(
         attr=None if edge_weight is None else edge_attr,
         query=folded,
         scale=1 / math.sqrt(width),
-        dropout=conv.dropout if conv.training else 0.0,
+        dropout=drop,
         return_weights=wanted,
         dropped=False,
     )
@@ -65,6 +71,13 @@ def fast(
         else:
             out = plus(out, root)
     return (out, (edge_index, results[-1])) if wanted else out
+
+
+def _one_step(conv: Any, graph: Any, x: Tensor, parameters: Any) -> bool:
+    """Whether the whole layer, of one set of nodes, runs as one step."""
+    if len(parameters) != 8 or conv.lin_beta is not None or not (conv.concat or conv.heads == 1):
+        return False
+    return takes(graph, x, conv.out_channels, *parameters)
 
 
 def _plain_skip(conv: Any, x: Tensor) -> bool:

@@ -182,9 +182,10 @@ def sum_attr(csr: Csr, weight: Tensor, attr: Tensor) -> Tensor:
     return weighted(by_edge(csr), weight, attr.unsqueeze(1))
 
 
-def weighted(csr: Csr, weight: Tensor, v: Tensor) -> Tensor:
+def weighted(csr: Csr, weight: Tensor, v: Tensor, into: Tensor | None = None) -> Tensor:
     """Sum over a row's edges of weight[e, h] * v[j, h or 0]. weight [E, h], v [m, h or 1, f] -> [n, h, f]"""
-    out = v.new_empty(csr.num_rows, weight.size(1), v.size(2))
+    shape = (csr.num_rows, weight.size(1), v.size(2))
+    out = v.new_empty(shape) if into is None else into.view(shape)
     if out.numel():
         _sum(csr, Call(Attention("weight", v, edge=weight), csr.num_edges), out, None)
     return out

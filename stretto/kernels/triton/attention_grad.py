@@ -12,7 +12,7 @@ from stretto.kernels.csr import Csr
 from stretto.kernels.schema import REDUCES, accumulate_type
 from stretto.kernels.triton import attention_backward as backward
 from stretto.kernels.triton.attention import BIAS_WIDTH, Call, by_edge, sum_attr, weighted, weights_of
-from stretto.kernels.triton.column_sum import column_sum
+from stretto.kernels.triton.column_sum import sum_few
 from stretto.kernels.triton.operands import acc_of, power, rows, tiles, vector
 from stretto.kernels.triton.pieces import Pieces, pieces
 from stretto.kernels.triton.spmm import _hubs as sum_hubs
@@ -31,8 +31,13 @@ def attention_grad(
     grad_attr: Tensor | None,
     grad_alpha: Tensor | None,
     needs: tuple[bool, ...],
+    into: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of a.tensors where needed, rows in their type, scalars in the accumulation type; of a bias, too."""
+    """Gradients of a.tensors where needed, rows in their type, scalars in the accumulation type; of a bias, too.
+
+    into (dot): arrays that v's, left's and right's may be written to, one of which may be `out`, and the others v and
+    left themselves.
+    """
     if a.bias is not None:
         out, grad = (t.view(csr.num_rows, a.heads, a.values.size(2)) for t in (out, grad.contiguous()))
     grad = rows(grad)
@@ -57,11 +62,15 @@ def attention_grad(
     need_v = need["v"] if a.v is not None else need["right"]
     # Sums of rows keep the accumulation type where something is still to be added or multiplied.
     rough = a.form == "gatv2" or a.v is None
-    dv = (
-        new(csr.num_cols, h, call.width, dtype=acc if rough or call.value_step == 0 else call.dtype) if need_v else None
-    )
-    dright = None
-    if need_right:
+    given = into if into is not None and call.across == 1 and a.v is not None else {}
+    dv = dright = None
+    if need_v and "v" in given:
+        dv = given["v"].view(csr.num_cols, h, call.width)
+    elif need_v:
+        dv = new(csr.num_cols, h, call.width, dtype=acc if rough or call.value_step == 0 else call.dtype)
+    if need_right and "right" in given:
+        dright = given["right"].view(csr.num_cols, h, call.score_width)
+    elif need_right:
         shape = (csr.num_cols, h, call.score_width) if call.rows else (csr.num_cols, h)
         dright = new(shape, dtype=call.dtype if call.rows and not rough and call.right_step else acc)
     dedge = new(csr.num_edges, h, call.score_width) if call.rows and need_edge and a.form == "gatv2" else None
@@ -74,16 +83,23 @@ def attention_grad(
     if a.form == "gatv2":
         # The sums by source are finished, and their memory is free again, before those by destination are made.
         shared = a.v is None and call.value_step == call.right_step
-        _finish_rows(call, found, "right", dright, call.right, dv if shared else None, need)
-        _finish_rows(call, found, "edge", dedge, call.edge, None, need)
+        parts: list[Tensor] = []  # of the gradient of att
+        _finish_rows(call, found, "right", dright, call.right, dv if shared else None, need, parts)
+        _finish_rows(call, found, "edge", dedge, call.edge, None, need, parts)
         dv, dright, dedge = None if shared else dv, None, None
         if need_left and dscore is not None:
-            _finish_rows(call, found, "left", _left(csr, call, dscore), call.left, None, need)
+            _finish_rows(call, found, "left", _left(csr, call, dscore), call.left, None, need, parts)
+        if need_att and call.att is not None:
+            found["att"] = _sum_parts(call.att, parts)
         if found["edge"] is not None and a.edge is not None:
             found["edge"] = found["edge"].view(a.edge.shape)
     else:
         if need_left and dscore is not None and call.right is not None:
-            found["left"] = spmm(by_edge(csr), dscore)[0] if a.form == "gat" else weighted(csr, dscore, call.right)
+            found["left"] = (
+                spmm(by_edge(csr), dscore)[0]
+                if a.form == "gat"
+                else weighted(csr, dscore, call.right, given.get("left"))
+            )
         found["right"] = dright
         if need_edge and not call.rows:
             found["edge"] = dscore
@@ -176,39 +192,48 @@ def _finish_rows(
     near: Tensor | None,
     more: Tensor | None,
     need: dict[str, bool],
+    parts: list[Tensor],
 ) -> None:
     """gatv2: the sums t at one end times att (plus more), and that end's share of datt = sum of t * z over edges."""
-    if sums is None or near is None:
-        return
-    found[name], part = _times_att(call, sums, near, more, want=need[name], want_att=need["att"])
-    if part is not None:
-        before = found["att"]
-        found["att"] = part if before is None else before + part
+    if sums is not None and near is not None:
+        found[name] = _times_att(call, sums, near, more, want=need[name], parts=parts if need["att"] else None)
 
 
 def _times_att(
-    call: Call, sums: Tensor, near: Tensor, more: Tensor | None, *, want: bool, want_att: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """sums * att + more, and the sum over all rows of sums * near. sums, more [r, h, k], near [r, h or 1, k]."""
+    call: Call, sums: Tensor, near: Tensor, more: Tensor | None, *, want: bool, parts: list[Tensor] | None
+) -> Tensor | None:
+    """sums * att + more, and the sums over blocks of rows of sums * near. sums, more [r, h, k], near [r, h or 1, k]."""
     att = call.att
     assert att is not None
     rows, columns = sums.size(0), sums.size(1) * sums.size(2)
     if sums.numel() == 0:
-        return (sums.to(call.dtype) if want else None), (torch.zeros_like(att) if want_att else None)
+        return sums.to(call.dtype) if want else None
     near = near.view(sums.shape) if near.dim() != 3 else near
     dtype = call.dtype if call.right_step else call.acc  # heads that share a row are still to be added
     out = (
         (sums if sums.dtype == dtype else torch.empty_like(sums, dtype=dtype)) if want else None
     )  # in place if it fits
-    rows_each = max(64, tiles(rows, 2048))
+    rows_each = max(64, tiles(rows, 1024))
     blocks = tiles(rows, rows_each)
-    part = sums.new_empty(blocks, columns) if want_att else None
+    part = sums.new_empty(blocks, columns) if parts is not None else None
     block = power(columns, 128)
     backward.finish_kernel[(blocks, tiles(columns, block))](
         sums, near, near.stride(0), att, more, out, part, rows, columns, near.size(1) * near.size(2), rows_each,
         ACC=acc_of(call.dtype), BLOCK_R=8, BLOCK_K=block, num_warps=2,
     )  # fmt: skip
-    return out, None if part is None else part.sum(0).view(att.shape)
+    if parts is not None and part is not None:
+        parts.append(part)
+    return out
+
+
+def _sum_parts(att: Tensor, parts: list[Tensor]) -> Tensor:
+    """The gradient of att from the blocks of both ends and of the edges."""
+    if not parts:
+        return torch.zeros_like(att)
+    total = torch.empty_like(att)
+    for k, part in enumerate(parts):
+        sum_few(part, total, add=k > 0)
+    return total
 
 
 def _attributes(csr: Csr, call: Call, stats: Tensor, dscore: Tensor | None, grad_attr: Tensor | None) -> Tensor:
@@ -261,7 +286,7 @@ def _ends(
         ONE=width <= block, ACC=acc_of(grad.dtype), VEC=vector(grad, out, width=width), BLOCK_E=edges,
         BLOCK_H=block_heads, BLOCK_F=block, num_warps=4,
     )  # fmt: skip
-    return ends, None if part is None else column_sum(part)
+    return ends, None if part is None else sum_few(part)
 
 
 def row_dot(a: Tensor, b: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ LEAST_ROWS = 128
 @kernel("ld", "num_rows", "width", "rows_each")
 def _sum(
     x, ld, out, num_rows, width, rows_each,
-    ACC: tl.constexpr, VEC: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    ADD: tl.constexpr, ACC: tl.constexpr, VEC: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     wide = width // VEC * VEC
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -29,7 +29,10 @@ def _sum(
         at = r[:, None] * (ld // VEC * VEC) + k[None, :]
         acc += tl.load(x + at, mask=(r < last)[:, None] & live[None, :], other=0.0).to(ACC)
     to = tl.program_id(0) * width + k
-    tl.store(out + to, tl.sum(acc, 0).to(out.dtype.element_ty), mask=live)
+    total = tl.sum(acc, 0)
+    if ADD:
+        total += tl.load(out + to, mask=live, other=0.0).to(ACC)
+    tl.store(out + to, total.to(out.dtype.element_ty), mask=live)
 
 
 def column_sum(x: Tensor) -> Tensor:
@@ -43,14 +46,23 @@ def column_sum(x: Tensor) -> Tensor:
     rows_each = max(LEAST_ROWS, tiles(n, MOST_BLOCKS))
     blocks = tiles(n, rows_each)
     block = power(width, 128)
-    flags = {"ACC": acc_of(x.dtype), "BLOCK_R": max(4, 2048 // block), "BLOCK_K": block, "num_warps": 4}
+    flags = {"ADD": False, "ACC": acc_of(x.dtype), "BLOCK_R": max(4, 2048 // block), "BLOCK_K": block, "num_warps": 4}
     across = tiles(width, block)
     if blocks == 1:
         _sum[(1, across)](x, x.stride(0), out, n, width, n, VEC=vector(x, width=width), **flags)
         return out
     part = x.new_empty(blocks, width, dtype=acc)
     _sum[(blocks, across)](x, x.stride(0), part, n, width, rows_each, VEC=vector(x, width=width), **flags)
-    flags |= {"BLOCK_R": 128, "BLOCK_K": min(block, 32)}  # few rows: spread over columns instead
-    across = tiles(width, min(block, 32))
-    _sum[(1, across)](part, width, out, blocks, width, blocks, VEC=vector(part, width=width), **flags)
+    return sum_few(part, out)
+
+
+def sum_few(part: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
+    """column_sum of a few hundred rows in one launch, or that added to out. part [n, k] contiguous -> [k]"""
+    n, width = part.shape
+    out = part.new_empty(width) if out is None else out
+    block = power(width, 32)  # few rows: spread over columns
+    _sum[(1, tiles(width, block))](
+        part, width, out, n, width, n, ADD=add, ACC=acc_of(part.dtype), VEC=vector(part, width=width),
+        BLOCK_R=128, BLOCK_K=block, num_warps=4,
+    )  # fmt: skip
     return out

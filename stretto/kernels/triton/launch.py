@@ -8,6 +8,7 @@ runs. Here a signature is what the compiler would tell apart: constants, types, 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,15 @@ stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 jit: Any = triton.jit
 
 
+class Recorder(threading.local):
+    """Who writes down this thread's launches (tape.py), if someone does."""
+
+    tape: Any = None
+
+
+recorder = Recorder()
+
+
 class Kernel:
     """A Triton kernel: kernel[grid](*args, **kwargs), constants in capitals by name."""
 
@@ -38,10 +48,15 @@ class Kernel:
 
     def launch(self, grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the kernel; compile it if its signature is new."""
-        if not hasattr(self.function, "device_caches"):  # the interpreter compiles nothing
-            self.function[grid](*args, **kwargs)
-            return
         given = [*args, *[kwargs[name] for name in self.names[len(args) :]]]
+        tape = recorder.tape
+        if interpreted(self):
+            if tape is None:
+                self.function[grid](*args, **kwargs)
+            else:
+                with tape.note(self, grid, given, None, kwargs["num_warps"]):
+                    self.function[grid](*args, **kwargs)
+            return
         values: list[Any] = []
         device = torch.cuda.current_device() if device_now is None else device_now()
         signature: list[Any] = [kwargs["num_warps"], kwargs.get("num_stages"), device]
@@ -62,14 +77,23 @@ class Kernel:
         key = tuple(signature)
         compiled = self.known.get(key)
         if compiled is None:
-            self.known[key] = self.function[grid](*args, **kwargs)
+            self.known[key] = compiled = self.function[grid](*args, **kwargs)
+            if tape is not None:
+                tape.note(self, grid, given, compiled, kwargs["num_warps"])
             return
+        if tape is not None:
+            tape.note(self, grid, given, compiled, kwargs["num_warps"])
         whole = (*grid, 1, 1)[:3]
         if stream_of is None:
             compiled[whole](*values)
         else:  # the same, without asking for the device again and for a profiler's hooks
             handle, packed = compiled.function, compiled.packed_metadata
             compiled.run(*whole, stream_of(device), handle, packed, None, None, None, *values)
+
+
+def interpreted(kernel: Kernel) -> bool:
+    """Whether Triton's interpreter runs a kernel: it compiles nothing."""
+    return not hasattr(kernel.function, "device_caches")
 
 
 def kernel(*sizes: str) -> Callable[[Any], Kernel]:

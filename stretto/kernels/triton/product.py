@@ -1,7 +1,11 @@
-"""product in Triton: tall fp32 matrices times small ones on the tensor cores, without giving up fp32's precision.
+"""Dense fp32 products in Triton: on the tensor cores, without giving up fp32's precision.
 
-Each factor is the sum of two tf32 numbers; three of their four products are made, and sums of 32 are added up in fp32.
-The result errs less than torch's own fp32 product (docs/gpu.md). Where torch is allowed to round to tf32, it does.
+product: tall matrices times small ones. Each factor is the sum of two tf32 numbers; three of their four products are
+made, and sums of 32 are added up in fp32. The small matrix is split beforehand: the tensor cores then read it as it is.
+transposed_product: two tall matrices, summed over their rows, as the gradient of a weight is. Each factor is the sum of
+three bf16 numbers, of whose nine products six are made: tf32 operands may not lie across. Programs take blocks of rows,
+whose sums are added in order. Both err less than torch's own fp32 product (docs/gpu.md). Where torch is allowed to
+round to tf32, it does.
 """
 
 from __future__ import annotations
@@ -9,34 +13,129 @@ from __future__ import annotations
 import triton.language as tl
 from torch import Tensor
 
-from stretto.kernels.triton.launch import kernel
-from stretto.kernels.triton.operands import tiles
+from stretto.kernels.triton.column_sum import sum_few
+from stretto.kernels.triton.launch import interpreted, jit, kernel
+from stretto.kernels.triton.operands import power, tiles
+
+PROGRAMS = 132  # of a transposed product: one for each multiprocessor of a large card
+LEAST_ROWS = 512  # of such a program
 
 
-@kernel("ldx", "ldw", "ldo", "rows", "inner", "width")
+@jit
+def rounded(a):
+    """The nearest tf32 number, as fp32."""
+    return ((a.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
+
+
+@jit
+def halves(a):
+    """a as the sum of two tf32 numbers; infinities have no second."""
+    high = rounded(a)
+    low = a - high
+    return high, tl.where(low == low, low, 0.0)
+
+
+@kernel("rows", "inner", "by_row", "by_column")
+def _split(w, by_row, by_column, out, rows, inner, BLOCK: tl.constexpr):
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = (r < rows)[:, None] & (c < inner)[None, :]
+    high, low = halves(tl.load(w + r[:, None] * by_row + c[None, :] * by_column, mask=live, other=0.0))
+    to = r[:, None] * inner + c[None, :]
+    tl.store(out + to, high, mask=live)
+    tl.store(out + rows * inner + to, low, mask=live)
+
+
+@kernel("ldx", "ldo", "rows", "inner", "width", "step")
 def _tiles(
-    x, ldx, w, ldw, bias, add, out, ldo, rows, inner, width,
+    x, ldx, w, bias, add, out, ldo, att, att2, score, score2, rows, inner, width, step,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     # All strides are known to be divisible by 4: loads of 16 bytes.
-    ldx, ldw, ldo = ldx // 4 * 4, ldw // 4 * 4, ldo // 4 * 4
+    ldx, ldo, ldw = ldx // 4 * 4, ldo // 4 * 4, inner // 4 * 4
     r = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    c = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = tl.program_id(0) * (step // 4 * 4)
+    c = first + tl.arange(0, BLOCK_N)
+    mine = (c < width // 4 * 4) & (c < first + step // 4 * 4)
     from_x = x + r[:, None].to(tl.int64) * ldx
+    from_w = w + c[None, :] * ldw  # columns lie together: w is the transpose of a weight
     acc = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
     for base in range(0, inner, BLOCK_K):
         k = base + tl.arange(0, BLOCK_K)
-        a = tl.load(from_x + k[None, :], mask=(r < rows)[:, None] & (k < inner // 4 * 4)[None, :], other=0.0)
-        at = k[:, None] + c[None, :] * ldw  # columns lie together: w is the transpose of a weight
-        b = tl.load(w + at, mask=(k < inner // 4 * 4)[:, None] & (c < width)[None, :], other=0.0)
-        acc = tl.dot(a, b, acc, input_precision="tf32x3")
-    inside = (r < rows)[:, None] & (c < width // 4 * 4)[None, :]
+        a = tl.load(from_x + k[None, :], mask=(r < rows)[:, None] & (k < ldw)[None, :], other=0.0)
+        inside = (k < ldw)[:, None] & mine[None, :]
+        high = tl.load(from_w + k[:, None], mask=inside, other=0.0)
+        low = tl.load(from_w + k[:, None] + width * ldw, mask=inside, other=0.0)
+        a_high, a_low = halves(a)
+        part = tl.dot(a_high, low, input_precision="tf32")
+        part = tl.dot(a_low, high, part, input_precision="tf32")
+        acc += tl.dot(a_high, high, part, input_precision="tf32")
+    inside = (r < rows)[:, None] & mine[None, :]
     to = r[:, None].to(tl.int64) * ldo + c[None, :]
     if bias is not None:
-        acc += tl.load(bias + c, mask=c < width, other=0.0)[None, :]
+        acc += tl.load(bias + c, mask=mine, other=0.0)[None, :]
     if add is not None:
         acc += tl.load(add + to, mask=inside, other=0.0)
     tl.store(out + to, acc, mask=inside)
+    if att is not None:  # a column tile is a head: its scores follow
+        at = r.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+        one = tl.load(att + c, mask=mine, other=0.0)[None, :]
+        other = tl.load(att2 + c, mask=mine, other=0.0)[None, :]
+        tl.store(score + at, tl.sum(acc * one, 1), mask=r < rows)
+        tl.store(score2 + at, tl.sum(acc * other, 1), mask=r < rows)
+
+
+@kernel("lda", "ldb", "rows", "width", "width_b", "rows_each")
+def _across(
+    a, lda, b, ldb, part, rows, width, width_b, rows_each,
+    BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    lda, ldb, m, n = lda // 4 * 4, ldb // 4 * 4, width // 4 * 4, width_b // 4 * 4
+    i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    j = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = tl.program_id(2).to(tl.int64) * rows_each
+    last = tl.minimum(first + rows_each, rows)
+    acc = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
+    for base in range(first, last, BLOCK_K):
+        r = base + tl.arange(0, BLOCK_K)
+        p = tl.load(a + r[:, None] * lda + i[None, :], mask=(r < last)[:, None] & (i < m)[None, :], other=0.0)
+        q = tl.load(b + r[:, None] * ldb + j[None, :], mask=(r < last)[:, None] & (j < n)[None, :], other=0.0)
+        p1, p2, p3 = thirds(tl.trans(p))
+        q1, q2, q3 = thirds(q)
+        sums = plus_dot(None, p3, q1, BITS)  # the small ones first
+        sums = plus_dot(sums, p1, q3, BITS)
+        sums = plus_dot(sums, p2, q2, BITS)
+        sums = plus_dot(sums, p2, q1, BITS)
+        sums = plus_dot(sums, p1, q2, BITS)
+        acc += plus_dot(sums, p1, q1, BITS)
+    to = (tl.program_id(2) * width + i)[:, None] * width_b + j[None, :]
+    tl.store(part + to, acc, mask=(i < width)[:, None] & (j < width_b)[None, :])
+
+
+@jit
+def plus_dot(sums, p, q, BITS: tl.constexpr):
+    """sums + p q. Triton's interpreter multiplies the bits of bf16 numbers: it gets them as fp32."""
+    if BITS:
+        p, q = p.to(tl.float32), q.to(tl.float32)
+    return tl.dot(p, q, sums)
+
+
+@jit
+def thirds(a):
+    """a as the sum of three bf16 numbers; infinities have no others."""
+    one = a.to(tl.bfloat16)
+    rest = a - one.to(tl.float32)
+    rest = tl.where(rest == rest, rest, 0.0)
+    two = rest.to(tl.bfloat16)
+    return one, two, (rest - two.to(tl.float32)).to(tl.bfloat16)
+
+
+def split(w: Tensor) -> Tensor:
+    """The columns of w as sums of two tf32 numbers. w [k, n] -> [2, n, k]"""
+    k, n = w.shape
+    out = w.new_empty(2, n, k)
+    _split[(tiles(n, 32), tiles(k, 32))](w, w.stride(1), w.stride(0), out, n, k, BLOCK=32, num_warps=4)
+    return out
 
 
 def product(
@@ -59,10 +158,40 @@ def product(
     m, k = x.shape
     n = w.size(1)
     out = x.new_empty(m, n) if out is None else out
-    if w.stride(0) != 1:  # small, and the tensor cores want it by columns: turned once instead of by every program
-        w = w.t().contiguous().t()
-    _tiles[(tiles(n, block_n), tiles(m, block_m))](
-        x, x.stride(0), w, w.stride(1), bias, add, out, out.stride(0), m, k, n,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+    if m:
+        _tiles[(tiles(n, block_n), tiles(m, block_m))](
+            x, x.stride(0), split(w), bias, add, out, out.stride(0), None, None, None, None, m, k, n, block_n,
+            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
     return out
+
+
+def product_with_scores(x: Tensor, w: Tensor, att: Tensor, att2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x w, and what every head of it makes with two vectors. x [m, k], w [k, h * f], att [.., h, f] -> [m, h], twice
+
+    f is divisible by 4 and at most 128.
+    """
+    m, k = x.shape
+    n = w.size(1)
+    heads, width = att.shape[-2:]
+    out, score, score2 = x.new_empty(m, n), x.new_empty(m, heads), x.new_empty(m, heads)
+    if m:
+        _tiles[(heads, tiles(m, 128))](
+            x, x.stride(0), split(w), None, None, out, n, att, att2, score, score2, m, k, n, width,
+            BLOCK_M=128, BLOCK_N=max(16, power(width, 128)), BLOCK_K=32, num_warps=8, num_stages=3,
+        )  # fmt: skip
+    return out, score, score2
+
+
+def transposed_product(a: Tensor, b: Tensor) -> Tensor:
+    """a' b. a [r, m], b [r, n], both fp32 -> [m, n]. Row strides, m and n are divisible by 4, rows contiguous."""
+    rows, m, n = a.size(0), a.size(1), b.size(1)
+    block_m, block_n = max(16, power(m, 128)), max(16, power(n, 128))
+    down, across = tiles(m, block_m), tiles(n, block_n)
+    blocks = max(1, min(tiles(rows, LEAST_ROWS), PROGRAMS // (down * across)))
+    part = a.new_empty(blocks, m * n)
+    _across[(down, across, blocks)](
+        a, a.stride(0), b, b.stride(0), part, rows, m, n, tiles(rows, 32 * blocks) * 32,
+        BITS=interpreted(_across), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=32, num_warps=8, num_stages=3,
+    )  # fmt: skip
+    return (part if blocks == 1 else sum_few(part)).view(m, n)

@@ -1,0 +1,235 @@
+"""A whole attention layer in fp32, projections and bias included, from launches of our own alone: they can be taped.
+
+form    parameters                             what is kept for backward
+gat     weight, att_src, att_dst               values, left and right scores, stats
+gatv2   (weight, bias) of left, right; att     right, left, stats
+dot     (weight, bias) of query, key, value,   query, key, value, the sum before the root term is added, stats
+        root
+weights [h * f, i], biases [h * f] or None, att [1, h, f]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import triton.language as tl
+from torch import Tensor
+
+from stretto.kernels.attention import TENSORS, Attention
+from stretto.kernels.csr import Csr
+from stretto.kernels.triton.attention import attention
+from stretto.kernels.triton.attention_grad import attention_grad
+from stretto.kernels.triton.column_sum import column_sum, sum_few
+from stretto.kernels.triton.launch import kernel
+from stretto.kernels.triton.operands import power, tiles
+from stretto.kernels.triton.product import product, product_with_scores, transposed_product
+
+WIDEST = 128  # columns of a head
+Maybe = Tensor | None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a layer is, but for its tensors."""
+
+    form: str
+    heads: int
+    width: int
+    slope: float = 0.2
+    scale: float = 1.0
+    dropout: float = 0.0
+
+    def attention(
+        self, seed: Maybe, bias: Maybe, *, left: Tensor, right: Tensor, v: Maybe = None, att: Maybe = None
+    ) -> Attention:
+        """The attention between rows [n, h * f], or scalars [n, h] (left and right of gat)."""
+        shape = (-1, self.heads, self.width)
+        if self.form != "gat":
+            left, right = left.view(shape), right.view(shape)
+        return Attention(
+            self.form,
+            None if v is None else v.view(shape),
+            left,
+            right,
+            None if att is None else att.view(shape[1:]),
+            slope=self.slope,
+            scale=self.scale,
+            dropout=self.dropout,
+            dropped=True,
+            seed_at=seed,
+            bias=bias,
+        )
+
+
+def forward(csr: Csr, layer: Layer, x: Tensor, seed: Maybe, bias: Maybe, *parameters: Any) -> tuple[Tensor, ...]:
+    """The result [n, h * f], and what backward needs."""
+    if layer.form == "gat":
+        weight, att_src, att_dst = parameters
+        v, right, left = product_with_scores(x, weight.t(), att_src, att_dst)
+        out, _, _, stats = attention(csr, layer.attention(seed, bias, v=v, left=left, right=right), weights=False)
+        return out, v, left, right, stats
+    if layer.form == "gatv2":
+        *maps, att = parameters
+        left, right = (product(x, weight.t(), b) for weight, b in _pairs(maps))
+        a = layer.attention(seed, bias, left=left, right=right, att=att)
+        out, _, _, stats = attention(csr, a, weights=False)
+        return out, right, left, stats
+    query, key, value = (product(x, weight.t(), b) for weight, b in _pairs(parameters[:6]))
+    total, _, _, stats = attention(csr, layer.attention(seed, None, v=value, left=query, right=key), weights=False)
+    total = total.view(query.shape)
+    weight, root_bias = parameters[6:]
+    return product(x, weight.t(), root_bias, add=total), query, key, value, total, stats
+
+
+@dataclass
+class Step:
+    """The operands of a backward pass."""
+
+    csr: Csr
+    csr_t: Csr
+    layer: Layer
+    needs: tuple[bool, ...]  # of x, bias and the parameters
+    reuse: bool  # what forward kept is not needed again and may be overwritten
+    grad: Tensor
+    x: Tensor
+    seed: Maybe
+    bias: Maybe
+    out: Tensor
+    parameters: tuple[Any, ...]
+    kept: tuple[Any, ...]
+
+    def through(self, a: Attention, out: Tensor, grad: Tensor, needed: str, into: Any = None) -> dict[str, Any]:
+        """Gradients of the attention's operands, by name."""
+        wanted = tuple(name in needed.split() for name in TENSORS)
+        if a.bias is not None:
+            wanted = (*wanted, self.needs[1])
+        stats = self.kept[-1]
+        found = attention_grad(self.csr, self.csr_t, a, out, None, None, stats, grad, None, None, wanted, into)
+        return dict(zip((*TENSORS, "bias"), found, strict=False))
+
+
+def backward(
+    csr: Csr,
+    csr_t: Csr,
+    layer: Layer,
+    needs: tuple[bool, ...],
+    reuse: bool,
+    grad: Tensor,
+    x: Tensor,
+    seed: Maybe,
+    bias: Maybe,
+    out: Tensor,
+    *rest: Maybe,
+) -> list[Maybe]:
+    """Gradients of x, bias and the parameters, where needed. rest: the parameters, and what forward kept."""
+    count = len(needs) - 2
+    run = {"gat": _gat, "gatv2": _gatv2, "dot": _dot}[layer.form]
+    return run(Step(csr, csr_t, layer, needs, reuse, grad, x, seed, bias, out, rest[:count], rest[count:]))
+
+
+def _gat(step: Step) -> list[Maybe]:
+    v, left, right, _ = step.kept
+    weight, att_src, att_dst = step.parameters
+    a = step.layer.attention(step.seed, step.bias, v=v, left=left, right=right)
+    found = step.through(a, step.out, step.grad, "v left right")
+    dv = found["v"].view(v.shape)
+    datt_src, datt_dst = _through_scores(dv, v, found["right"], found["left"], att_src, att_dst)
+    need_x, _, need_weight, need_src, need_dst = step.needs
+    return [
+        product(dv, weight) if need_x else None,
+        found["bias"],
+        transposed_product(dv, step.x) if need_weight else None,
+        datt_src if need_src else None,
+        datt_dst if need_dst else None,
+    ]
+
+
+def _gatv2(step: Step) -> list[Maybe]:
+    right, left, _ = step.kept
+    *maps, att = step.parameters
+    a = step.layer.attention(step.seed, step.bias, left=left, right=right, att=att)
+    need_x, _, *needs, need_att = step.needs
+    found = step.through(a, step.out, step.grad, "left right att" if need_att else "left right")
+    dx, dmaps = _through_maps(
+        (found["left"].view(left.shape), found["right"].view(right.shape)), step.x, maps, need_x, needs
+    )
+    return [dx, found["bias"], *dmaps, found["att"].view(att.shape) if need_att else None]
+
+
+def _dot(step: Step) -> list[Maybe]:
+    query, key, value, total, _ = step.kept
+    a = step.layer.attention(step.seed, None, v=value, left=query, right=key)
+    shape = (-1, step.layer.heads, step.layer.width)
+    into = {"v": value, "right": total, "left": query} if step.reuse else None
+    found = step.through(a, total.view(shape), step.grad.view(shape), "v left right", into)
+    rows = [found[name].view(query.shape) for name in ("left", "right", "v")]
+    dx, dmaps = _through_maps((*rows, step.grad), step.x, step.parameters, step.needs[0], step.needs[2:])
+    return [dx, None, *dmaps]
+
+
+def _pairs(items: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(items[::2], items[1::2], strict=True))
+
+
+def _through_maps(
+    grads: Sequence[Tensor], x: Tensor, maps: Sequence[Maybe], need_x: bool, needs: Sequence[bool]
+) -> tuple[Maybe, list[Maybe]]:
+    """From the gradients of several x W' + b to those of x and of every W and b."""
+    dx: Maybe = None
+    found: list[Maybe] = []
+    for grad, (weight, bias), (need_weight, need_bias) in zip(grads, _pairs(maps), _pairs(needs), strict=True):
+        if need_x:
+            dx = product(grad, weight, add=dx, out=dx)
+        found.append(transposed_product(grad, x) if need_weight else None)
+        found.append(column_sum(grad) if need_bias and bias is not None else None)
+    return dx, found
+
+
+def _through_scores(
+    dv: Tensor, v: Tensor, dright: Tensor, dleft: Tensor, att_src: Tensor, att_dst: Tensor
+) -> tuple[Tensor, Tensor]:
+    """gat: adds to dv [n, h * f] what the scores [n, h] owe to v; the gradients of the attention vectors."""
+    rows, columns = v.shape
+    width = columns // dright.size(1)
+    rows_each = max(64, tiles(rows, 1024))
+    blocks, block = tiles(rows, rows_each), power(columns, 128)
+    part, part2 = v.new_empty(blocks, columns), v.new_empty(blocks, columns)
+    _scores_kernel[(blocks, tiles(columns, block))](
+        dv, v, dright, dleft, att_src, att_dst, part, part2, rows, columns, width, rows_each,
+        BLOCK_R=8, BLOCK_K=block, num_warps=2,
+    )  # fmt: skip
+    shape = att_src.shape
+    return sum_few(part).view(shape), sum_few(part2).view(shape)
+
+
+@kernel("rows", "columns", "width", "rows_each")
+def _scores_kernel(
+    dv, v, dright, dleft, att, att2, part, part2, rows, columns, width, rows_each,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    wide = columns // 4 * 4
+    heads = columns // width
+    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    live = k < wide
+    head = (k // width)[None, :]
+    one = tl.load(att + k, mask=live, other=0.0)[None, :]
+    other = tl.load(att2 + k, mask=live, other=0.0)[None, :]
+    acc = tl.full((BLOCK_R, BLOCK_K), 0.0, tl.float32)
+    acc2 = tl.full((BLOCK_R, BLOCK_K), 0.0, tl.float32)
+    first = tl.program_id(0).to(tl.int64) * rows_each
+    last = tl.minimum(first + rows_each, rows)
+    for base in range(first, last, BLOCK_R):
+        r = base + tl.arange(0, BLOCK_R).to(tl.int64)
+        inside = (r < last)[:, None] & live[None, :]
+        at = r[:, None] * wide + k[None, :]
+        right = tl.load(dright + r[:, None] * heads + head, mask=inside, other=0.0)
+        left = tl.load(dleft + r[:, None] * heads + head, mask=inside, other=0.0)
+        rows_v = tl.load(v + at, mask=inside, other=0.0)
+        tl.store(dv + at, tl.load(dv + at, mask=inside, other=0.0) + right * one + left * other, mask=inside)
+        acc += right * rows_v
+        acc2 += left * rows_v
+    to = tl.program_id(0) * columns + k
+    tl.store(part + to, tl.sum(acc, 0), mask=live)
+    tl.store(part2 + to, tl.sum(acc2, 0), mask=live)

@@ -1,0 +1,258 @@
+"""Launches recorded once and played again with other tensors.
+
+What a layer launches depends on the signature of its inputs alone (shapes, strides, types, alignment). To find that out
+costs the host ten times as much as to launch it. A tape keeps the launches themselves, and for every tensor among their
+arguments where its address comes from: an input, a result, or scratch memory, whose places are planned so that what is
+dead makes room. Nothing of an earlier call is read again but the graph's own arrays.
+
+Recorded is only what can be played: a function that touches data by anything but our kernels has no tape.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stretto.kernels.csr import Csr
+from stretto.kernels.triton import launch
+
+ALIGN = 256  # bytes: what torch's allocator gives, so that a kernel compiled for a tensor of its own fits
+TRIES = 3  # recordings of a signature; the first calls may still make what the graph keeps
+MOST = 64  # tapes of a graph
+
+aten: Any = torch.ops.aten
+EMPTY = {aten.empty, aten.new_empty, aten.empty_like, aten.empty_strided, aten.new_empty_strided}
+
+Maybe = Tensor | None
+
+
+@dataclass(eq=False)
+class Slot:
+    """Memory that launches refer to: input `number`, or an array made while recording. first, last: uses."""
+
+    start: int
+    size: int
+    number: int = -1
+    first: int = -1
+    last: int = -1
+    result: bool = False
+    offset: int = 0  # in the scratch memory
+    base: int = -1  # which of the addresses of a play it is relative to
+
+    def holds(self, address: int) -> bool:
+        return self.start <= address < self.start + self.size
+
+
+@dataclass
+class Place:
+    """A tensor inside a slot."""
+
+    slot: Slot
+    offset: int
+    like: tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
+
+
+def span(t: Tensor) -> int:
+    """Bytes from a tensor's first element to its last."""
+    if t.numel() == 0:
+        return 0
+    return (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.element_size()
+
+
+class _Watch(TorchDispatchMode):
+    """Tells a tape of every array that torch makes, and of everything torch does to data."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.tape = tape
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self.tape.launching:
+            return out
+        if func.overloadpacket in EMPTY:
+            self.tape.slots.append(Slot(out.data_ptr(), span(out)))
+        elif not any(a.alias_info is not None and not a.alias_info.is_write for a in func._schema.arguments):
+            self.tape.playable = False  # neither an empty array nor a view
+        return out
+
+
+class Tape:
+    """The launches of one function. play(inputs) does what the recorded call did, with other inputs."""
+
+    def __init__(self, inputs: Sequence[Maybe]) -> None:
+        self.playable = True
+        self.launching = False
+        self.slots = [Slot(t.data_ptr(), span(t), k) for k, t in enumerate(inputs) if t is not None and t.numel()]
+        ends = sorted((s.start, s.start + s.size) for s in self.slots)
+        if any(one[1] > other[0] for one, other in itertools.pairwise(ends)):
+            self.playable = False  # which of two inputs an address belongs to would be a guess
+        self.notes: list[tuple[Any, tuple[int, ...], list[Any], Any, int]] = []
+        self.fixed: list[Tensor] = []  # what is no input and was there before: the graph's arrays, kept alive
+
+    # ---- recording ----
+
+    def note(self, kernel: Any, grid: tuple[int, ...], given: list[Any], compiled: Any, warps: int) -> Tape:
+        """One launch, as it happens. As a context: what Triton's interpreter does by means of torch does not count."""
+        places = [self._place(v) if isinstance(v, Tensor) else v for v in given]
+        self.notes.append((kernel, grid, places, compiled, warps))
+        return self
+
+    def __enter__(self) -> None:
+        self.launching = True
+
+    def __exit__(self, *error: object) -> None:
+        self.launching = False
+
+    def _place(self, t: Tensor) -> Place | Tensor:
+        address = t.data_ptr()
+        for slot in reversed(self.slots):  # memory that was freed and taken again: the newest counts
+            if t.numel() and slot.holds(address):
+                slot.last = len(self.notes)
+                slot.first = slot.last if slot.first < 0 else slot.first
+                return Place(slot, address - slot.start, (t.dtype, tuple(t.shape), t.stride()))
+        self.fixed.append(t)
+        return t
+
+    def finish(self, results: Sequence[Maybe], inputs: Sequence[Maybe]) -> bool:
+        """Plan the memory; whether it can be played."""
+        self.count = len(inputs)
+        self.results: list[int | None] = []  # which address of a play each result has
+        self.made: list[tuple[tuple[int, ...], torch.dtype]] = []
+        for slot in self.slots:
+            slot.base = slot.number
+        for t in results:
+            if t is None:
+                self.results.append(None)
+                continue
+            made = [s for s in self.slots if s.start == t.data_ptr() and s.number < 0 and not s.result]
+            if not made or made[-1].size != span(t) or not t.is_contiguous() or t.numel() == 0:
+                self.playable = False
+                return False
+            slot = made[-1]
+            slot.result, slot.base = True, self.count + len(self.made)
+            self.results.append(len(self.made))
+            self.made.append((tuple(t.shape), t.dtype))
+            self.device = t.device
+        scratch = [s for s in self.slots if s.number < 0 and not s.result and s.first >= 0]
+        self.room = plan(scratch)
+        for slot in scratch:
+            slot.base = self.count + len(self.made)
+        if self.playable and self.made:
+            self._compile()
+        return self.playable and bool(self.made)
+
+    def _compile(self) -> None:
+        """The launches as a play walks through them."""
+        self.calls: list[tuple[Any, ...]] = []
+        for _, grid, given, compiled, _ in self.notes:
+            if compiled is None:
+                return
+            values = [v.data_ptr() if isinstance(v, Tensor) else 0 if isinstance(v, Place) else v for v in given]
+            patches = [
+                (at, v.slot.base, v.slot.offset + v.offset) for at, v in enumerate(given) if isinstance(v, Place)
+            ]
+            whole = (*grid, 1, 1)[:3]
+            self.calls.append((compiled.run, *whole, compiled.function, compiled.packed_metadata, values, patches))
+
+    # ---- playing ----
+
+    def play(self, inputs: Sequence[Maybe]) -> list[Maybe]:
+        """What the recorded function returned, for other inputs of the same signature."""
+        empty, device = torch.empty, self.device
+        made = [empty(shape, dtype=dtype, device=device) for shape, dtype in self.made]
+        rest = [empty(self.room, dtype=torch.uint8, device=device)] if self.room else []
+        if len(self.calls) < len(self.notes):
+            self._interpret([*inputs, *made, *rest])
+        else:
+            base = [0 if t is None else t.data_ptr() for t in inputs]
+            base += [t.data_ptr() for t in made]
+            base += [t.data_ptr() for t in rest]
+            stream = launch.stream_of(device.index)
+            for run, x, y, z, handle, packed, values, patches in self.calls:
+                args = values.copy()
+                for at, slot, offset in patches:
+                    args[at] = base[slot] + offset
+                run(x, y, z, stream, handle, packed, None, None, None, *args)
+        return [None if k is None else made[k] for k in self.results]
+
+    def _interpret(self, bases: list[Maybe]) -> None:
+        """The same under Triton's interpreter, which takes tensors."""
+        for kernel, grid, given, _, warps in self.notes:
+            values = [_at(bases[v.slot.base], v) if isinstance(v, Place) else v for v in given]
+            kernel.function[grid](*values, num_warps=warps)
+
+
+def _at(base: Maybe, place: Place) -> Tensor:
+    """The tensor of a place, inside the tensor it is relative to."""
+    dtype, shape, stride = place.like
+    assert base is not None
+    at = place.offset + place.slot.offset
+    if base.dtype == torch.uint8 and dtype != torch.uint8:
+        return base[at : at + place.slot.size - place.offset].view(dtype).as_strided(shape, stride, None)
+    return base.as_strided(shape, stride, base.storage_offset() + at // base.element_size())
+
+
+def plan(slots: list[Slot]) -> int:
+    """Give every slot its offset, so that those alive together lie apart; the bytes needed. Large ones choose first."""
+    placed: list[Slot] = []
+    for slot in sorted(slots, key=lambda s: -s.size):
+        at = 0
+        for other in sorted(
+            (p for p in placed if p.first <= slot.last and slot.first <= p.last), key=lambda p: p.offset
+        ):
+            if at + slot.size <= other.offset:
+                break
+            at = max(at, math.ceil((other.offset + other.size) / ALIGN) * ALIGN)
+        slot.offset = at
+        placed.append(slot)
+    return max((s.offset + s.size for s in placed), default=0)
+
+
+def record(function: Callable[..., Sequence[Maybe]], inputs: Sequence[Maybe]) -> tuple[Sequence[Maybe], Tape | None]:
+    """Run the function; its results, and its tape if it can be played."""
+    tape = Tape(inputs)
+    before, launch.recorder.tape = launch.recorder.tape, tape
+    try:
+        with _Watch(tape):
+            results = function(*inputs)
+    finally:
+        launch.recorder.tape = before
+    return results, tape if tape.finish(results, inputs) else None
+
+
+def run(csr: Csr, key: Hashable, function: Callable[..., Sequence[Maybe]], inputs: Sequence[Maybe]) -> Sequence[Maybe]:
+    """function(*inputs), which depends on csr and key otherwise: recorded the second time, played from then on."""
+    tapes = csr.cache.get("tapes")
+    if tapes is None:
+        tapes = csr.cache["tapes"] = {}
+    device = None if launch.device_now is None else launch.device_now()
+    signature = (
+        key,
+        device,
+        *[None if t is None else (t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in inputs],
+    )
+    known = tapes.get(signature, 0)
+    if known.__class__ is Tape:
+        return known.play(inputs)
+    if known > TRIES or len(tapes) > MOST:
+        return function(*inputs)
+    tapes[signature] = known + 1
+    if known == 0 or not _here(inputs, device):
+        return function(*inputs)
+    results, tape = record(function, inputs)
+    if tape is not None:
+        tapes[signature] = tape
+    return results
+
+
+def _here(inputs: Sequence[Maybe], device: int | None) -> bool:
+    """Whether all inputs are on the device whose stream launches go to."""
+    return all(t is None or t.device.index == device or t.device.type == "cpu" for t in inputs)

@@ -1,0 +1,143 @@
+"""attention_layer: projections, scores, attention and bias of one layer as one step of autograd, on a device.
+
+In small pieces the host takes longer to launch such a layer than the device to compute it. Here the second call of a
+signature is recorded and later ones are played from the tape (kernels/triton/tape.py). fp32; what does not fit goes
+through `projections` and `attention`, which compute the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto import kernels
+from stretto.graph import Graph
+from stretto.ops import library, twice
+from stretto.ops.attention import attention
+from stretto.ops.batched import one_by_one
+from stretto.ops.projections import plus, projections
+
+Maybe = Tensor | None
+
+MOST_INNER = 4096
+_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+_kept: Any = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+
+
+def takes(graph: Graph, x: Tensor, width: int, *parameters: Maybe) -> bool:
+    """Whether a layer of heads of this width is made for attention_layer."""
+    layers = getattr(kernels.backend(x.device), "attention_layer", None)
+    if layers is None or x.dtype != torch.float32 or x.dim() != 2 or not x.size(0) or not graph.num_edges:
+        return False
+    if width % 4 or width > layers.WIDEST or x.size(1) % 4 or x.size(1) > MOST_INNER or x.device != graph.device:
+        return False
+    if x.stride(1) != 1 or x.stride(0) % 4 or x.data_ptr() % 16 or graph.num_rows != graph.num_cols:
+        return False
+    if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled(x.device.type):
+        return False
+    if library.traced(x) or library.forward_ad._current_level >= 0 or (_hooks is not None and _hooks(True)):
+        return False  # hooks: what is saved may have to be moved elsewhere
+    for t in parameters:
+        if t is not None and (t.dtype != x.dtype or t.device != x.device or not t.is_contiguous()):
+            return False
+    return True
+
+
+def attention_layer(
+    graph: Graph,
+    form: str,
+    heads: int,
+    x: Tensor,
+    bias: Maybe,
+    parameters: tuple[Maybe, ...],
+    *,
+    slope: float = 0.2,
+    scale: float = 1.0,
+    dropout: float = 0.0,
+) -> Tensor:
+    """The result [n, h * f] of a layer that `takes` agrees to; kernels/triton/attention_layer.py names the forms.
+
+    x [n, i], bias [h * f]; parameters as listed there.
+    """
+    module = kernels.backend(x.device)
+    last = parameters[0]
+    assert last is not None
+    layer = module.attention_layer.Layer(form, heads, last.size(0) // heads, slope, scale, dropout)
+    seed = torch.randint(2**63 - 1, (1,), device=x.device) if dropout > 0 else None
+    if library.recorded(x, bias, *parameters):
+        return _AttentionLayer.apply(graph, layer, seed, x, bias, *parameters)
+    return _forward(graph, layer, seed, x, bias, *parameters)[0]
+
+
+def _forward(graph: Graph, layer: Any, seed: Maybe, x: Tensor, bias: Maybe, *parameters: Maybe) -> tuple[Tensor, ...]:
+    module = kernels.backend(x.device)
+    csr = graph.edge_csr
+    function = functools.partial(module.attention_layer.forward, csr, layer)
+    return module.tape.run(csr, ("forward", layer), function, (x, seed, bias, *parameters))
+
+
+class _AttentionLayer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, graph: Graph, layer: Any, seed: Any, x: Tensor, bias: Any, *parameters: Any) -> Tensor:
+        out, *kept = _forward(graph, layer, seed, x, bias, *parameters)
+        ctx.graph, ctx.layer, ctx.seed = graph, layer, seed
+        ctx.save_for_backward(x, bias, *parameters)
+        # Beside autograd's own: they may be overwritten by backward, and the result by whoever gets it.
+        ctx.kept, ctx.out, ctx.version = kept, out.detach(), out._version
+        return out
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        graph, layer = ctx.graph, ctx.layer
+        x, bias, *parameters = ctx.saved_tensors
+        needs = ctx.needs_input_grad[3:]
+        if torch.is_grad_enabled():  # to be differentiated again
+            again = plainly(graph, layer, ctx.seed, x, bias, parameters)
+            return None, None, None, *twice.gradients([again], grads, (x, bias, *parameters), needs)
+        out, kept = ctx.out, ctx.kept
+        if out._version != ctx.version:  # edited in place since: made again
+            out, *kept = _forward(graph, layer, ctx.seed, x, bias, *parameters)
+        last = _kept is not None and not _kept()
+        if last:
+            ctx.out = ctx.kept = None
+        module = kernels.backend(x.device)
+        csr, csr_t = graph.edge_csr, graph.T.edge_csr
+        function = functools.partial(module.attention_layer.backward, csr, csr_t, layer, needs, last)
+        inputs = (_rows(grad), x, ctx.seed, bias, out, *parameters, *kept)
+        return None, None, None, *module.tape.run(csr, ("backward", layer, needs, last), function, inputs)
+
+
+def _rows(grad: Tensor) -> Tensor:
+    """grad as the kernels read it: contiguous and aligned."""
+    return (
+        grad
+        if grad.is_contiguous() and grad.data_ptr() % 16 == 0
+        else grad.clone(memory_format=torch.contiguous_format)
+    )
+
+
+def plainly(graph: Graph, layer: Any, seed: Maybe, x: Tensor, bias: Maybe, parameters: Any) -> Tensor:
+    """The same by ops that can be differentiated twice."""
+    shape = (-1, layer.heads, layer.width)
+    options = {"form": layer.form, "negative_slope": layer.slope, "dropout": layer.dropout, "seed": seed}
+    if layer.form == "gat":
+        weight, att_src, att_dst = parameters
+        v = projections(x, [(weight, None)])[0].view(shape)
+        left, right = (v * att_dst).sum(-1), (v * att_src).sum(-1)
+        return _flat(attention(graph, v, left, right, **options, bias=bias))
+    maps = [(parameters[k], parameters[k + 1]) for k in range(0, len(parameters) - 1, 2)]
+    if layer.form == "gatv2":
+        left, right = (t.view(shape) for t in projections(x, maps))
+        return _flat(attention(graph, None, left, right, att=parameters[4].view(shape[1:]), **options, bias=bias))
+    query, key, value, root = projections(x, maps)
+    query, key, value = (t.view(shape) for t in (query, key, value))
+    return plus(_flat(attention(graph, value, query, key, scale=layer.scale, **options)), root)
+
+
+def _flat(found: Any) -> Tensor:
+    return found if found.dim() == 2 else found.flatten(1)
