@@ -37,6 +37,9 @@ STRETTO_API const char* stretto_isas(void);   // instruction sets this CPU can r
 STRETTO_API const char* stretto_isa(void);    // the one in use
 STRETTO_API int stretto_set_isa(const char* name);  // -1 if this CPU or this build does not have it
 STRETTO_API const char* stretto_threading(void);    // "openmp (borrowed)" or "std::thread"
+// on: the threads of the pool take numbers without a full mantissa for zero; off: as each of them did before. For
+// products that torch runs on those threads; our own kernels see to it themselves. Calls come in pairs, on one thread.
+STRETTO_API int stretto_flush_denormals(int on, int threads);
 
 // ---- graph construction (core/csr.cpp, core/schedule.cpp, core/hash.cpp) ----
 // Smallest and largest of n indices (bytes: 4 or 8); n == 0 gives 0, -1.

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "abi.h"
+#include "core/denormals.h"
 #include "core/error.h"
 #include "core/parallel.h"
 
@@ -56,6 +57,18 @@ extern "C" {
 const char* stretto_version(void) { return "0.1.0"; }
 
 const char* stretto_threading(void) { return stretto::threading_name(); }
+
+int stretto_flush_denormals(int on, int threads) {
+    static thread_local stretto::FloatMode before;
+    if (on)
+        stretto::on_each_thread(threads, [] {
+            before = stretto::float_mode();
+            stretto::set_float_mode(stretto::flushing(before));
+        });
+    else
+        stretto::on_each_thread(threads, [] { stretto::set_float_mode(before); });
+    return 0;
+}
 
 const char* stretto_isa(void) { return stretto::in_use.load()->name; }
 

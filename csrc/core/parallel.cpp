@@ -82,6 +82,13 @@ void parallel_tasks(int64_t num_tasks, int threads, void (*body)(void*, int64_t)
     for (auto& other : others) other.join();
 }
 
+void on_each_thread(int threads, void (*body)()) {
+    if (threads <= 1)
+        body();
+    else if (borrowed && !forked)
+        borrowed([](void* b) { (*static_cast<void (**)()>(b))(); }, &body, static_cast<unsigned>(threads), 0);
+}
+
 const char* threading_name() { return borrowed && !forked ? "openmp (borrowed)" : "std::thread"; }
 
 }  // namespace stretto

@@ -20,6 +20,10 @@ inline void parallel_for(int64_t num_tasks, int threads, Body&& body) {
         const_cast<void*>(static_cast<const void*>(&body)));
 }
 
+// Calls body() once on each of `threads` threads of the runtime's pool: those its next loops run on. Does nothing
+// where the threads are not kept from one loop to the next.
+void on_each_thread(int threads, void (*body)());
+
 const char* threading_name();
 
 }  // namespace stretto

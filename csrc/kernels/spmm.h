@@ -3,6 +3,7 @@
 // A row of up to `tile_vectors` vectors is one register tile; wider rows take several. Sum, max and min share one loop.
 // The order of additions depends on the graph and the width alone, never on threads, tiling or prefetch distance.
 #pragma once
+#include "core/denormals.h"
 #include "core/parallel.h"
 #include "kernels/simd.h"
 #include "kernels/table.h"
@@ -310,15 +311,22 @@ int run_spmm(const SpmmArgs& a) {
         use(v, is_last ? last : whole, block * width + t * per * L, is_last ? last_tail : L,
             slots + i * g.num_slots * slot_size);
     };
+    // Not where they decide which entry is the largest, nor in fp16, where they are ordinary numbers once widened.
+    const bool flush = a.reduce == STRETTO_SUM && !std::is_same_v<T, f16>;
     const auto run = [&](int64_t task, int64_t i) {
         tile_at(i, [&](const SpmmView<T>& v, const Tile<T>& tile, int64_t c, int tail, A* s) {
             tile.task(v, g, g.tasks + 5 * task, c, tail, s);
         });
     };
     if (a.tile > 0) {  // tile by tile over the whole graph: the gathered columns are a smaller working set
-        for (int64_t i = 0; i < total; ++i) parallel_for(g.num_tasks, a.threads, [&](int64_t task) { run(task, i); });
+        for (int64_t i = 0; i < total; ++i)
+            parallel_for(g.num_tasks, a.threads, [&](int64_t task) {
+                const DenormalsAreZero mode(flush);
+                run(task, i);
+            });
     } else {
         parallel_for(g.num_tasks, a.threads, [&](int64_t task) {
+            const DenormalsAreZero mode(flush);
             for (int64_t i = 0; i < total; ++i) run(task, i);
         });
     }

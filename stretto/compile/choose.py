@@ -7,7 +7,6 @@ Sizes of sampled batches are rounded to quarter octaves, so that a stream of bat
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import math
 import threading
@@ -19,9 +18,9 @@ import torch
 from torch import Tensor
 
 from stretto import settings
+from stretto.compile.constants import constant_nodes, keeper
 from stretto.compile.execute import Adjacency, Call, run
-from stretto.compile.expr import Expression, Leaf, MatMul, Node, Sizes, Sparse, Transpose, leaves
-from stretto.compile.hoist import HOIST
+from stretto.compile.expr import Expression, Leaf, MatMul, Sizes, Sparse, Transpose, leaves
 from stretto.compile.plan import Plan, Ranking, Request, plans, rank
 from stretto.tune import machine, store
 from stretto.tune.profile import profile
@@ -160,7 +159,7 @@ def linear(
             return linear(expression, lowered, sparse, bias=low_bias, scalars=scalars, note=note, stock=stock)
     first = tensors[names[0]]
     as_stock = settings.get("STRETTO_PLAN") == "stock"
-    key, request, sizes = signature(expression, tensors, sparse, hoist=not as_stock)
+    key, request, sizes = signature(expression, tensors, sparse, scalars, hoist=not as_stock)
     if as_stock:
         plan = stock_plan(request, stock)
         arguments = tuple(tensors[n] for n in names)
@@ -174,20 +173,25 @@ def linear(
     if bias is not None:
         names, arguments = (*names, "bias"), (*arguments, bias)
     timed = None if decision.chosen is not None else (lambda seconds: CHOOSER.record(key, plan, seconds))
-    keep = keeper(tensors, sparse) if request.hoisted else None
+    keep = keeper(tensors, sparse, scalars or {}) if request.hoisted else None
     call = Call(plan, names, sparse, scalars or {}, keep, timed, timed_backward=bool(request.wanted))
     return run(call, arguments)
 
 
 def signature(
-    expression: Expression, tensors: dict[str, Tensor], sparse: dict[str, Adjacency], *, hoist: bool = True
+    expression: Expression,
+    tensors: dict[str, Tensor],
+    sparse: dict[str, Adjacency],
+    scalars: dict[str, float] | None = None,
+    *,
+    hoist: bool = True,
 ) -> tuple[Hashable, Request, Sizes]:
     """What a decision is kept under, what is asked for, and the sizes it depends on."""
     names = _names(expression)
     first = tensors[names[0]]
     wanted = tuple(n for n in names if tensors[n].requires_grad) if torch.is_grad_enabled() else ()
     sizes = _sizes(expression, tensors, sparse)
-    hoisted = _hoistable(expression, tensors, sparse, sizes) if hoist else ()
+    hoisted = constant_nodes(expression, tensors, sparse, scalars or {}, sizes) if hoist else ()
     rounded = _rounded(tuple(sizes.items()))
     key = (expression, wanted, hoisted, rounded, first.dtype, first.device.type, settings.get("STRETTO_BACKEND"))
     return key, Request(expression, wanted, hoisted), sizes
@@ -204,63 +208,6 @@ def stock_plan(request: Request, stock: str) -> Plan:
 @functools.cache
 def _names(expression: Expression) -> tuple[str, ...]:
     return tuple(leaves(expression))
-
-
-@functools.cache
-def _products(expression: Expression) -> tuple[tuple[Node, Sparse, Leaf], ...]:
-    """Products of the adjacency, and its powers, with a leaf: what may be kept when the leaf is constant."""
-    found: dict[Node, tuple[Node, Sparse, Leaf]] = {}
-    for term in expression:
-        for left, right in itertools.pairwise(term.factors):
-            if isinstance(left, Sparse) and isinstance(right, Leaf):
-                node: Node = right
-                for _ in range(left.power):
-                    node = MatMul(Sparse(left.name, left.rows, left.cols, 1, left.transposed), node)
-                    found[node] = (node, left, right)
-    return tuple(found.values())
-
-
-def _hoistable(
-    expression: Expression, tensors: dict[str, Tensor], sparse: dict[str, Adjacency], sizes: Sizes
-) -> tuple[Node, ...]:
-    """Products with constant leaves that are, or may be, kept across steps."""
-    found = []
-    constant: dict[str, bool] = {}
-    need = 0
-    for node, left, leaf in _products(expression):
-        x = tensors[leaf.name]
-        if sparse[left.name].weight is not None or x.requires_grad:
-            continue
-        if leaf.name not in constant:
-            constant[leaf.name] = HOIST.constant(x)
-        if constant[leaf.name]:
-            found.append(node)
-            if not HOIST.knows(x, _product_key(node, sparse)):
-                need += sizes[left.rows] * sizes[leaf.cols] * x.element_size()
-    return tuple(found) if found and (need == 0 or HOIST.affords(need)) else ()
-
-
-def keeper(tensors: dict[str, Tensor], sparse: dict[str, Adjacency]) -> Callable[[Node, Callable[[], Tensor]], Tensor]:
-    """What keeps a plan's hoisted products across steps."""
-
-    def keep(node: Node, make: Callable[[], Tensor]) -> Tensor:
-        return HOIST.keep(tensors[_innermost(node).name], _product_key(node, sparse), make)
-
-    return keep
-
-
-def _product_key(node: Node, sparse: dict[str, Adjacency]) -> Hashable:
-    assert isinstance(node, MatMul)
-    assert isinstance(node.left, Sparse)
-    adjacency = sparse[node.left.name]
-    return node, adjacency.graph.number, id(adjacency.row_scale), id(adjacency.col_scale)
-
-
-def _innermost(node: Node) -> Leaf:
-    while isinstance(node, MatMul):
-        node = node.right
-    assert isinstance(node, Leaf)
-    return node
 
 
 @functools.cache

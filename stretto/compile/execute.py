@@ -18,7 +18,7 @@ from stretto import settings
 from stretto.compile.expr import Add, Horner, Leaf, MatMul, Node, Scaled, Sparse, Transpose
 from stretto.compile.plan import Plan
 from stretto.graph import Graph
-from stretto.kernels import pool, vendor
+from stretto.kernels import vendor
 from stretto.ops.batched import one_by_one
 from stretto.ops.dense import column_sum
 from stretto.ops.product import product
@@ -195,9 +195,7 @@ class _Evaluation:
     def _product(self, left: Tensor, right: Tensor) -> Tensor:
         if self.again or torch.is_autocast_enabled("cpu"):
             return left @ right
-        if left.device.type != "cpu":
-            return product(left, right)
-        return torch.mm(left, right, out=pool.empty((left.size(0), right.size(1)), left.dtype))
+        return product(left, right)
 
     def _add(self, node: Add, bias: Tensor | None = None) -> Tensor:
         """A sum; dense products are accumulated by the GEMM that makes them, in place where nobody else reads.
@@ -227,7 +225,7 @@ class _Evaluation:
                 total = self._product(left, right)
                 total = total if factor == 1.0 else total * factor
             elif ours and not self.again:
-                total = product(left, right, add=total) if factor == 1.0 else total.addmm_(left, right, alpha=factor)
+                total = product(left, right, add=total, factor=factor)
             else:
                 total = torch.addmm(total, left, right, alpha=factor)
             ours = True

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from stretto.compile.choose import CHOOSER, keeper, signature
+from stretto.compile.choose import CHOOSER, signature
+from stretto.compile.constants import keeper
 from stretto.compile.execute import Adjacency, Call, run
 from stretto.compile.expr import Add, Factor, Horner, Leaf, MatMul, Node, Scaled, Sparse, Term, Transpose
 from stretto.compile.plan import Plan, Request, plans, with_kept
@@ -45,7 +46,7 @@ def joint(products: Sequence[Product], bias: Tensor | None = None) -> tuple[Tens
     names, arguments = tuple(tensors), tuple(tensors.values())
     if bias is not None:
         names, arguments = (*names, "bias"), (*arguments, bias)
-    keep = keeper(tensors, sparse) if plan.hoisted else None
+    keep = keeper(tensors, sparse, {}) if plan.hoisted else None
     return run(Call(plan, names, sparse, keep=keep), arguments), plan.name
 
 

@@ -52,12 +52,7 @@ class Plan:
 
     def nodes(self) -> dict[Node, None]:
         """All nodes computed, each once."""
-        seen: dict[Node, None] = dict.fromkeys(self.hoisted)
-        for root in (self.forward, *(node for _, node in self.gradients)):
-            _close(root, seen)
-        for node in self.hoisted:
-            seen.pop(node)
-        return seen
+        return _computed((self.forward, *(node for _, node in self.gradients)), self.hoisted)
 
     def seconds(self, sizes: Sizes, value_bytes: int, profile: Profile) -> float:
         """Predicted time."""
@@ -66,6 +61,16 @@ class Plan:
     def kept_bytes(self, sizes: Sizes, value_bytes: int = 4) -> int:
         """Bytes of intermediate values held from forward to backward."""
         return sum(sizes[r] * sizes[c] * value_bytes for r, c in (shape(node) for node in self.kept))
+
+
+def _computed(roots: tuple[Node, ...], hoisted: tuple[Node, ...]) -> dict[Node, None]:
+    """All nodes that the roots take to compute, each once, when the hoisted ones are known."""
+    seen: dict[Node, None] = dict.fromkeys(hoisted)
+    for root in roots:
+        _close(root, seen)
+    for node in hoisted:
+        seen.pop(node)
+    return seen
 
 
 def _close(node: Node, seen: dict[Node, None]) -> None:
@@ -102,24 +107,23 @@ def _choices(options: list[tuple[Node, ...]]) -> list[tuple[Node, ...]]:
 
 def with_kept(plan: Plan) -> Plan:
     """The plan with the forward nodes its gradients read again."""
-    forward = cost.closure(plan.forward)
+    forward = _computed((plan.forward,), plan.hoisted)
     needed: dict[Node, None] = {}
     for _, root in plan.gradients:
-        for node in cost.closure(root):
-            if node in forward and not isinstance(node, (Leaf, Transpose)) and node not in plan.hoisted:
+        for node in _computed((root,), plan.hoisted):
+            if node in forward and not isinstance(node, (Leaf, Transpose)):
                 needed[node] = None
     inner = {child for node in needed for child in cost.closure(node) if child is not node}
-    kept = tuple(node for node in needed if node not in inner or _read_directly(node, plan))
+    kept = tuple(node for node in needed if node not in inner or _read_directly(node, plan, forward))
     return Plan(plan.forward, plan.gradients, kept, plan.hoisted)
 
 
-def _read_directly(node: Node, plan: Plan) -> bool:
+def _read_directly(node: Node, plan: Plan, forward: dict[Node, None]) -> bool:
     """Whether a gradient reads the node itself, not only something made of it."""
-    forward = cost.closure(plan.forward)
     return any(
         node in cost.children(parent)
         for _, root in plan.gradients
-        for parent in cost.closure(root)
+        for parent in _computed((root,), plan.hoisted)
         if parent not in forward
     )
 

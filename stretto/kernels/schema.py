@@ -75,6 +75,7 @@ SIGNATURES = {
     "stretto_isa": "",
     "stretto_set_isa": "s",
     "stretto_threading": "",
+    "stretto_flush_denormals": "nn",
     "stretto_minmax": "piinpp",
     "stretto_csr_build": "ppiiinpppip",
     "stretto_csr_rows_sorted": "pnp",

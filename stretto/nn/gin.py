@@ -17,6 +17,7 @@ from stretto.nn.base import Decline, check_input, hooked, note_plan, record_of, 
 from stretto.nn.sage import destinations
 from stretto.ops import spmm
 from stretto.ops.dense import dense
+from stretto.ops.relu_dense import relu_dense
 
 A, X, W = Sparse("A", "n", "m"), Leaf("X", "m", "i"), Leaf("W", "o", "i")
 OTHER = Leaf("R", "n", "i")
@@ -99,14 +100,26 @@ LINEAR = (torch.nn.Linear, Linear)
 
 
 def _run(modules: list[Any], x: Tensor) -> Tensor:
-    for module in modules:
-        plain = type(module) is torch.nn.Linear and x.device.type == "cuda" and not hooked(module)
+    """The modules one after the other; a ReLU and the Linear after it in one step."""
+    at = 0
+    while at < len(modules):
+        module, after = modules[at], modules[at + 1] if at + 1 < len(modules) else None
+        if type(module) is torch.nn.ReLU and type(after) is torch.nn.Linear and not hooked(module, after):
+            x = relu_dense(x, after.weight, after.bias)
+            at += 2
+            continue
+        plain = type(module) is torch.nn.Linear and not hooked(module)
         x = dense(x, module.weight, module.bias) if plain else module(x)
+        at += 1
     return x
 
 
 def rest_of_mlp(mlp: Any, x: Tensor, *, normed: bool = False) -> Tensor:
     """What MLP.forward does after its first Linear; normed: and after the norm. x [n, hidden] -> [n, out]."""
+    if _only_relu(mlp):
+        for lin in mlp.lins[1:]:
+            x = relu_dense(x, lin.weight, lin.bias)
+        return x
     for i, (lin, norm) in enumerate(zip(mlp.lins, mlp.norms, strict=False)):  # plain_last: one norm less
         if i > 0:
             x = lin(x)
@@ -122,3 +135,16 @@ def rest_of_mlp(mlp: Any, x: Tensor, *, normed: bool = False) -> Tensor:
             x = mlp.lins[-1](x)
         x = torch.nn.functional.dropout(x, p=mlp.dropout[-1], training=mlp.training)
     return x
+
+
+def _only_relu(mlp: Any) -> bool:
+    """Whether between its Linears an MLP has a ReLU and nothing else, and nothing after the last."""
+    idle = all(type(norm) is torch.nn.Identity for norm in mlp.norms) and not (mlp.training and any(mlp.dropout))
+    parts = [*mlp.lins, *mlp.norms, *([mlp.act] if isinstance(mlp.act, torch.nn.Module) else [])]
+    return (
+        mlp.plain_last
+        and idle
+        and type(mlp.act) is torch.nn.ReLU
+        and all(type(lin) in LINEAR for lin in mlp.lins)
+        and not hooked(*parts)
+    )

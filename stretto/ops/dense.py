@@ -60,7 +60,7 @@ class _Dense(torch.autograd.Function):
             dx = grad @ weight if torch.is_grad_enabled() else product(grad, weight)
         return (
             dx,
-            grad.t() @ x if need_weight else None,
+            weight_grad(grad, x) if need_weight else None,
             row_sum(grad) if need_bias else None,
         )
 
@@ -75,6 +75,11 @@ class _AddBias(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         need_x, need_bias = ctx.needs_input_grad
         return grads[0] if need_x else None, row_sum(grads[0]) if need_bias else None
+
+
+def weight_grad(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of W in x W': differentiable where that is wanted. grad [n, o], x [n, i] -> [o, i]"""
+    return grad.t() @ x if torch.is_grad_enabled() else product(grad.t(), x)
 
 
 def row_sum(grad: Tensor) -> Tensor:

@@ -1,5 +1,8 @@
-"""product: the dense products inside our own autograd Functions. On a device a tall fp32 matrix times a small one runs
-by whichever is faster, torch's kernel or ours on the tensor cores, which errs no more (kernels/triton/product.py)."""
+"""product: the dense products inside our own autograd Functions.
+
+On the CPU torch's GEMM (kernels/cpu_product.py). On a device a tall fp32 matrix times a small one runs by whichever is
+faster, torch's kernel or ours on the tensor cores, which errs no more (kernels/triton/product.py).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stretto import kernels, settings
+from stretto.kernels import cpu_product
 from stretto.tune import Variant, picker
 from stretto.tune.variants import legal
 
@@ -16,8 +20,17 @@ LEAST_ROWS = 1 << 15  # below, a product takes no longer than its launch
 MOST_INNER = 4096
 
 
-def product(x: Tensor, w: Tensor, bias: Tensor | None = None, *, add: Tensor | None = None) -> Tensor:
-    """x w + bias, or + add, which may be overwritten with the result; no autograd. x [m, k], w [k, n] -> [m, n]"""
+def product(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, add: Tensor | None = None, factor: float = 1.0
+) -> Tensor:
+    """x w + bias, or factor x w + add, which may be overwritten with the result; no autograd.
+
+    x [m, k], w [k, n] -> [m, n]. A factor only together with add.
+    """
+    if x.device.type == "cpu":
+        return cpu_product.product(x, w, bias, add=add, factor=factor)
+    if add is not None and factor != 1.0:
+        return add.addmm_(x, w, alpha=factor)
     if not _ours(x, w, bias if add is None else add):
         return _torch(x, w, bias, add, in_place=True)
     key = ("product", x.size(0).bit_length(), *w.shape, w.stride(0) == 1, bias is not None, add is not None, "cuda")

@@ -15,7 +15,7 @@ from torch import Tensor
 from stretto.kernels import pool
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
-from stretto.ops.dense import add_bias, dense, row_sum
+from stretto.ops.dense import add_bias, dense, row_sum, weight_grad
 from stretto.ops.product import product
 
 Map = tuple[Tensor, Tensor | None]  # weight [o, i], bias [o]
@@ -55,17 +55,7 @@ def _empty(x: Tensor, *shape: int) -> Tensor:
 
 
 def _forward(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    if x.device.type != "cpu":
-        return tuple(product(x, weight.t(), bias) for weight, bias in zip(weights, biases, strict=True))
-    results = []
-    for weight, bias in zip(weights, biases, strict=True):
-        out = _empty(x, x.size(0), weight.size(0))
-        if bias is None:
-            torch.mm(x, weight.t(), out=out)
-        else:
-            torch.addmm(bias, x, weight.t(), out=out)
-        results.append(out)
-    return tuple(results)
+    return tuple(product(x, weight.t(), bias) for weight, bias in zip(weights, biases, strict=True))
 
 
 def _sum(x: Tensor, y: Tensor) -> Tensor:
@@ -89,7 +79,8 @@ class _Projections(torch.autograd.Function):
         known = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
         dx = _dx(known, x) if need_x and known else None
         dweights = [
-            grad.t() @ x if need and grad is not None else None for grad, need in zip(grads, needs, strict=False)
+            weight_grad(grad, x) if need and grad is not None else None
+            for grad, need in zip(grads, needs, strict=False)
         ]
         dbiases = [
             row_sum(grad) if need and grad is not None else None
@@ -104,15 +95,10 @@ def _dx(known: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
         for grad, weight in known[1:]:
             total = total + grad @ weight
         return total
-    if x.device.type != "cpu":
-        dx = product(*known[0])
-        for grad, weight in known[1:]:
-            dx = product(grad, weight, add=dx)
-        return dx
-    total = torch.mm(*known[0], out=_empty(x, *x.shape))
+    dx = product(*known[0])
     for grad, weight in known[1:]:
-        total.addmm_(grad, weight)
-    return total
+        dx = product(grad, weight, add=dx)
+    return dx
 
 
 class _Plus(torch.autograd.Function):

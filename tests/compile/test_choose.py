@@ -146,3 +146,33 @@ def test_calibration_leaves_the_users_random_numbers_alone():
     torch.manual_seed(5)
     calibrate(torch.device("cpu"))
     assert torch.equal(torch.rand(4), wanted)
+
+
+def test_a_sum_with_one_weight_is_kept_whole_and_made_anew_when_its_number_changes():
+    from stretto.nn.gin import OWN_ROOT
+
+    graph, x, w = _layer(i=8, o=32)
+    sizes = {"n": 300, "m": 300, "E": 3000, "i": 8, "o": 32}
+    for c in (1.0, 1.0, 1.0, 0.5):
+        noted = []
+        w.grad = None
+        out = linear(
+            OWN_ROOT,
+            {"X": x, "W": w},
+            {"A": Adjacency(graph)},
+            scalars={"c": c},
+            note=lambda key, plan: noted.append(plan),  # noqa: B023
+        )
+        out.square().sum().backward()
+        wanted_w = w.detach().clone().requires_grad_()
+        wanted = (graph_sum(graph, x) + c * x) @ wanted_w.t()
+        wanted.square().sum().backward()
+        torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(w.grad, wanted_w.grad, rtol=1e-4, atol=1e-2)
+    kinds = [work.kind for work in noted[0].works(sizes)]
+    assert kinds == ["gemm", "gemm"]  # one forward, one for the weight
+
+
+def graph_sum(graph, x):
+    source, target = graph.edge_index
+    return torch.zeros(graph.num_rows, x.size(1)).index_add_(0, target, x[source])

@@ -136,10 +136,10 @@ def _widths(expression, wanted, sizes, hoisted=()):
     [((602, 32, 41), 64), ((100, 256, 47), 94), ((128, 256, 40), 80), ((1433, 16, 7), 14)],
 )
 def test_sparse_work_of_a_training_step_is_the_least_there_is(widths, total):
-    from stretto.compile.choose import _products
+    from stretto.compile.constants import candidates
 
     i, h, o = widths
-    hoisted = tuple(node for node, _, _ in _products(gcn.EXPRESSION))
+    hoisted = candidates(gcn.EXPRESSION)
     first = _widths(gcn.EXPRESSION, ("W",), {**ARXIV, "i": i, "o": h}, hoisted)
     second = _widths(gcn.EXPRESSION, ("X", "W"), {**ARXIV, "i": h, "o": o})
     assert (first, second) == (0, total)

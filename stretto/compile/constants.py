@@ -1,0 +1,110 @@
+"""Which values of a layer stay the same from step to step: products of the adjacency with a constant X, and sums of
+them where every term has the same weight, as in (A X + c X) W'. They are kept (hoist.py), not computed again."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Hashable
+
+from torch import Tensor
+
+from stretto.compile.cost import closure
+from stretto.compile.execute import Adjacency
+from stretto.compile.expr import Expression, Horner, Leaf, MatMul, Node, Scaled, Sizes, Sparse, Term, Transpose, shape
+from stretto.compile.hoist import HOIST
+from stretto.compile.rules import forms
+
+
+def constant_nodes(
+    expression: Expression,
+    tensors: dict[str, Tensor],
+    sparse: dict[str, Adjacency],
+    scalars: dict[str, float],
+    sizes: Sizes,
+) -> tuple[Node, ...]:
+    """Nodes made of constant leaves alone that are, or may be, kept across steps."""
+    found = []
+    constant: dict[str, bool] = {}
+    need = 0
+    for node in candidates(expression):
+        leaf = _leaf(node).name
+        x = tensors[leaf]
+        if x.requires_grad or any(sparse[s.name].weight is not None for s in _matrices(node)):
+            continue
+        if leaf not in constant:
+            constant[leaf] = HOIST.constant(x)
+        if constant[leaf]:
+            found.append(node)
+            if not HOIST.knows(x, _key(node, sparse, scalars)):
+                rows, cols = shape(node)
+                need += sizes[rows] * sizes[cols] * x.element_size()
+    return tuple(found) if found and (need == 0 or HOIST.affords(need)) else ()
+
+
+def keeper(
+    tensors: dict[str, Tensor], sparse: dict[str, Adjacency], scalars: dict[str, float]
+) -> Callable[[Node, Callable[[], Tensor]], Tensor]:
+    """What keeps a plan's constant nodes across steps."""
+
+    def keep(node: Node, make: Callable[[], Tensor]) -> Tensor:
+        return HOIST.keep(tensors[_leaf(node).name], _key(node, sparse, scalars), make)
+
+    return keep
+
+
+@functools.cache
+def candidates(expression: Expression) -> tuple[Node, ...]:
+    """What is worth keeping when its one leaf is constant: everything but a common weight, else A X and its powers."""
+    whole = _without_weight(expression)
+    if whole is not None:
+        return (whole,)
+    found: dict[Node, None] = {}
+    for term in expression:
+        for left, right in itertools.pairwise(term.factors):
+            if isinstance(left, Sparse) and isinstance(right, Leaf):
+                node: Node = right
+                for _ in range(left.power):
+                    node = MatMul(Sparse(left.name, left.rows, left.cols, 1, left.transposed), node)
+                    found[node] = None
+    return tuple(found)
+
+
+def _without_weight(expression: Expression) -> Node | None:
+    """The sum that a weight common to all terms is multiplied with, if there are several and all read the same leaf."""
+    last = expression[0].factors[-1]
+    if len(expression) < 2 or any(len(t.factors) < 2 or t.factors[-1] != last for t in expression):
+        return None
+    rest = tuple(Term(term.factors[:-1], term.scale) for term in expression)
+    read = {factor for term in rest for factor in term.factors if not isinstance(factor, Sparse)}
+    if len(read) != 1 or not isinstance(next(iter(read)), Leaf) or not isinstance(last, (Leaf, Transpose)):
+        return None
+    return forms(rest)[0]
+
+
+@functools.cache
+def _leaf(node: Node) -> Leaf:
+    return next(inner for inner in closure(node) if isinstance(inner, Leaf))
+
+
+@functools.cache
+def _matrices(node: Node) -> tuple[Sparse, ...]:
+    found: dict[Sparse, None] = {}
+    for inner in closure(node):
+        if isinstance(inner, MatMul) and isinstance(inner.left, Sparse):
+            found[inner.left] = None
+        elif isinstance(inner, Horner):
+            found[inner.sparse] = None
+    return tuple(found)
+
+
+@functools.cache
+def _numbers(node: Node) -> tuple[str, ...]:
+    return tuple(inner.by for inner in closure(node) if isinstance(inner, Scaled))
+
+
+def _key(node: Node, sparse: dict[str, Adjacency], scalars: dict[str, float]) -> Hashable:
+    """What a kept value depends on, besides the leaf it is kept with."""
+    matrices = [sparse[s.name] for s in _matrices(node)]
+    graphs = tuple((a.graph.number, id(a.row_scale), id(a.col_scale)) for a in matrices)
+    return node, graphs, tuple(scalars[name] for name in _numbers(node))
