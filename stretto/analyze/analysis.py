@@ -21,6 +21,7 @@ from stretto.analyze.predict import depth, step_seconds, times
 from stretto.analyze.report import LayerCost, Report, inconsistencies
 from stretto.analyze.rewrites import Rewrite, rewrites
 from stretto.analyze.specs import matrices
+from stretto.analyze.staleness import staleness_plan
 from stretto.analyze.strategies import Problem, strategies
 from stretto.analyze.taxonomy import taxonomy
 from stretto.analyze.trace import Trace
@@ -95,6 +96,11 @@ def analyze(
         seconds=seconds,
         workload=workload,
         problem=problem,
+        staleness=[
+            staleness_plan(model, data.edge_index, sizes.n, part, torch.from_numpy(splitter.assign(p, part.method)))
+            for p, part in zip(procs, partitions, strict=True)
+            if p > 1
+        ],
     )
 
 

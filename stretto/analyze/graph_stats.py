@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-PARTITIONERS = ("blocks", "breadth-first", "random")
+from stretto.dist.partition import PARTITIONERS, cut, levels, order_of
 
 
 @dataclass(frozen=True)
@@ -71,31 +70,6 @@ def _reuse(source: np.ndarray) -> float:
     return float(np.median(gaps)) if gaps.size else float("inf")
 
 
-def _csr(source: np.ndarray, target: np.ndarray, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Neighbours in either direction."""
-    rows, cols = np.concatenate([source, target]), np.concatenate([target, source])
-    order = np.argsort(rows, kind="stable")
-    pointers = np.zeros(num_nodes + 1, np.int64)
-    np.cumsum(np.bincount(rows, minlength=num_nodes), out=pointers[1:])
-    return pointers, cols[order]
-
-
-def levels(source: np.ndarray, target: np.ndarray, num_nodes: int, start: int) -> np.ndarray:
-    """Breadth-first distance of every node from `start`, edges taken both ways; -1: unreachable."""
-    pointers, cols = _csr(source, target, num_nodes)
-    level = np.full(num_nodes, -1, np.int64)
-    front = np.array([start])
-    level[start] = depth = 0
-    while front.size:
-        depth += 1
-        counts = pointers[front + 1] - pointers[front]
-        places = np.repeat(pointers[front] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
-        reached = cols[places + np.arange(counts.sum())]
-        front = np.unique(reached[level[reached] < 0])
-        level[front] = depth
-    return level
-
-
 def _diameter(source: np.ndarray, target: np.ndarray, num_nodes: int, start: int) -> tuple[int, int | None]:
     """Bounds by two sweeps: the eccentricity of the farthest node found, and twice that of a central one."""
     if not num_nodes or not source.size:
@@ -139,31 +113,13 @@ class Partitioner:
     def __init__(self, edge_index: Tensor, num_nodes: int) -> None:
         self.source, self.target = (row.numpy() for row in edge_index.cpu())
         self.num_nodes = num_nodes
-
-    @cached_property
-    def _breadth_first(self) -> np.ndarray:
-        """Nodes in breadth-first order, component after component."""
-        place = np.zeros(self.num_nodes, np.int64)
-        if not self.num_nodes:
-            return place
-        degree = np.bincount(self.target, minlength=self.num_nodes)
-        level = levels(self.source, self.target, self.num_nodes, int(degree.argmax()))
-        level[level < 0] = level.max() + 1
-        return np.lexsort((np.arange(self.num_nodes), level))
+        self._orders: dict[str, np.ndarray] = {}  # by method
 
     def assign(self, parts: int, method: str) -> np.ndarray:
         """The part of every node; parts hold about as many edges each."""
-        if method == "blocks":
-            order = np.arange(self.num_nodes)
-        elif method == "breadth-first":
-            order = self._breadth_first
-        else:
-            order = np.random.default_rng(0).permutation(self.num_nodes)
-        weight = np.bincount(self.target, minlength=self.num_nodes)[order] + 1
-        share = np.cumsum(weight) / max(1, weight.sum())
-        owner = np.empty(self.num_nodes, np.int64)
-        owner[order] = np.minimum((share * parts - 1e-12).astype(np.int64), parts - 1)
-        return owner
+        if method not in self._orders:
+            self._orders[method] = order_of(self.source, self.target, self.num_nodes, method)
+        return cut(self._orders[method], self.target, parts)
 
     def split(self, parts: int, method: str = "blocks") -> Partition:
         """The partition's numbers, counted exactly."""

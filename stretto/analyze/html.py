@@ -116,6 +116,14 @@ def analysis_page(report: Report) -> str:
             table("forms", [asdict(f) for f in report.forms], ("level", "form", "available", "degree", "reason")),
         ),
         card(
+            "Staleness plan (stretto.dist)",
+            table(
+                "staleness",
+                [_staleness(plan) for plan in report.staleness],
+                ("workers", "setting", "stale reads", "expected age", "amplification by layer", "bound"),
+            ),
+        ),
+        card(
             "Published bound and what runs",
             table(
                 "bounds",
@@ -193,6 +201,13 @@ def _layer(c: Any) -> dict[str, Any]:
         "bytes": c.bytes,
         "best bytes": c.best_bytes,
     }
+
+
+def _staleness(plan: Any) -> dict[str, Any]:
+    raised = [f"{name} = {value}" for name, value in plan.setting.vector().items() if value != int(name[0] == "L")]
+    factors = ", ".join(f"{c:.3g}" for c in plan.amplification) or plan.reason
+    shown = {"setting": ", ".join(raised), "amplification by layer": factors}
+    return {**plan.to_dict(), **shown}
 
 
 def _part(p: Any) -> dict[str, Any]:

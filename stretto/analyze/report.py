@@ -13,6 +13,7 @@ from stretto.analyze.graph_stats import GraphStats, Partition
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.predict import Depth, bound, times
 from stretto.analyze.rewrites import Rewrite
+from stretto.analyze.staleness import StalenessPlan
 from stretto.analyze.strategies import Problem, Strategy
 from stretto.analyze.taxonomy import Form
 from stretto.analyze.trace import Trace
@@ -59,6 +60,7 @@ class Report:
     seconds: float  # predicted step
     workload: Workload
     problem: Problem | None = None  # what the strategies were given
+    staleness: list[StalenessPlan] = field(default_factory=list)  # for each P > 1, the setting of stretto.dist
     checks: list[dict[str, Any]] = field(default_factory=list)  # what validate() found
 
     @property
@@ -124,6 +126,7 @@ class Report:
             "forms": [form.to_dict() for form in self.forms],
             "partitions": [part.to_dict() for part in self.partitions],
             "strategies": [strategy.to_dict() for strategy in self.strategies],
+            "staleness": [plan.to_dict() for plan in self.staleness],
             "rewrites": [asdict(rewrite) for rewrite in self.rewrites],
             "inconsistencies": self.inconsistencies,
             "predicted_seconds": self.seconds,
@@ -178,6 +181,11 @@ class Report:
         ]
         lines += [f"{cost.path or 'model'}: {cost.module}, class {cost.name}." for cost in self.costs]
         lines += [f"{r.layer or 'model'}, {r.rule}: {r.sentence}." for r in self.rewrites]
+        lines += [
+            f"Stale halo on {plan.workers}: T^R = {plan.setting.remote.steps}, {plan.stale_reads:.0%} of the reads are "
+            f"remote, mean age {plan.expected_age:.2g} steps."
+            for plan in self.staleness[:1]
+        ]
         lines.append(f"Best: {best.name} on {best.workers}: {best.seconds * 1e3:.3g} ms; {best.reason}.")
         return "\n".join(lines)
 

@@ -14,9 +14,11 @@ from typing import Any
 from stretto.analyze.classify import Layer
 from stretto.analyze.graph_stats import GraphStats, Partition
 from stretto.analyze.machine_file import Machine
+from stretto.dist import Staleness
 
 B = 4
 FANOUT, BATCH = 10, 1024
+STALE = "partition + stale halo (T^R = 1)"
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Strategy:
     exact: bool
     reason: str
     formula: str
+    staleness: Staleness | None = None  # the engine's setting (stretto.dist), where its exchanges are the strategy's
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -116,7 +119,16 @@ def _single(problem: Problem, part: Partition) -> Strategy:
     )
 
 
-def _halo(problem: Problem, part: Partition, rows: int, name: str, formula: str, reason: str, overlap: str) -> Strategy:
+def _halo(
+    problem: Problem,
+    part: Partition,
+    rows: int,
+    name: str,
+    formula: str,
+    reason: str,
+    overlap: str,
+    staleness: Staleness | None = None,
+) -> Strategy:
     P = part.parts
     moved = B * rows * problem.width
     total = moved + P * problem.allreduce(P)
@@ -144,6 +156,7 @@ def _halo(problem: Problem, part: Partition, rows: int, name: str, formula: str,
         overlap != "full",
         reason,
         formula,
+        staleness,
     )
 
 
@@ -157,6 +170,7 @@ def _pull(problem: Problem, part: Partition) -> Strategy:
         "b sum_p |B_p| (sum_l k_(l-1) + sum_(l>1) k_(l-1)) + 2 (P-1) |W| b",
         f"{sum(part.halo)} rows cross {part.parts} parts ({part.method}), edges {skew:.2f}x uneven",
         "none",
+        Staleness(),
     )
 
 
@@ -193,11 +207,12 @@ def _stale(problem: Problem, part: Partition) -> Strategy:
         problem,
         part,
         sum(part.halo),
-        "partition + stale halo (T^R = 1)",
+        STALE,
         "bytes as pull; time max(compute, exchange); T^R = 1 for features and gradients, all other T = 0, all L = 1",
         "the exchange hides behind the next step's compute; "
         f"{part.cut / max(1, sum(part.edges)):.0%} of the edges read rows that are one step old",
         "full",
+        Staleness.halo(1),
     )
 
 

@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import autograd
 
-from stretto.analyze.graph_stats import Partitioner
+from stretto.analyze.graph_stats import Partition, Partitioner
 from stretto.analyze.predict import step_seconds
-from stretto.analyze.strategies import strategies
+from stretto.analyze.strategies import STALE, Strategy, strategies
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload, unpooled
+from stretto.dist.layers import why_not
 
 if TYPE_CHECKING:
     from stretto.analyze.report import Report
@@ -133,13 +134,54 @@ def validate(report: Report, *, repeats: int = 5, workers: int = 2) -> list[dict
     for name, plan in plans(workload).items():
         trace = counted if plan is workload else plan.trace()
         rows.append(_row(f"step, {name}", "s", step_seconds(trace, report.machine), None, seconds(plan, repeats)))
-    return rows + (partitioned(report, splitter, workers, repeats) if workers > 1 else [])
+    if workers > 1:
+        rows += partitioned(report, splitter, workers, repeats) + stale(report, splitter, workers, repeats)
+    return rows
 
 
 def partitioned(report: Report, splitter: Partitioner, workers: int, repeats: int) -> list[dict[str, Any]]:
     """The step on `workers` processes that pull halo rows: predicted beside counted in torch.distributed's calls."""
-    from stretto.analyze.workers import link, run_pull
+    from stretto.analyze.workers import run_pull
 
+    reason = _why_not_split(report)
+    if reason or report.problem is None:
+        logger.info("stretto: no run on %d workers: %s", workers, reason)
+        return []
+    part = splitter.best(workers)
+    plan = _plan_here(report, part, "partition + halo, pull")
+    paths = [layer.path for layer in report.layers]
+    return _side_by_side(plan, run_pull(report.workload, paths, splitter, workers, part.method, repeats=repeats))
+
+
+def stale(report: Report, splitter: Partitioner, workers: int, repeats: int) -> list[dict[str, Any]]:
+    """The step by the engine of stretto.dist with rows and gradients of the step before, in the strategy's setting."""
+    from stretto.analyze.workers import run_engine
+
+    reason = _why_not_split(report) or _why_not_stale(report)
+    if reason or report.problem is None:
+        logger.info("stretto: no stale run on %d workers: %s", workers, reason)
+        return []
+    part = splitter.best(workers)
+    plan = _plan_here(report, part, STALE)
+    assert plan.staleness is not None
+    owner = torch.from_numpy(splitter.assign(workers, part.method))
+    layers = len(report.layers)
+    found = run_engine(report.workload, owner, staleness=plan.staleness, layers=layers, repeats=repeats)
+    oldest = max(reading.age.steps for reading in found["ages"])
+    age = _row(f"oldest rows, {plan.name}, {workers} workers", "steps", plan.staleness.remote.steps, oldest)
+    return [*_side_by_side(plan, found), age]
+
+
+def _why_not_stale(report: Report) -> str:
+    """Why the engine cannot run the step; empty: it can."""
+    y, model = getattr(report.workload.data, "y", None), report.workload.model
+    if not isinstance(y, torch.Tensor) or y.dim() != 1 or y.is_floating_point():
+        return "the engine's loss is cross entropy, and the data has no labels of classes"
+    return why_not(model)
+
+
+def _why_not_split(report: Report) -> str:
+    """Why the step cannot run on several workers; empty: it can."""
     layers, workload = report.layers, report.workload
     reason = ""
     if report.mode != "train" or workload.step is not None:
@@ -150,19 +192,26 @@ def partitioned(report: Report, splitter: Partitioner, workers: int, repeats: in
         reason = "the model's class is in the script itself, where workers cannot import it"
     elif not dist.is_available():
         reason = "this torch has no torch.distributed"
-    if reason or report.problem is None:
-        logger.info("stretto: no run on %d workers: %s", workers, reason)
-        return []
-    part = splitter.best(workers)
-    latency, bandwidth = link()  # the report's machine may be another; this runs here
+    return reason
+
+
+def _plan_here(report: Report, part: Partition, name: str) -> Strategy:
+    """The strategy of that name, priced with the link between processes of this machine: here it is run."""
+    from stretto.analyze.workers import link
+
+    assert report.problem is not None
+    latency, bandwidth = link()
     here = dataclasses.replace(report.machine, link_latency=latency, link_bandwidth=bandwidth)
     problem = dataclasses.replace(report.problem, machine=here)
-    plan = next(s for s in strategies(problem, [part]) if s.name.endswith("halo, pull"))
-    found = run_pull(workload, [layer.path for layer in layers], splitter, workers, part.method, repeats=repeats)
-    name = f"{plan.name}, {workers} workers"
+    return next(s for s in strategies(problem, [part]) if s.name == name)
+
+
+def _side_by_side(plan: Strategy, found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Predicted, counted by the workers, and measured: tallied in torch.distributed's own calls."""
+    name = f"{plan.name}, {plan.workers} workers"
     return [
-        _row(f"bytes, {name}", "B", plan.bytes, found["bytes"]),
-        _row(f"messages, {name}", "messages", plan.messages, found["messages"]),
+        _row(f"bytes, {name}", "B", plan.bytes, found["bytes"], found["tallied bytes"]),
+        _row(f"messages, {name}", "messages", plan.messages, found["messages"], found["tallied messages"]),
         _row(f"synchronisations, {name}", "waits", plan.syncs, found["syncs"]),
         _row(f"step, {name}", "s", plan.seconds, None, found["seconds"]),
     ]
