@@ -6,11 +6,12 @@ to the forward op it differentiates by autograd's sequence numbers, and so to th
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -129,13 +130,22 @@ class Trace:
 
 
 class Recorder(TorchDispatchMode):
-    """Records the ops run under it. full: everything but time; otherwise time only, in the least overhead."""
+    """Records the ops run under it. full: everything but time; otherwise time only, in the least overhead.
+
+    pages: also how many pages of memory the system had to hand out during each op.
+    """
 
     def __init__(
-        self, model: nn.Module | None = None, *, full: bool = True, capture: frozenset[int] = frozenset()
+        self,
+        model: nn.Module | None = None,
+        *,
+        full: bool = True,
+        capture: frozenset[int] = frozenset(),
+        pages: bool = False,
     ) -> None:
         super().__init__()
         self.full, self.capture = full, capture
+        self.pages: list[int] | None = [] if pages else None
         self.phase = "forward"
         self.trace = Trace()
         self.captured: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}  # op -> (function, args, kwargs)
@@ -209,14 +219,19 @@ class Recorder(TorchDispatchMode):
         self._inside = schema is None
         if self._sync is not None:
             self._sync()
-        start = time.perf_counter()
-        try:
-            out = function(*args, **kwargs)
-            if self._sync is not None:
-                self._sync()
-        finally:
-            self._inside = False
-        end = time.perf_counter()
+        had = _pages() if self.pages is not None else 0
+        # Torch ops inside one of our kernels run at their own speed: they are not handed to Python one by one.
+        with torch._C._DisableTorchDispatch() if schema is None else nullcontext():
+            start = time.perf_counter()
+            try:
+                out = function(*args, **kwargs)
+                if self._sync is not None:
+                    self._sync()
+            finally:
+                self._inside = False
+            end = time.perf_counter()
+        if self.pages is not None:
+            self.pages.append(_pages() - had)
         if kept is not None:
             self._record(name, path, phase, site, kept, deps, out, schema)
         else:
@@ -282,6 +297,11 @@ class Recorder(TorchDispatchMode):
                 trace.gives.append((len(trace.ops), number))
 
         self._alive[key] = weakref.ref(storage, gone)
+
+
+def _pages() -> int:
+    """Pages that the system has handed out to this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _copied(value: Any) -> Any:

@@ -1,32 +1,36 @@
 """Hot ops again, outside the model: with the very indices they had there, and with the same indices shuffled.
 
-The time of an op that follows an index depends on the index. A replay with random ones would measure another op.
+The time of an op that follows an index depends on the index: a replay with random ones would measure another op. It
+also depends on what the op before has left in the caches and on the memory it is given, so the whole step is replayed,
+and each op is timed in it (`chain.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-import time
-from collections.abc import Callable
+import statistics
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stretto import memory
-from stretto.analyze.predict import fresh_bytes, touched_since
-from stretto.analyze.trace import OpRecord, Recorder
+from stretto.analyze.trace import Recorder, Trace
+from stretto.analyze.workload import Workload
+from stretto.errors import expect, fail
 from stretto.kernels.attention import TENSORS, Attention
+from stretto.profile.chain import Tape, mapped
 from stretto.tune.timing import Timing
 
 if TYPE_CHECKING:
     from stretto.profile.profiling import Group, Profile
 
 REPEATS = 20
-MODEL = "in the model"
-FAR = 1 << 27  # bytes of other work after which nothing is in a cache any more
+ATTEMPTS = 6  # at a chain that has the trace's ops: the tuner may still be trying plans
+MODEL, REAL, SHUFFLED = "in the model", "real indices", "shuffled indices"
+SAME_PAGES, SAME_SHARE = 8, 0.05  # two amounts of new memory that count as the same
 
 
 def capture(profile: Profile, groups: list[Group]) -> dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
@@ -90,16 +94,6 @@ def regenerate(mark: dict[str, Any], *, seed: int = 0) -> Tensor:
     return torch.from_numpy(index)
 
 
-def calls(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Callable[[], object]]:
-    """The op with its own indices and, if it has any, with shuffled ones."""
-    found: dict[str, Callable[[], object]] = {"real indices": lambda: function(*args, **kwargs)}
-    if any(is_index(v) or (isinstance(v, (list, tuple)) and any(map(is_index, v))) for v in args):
-        generator = torch.Generator().manual_seed(0)
-        other = tuple(shuffled(v, generator) for v in args)
-        found["shuffled indices"] = lambda: function(*other, **kwargs)
-    return found
-
-
 def operands(value: Any) -> list[Tensor]:
     """Every dense tensor inside a value, in the order in which a trace lists them."""
     if isinstance(value, Tensor):
@@ -111,95 +105,122 @@ def operands(value: Any) -> list[Tensor]:
     return [t for v in value for t in operands(v)] if isinstance(value, (list, tuple)) else []
 
 
-class _Cache:
-    """Puts operands as far away as they were in the model: other memory is read between their last use and the call."""
+Sample = tuple[float, int]  # seconds, and pages of memory that the system handed out meanwhile
 
-    def __init__(self) -> None:
-        self.other = torch.ones(FAR // 4)
-        self.at = 0
 
-    def read(self, size: float) -> None:
-        """Read so many bytes that nobody else uses, not those read last."""
-        count = min(int(size), FAR) // 4
-        first, rest = self.other[self.at : self.at + count], self.at + count - self.other.numel()
-        first.sum()
-        if rest > 0:
-            self.other[:rest].sum()
-        self.at = (self.at + count) % self.other.numel()
+def matched(inside: Sequence[Sample], alone: Sequence[Sample]) -> list[tuple[float, float]]:
+    """Seconds in the model and outside it, by turn: of the turns in which the op got as much new memory in both.
 
-    def place(self, used: list[tuple[float, Tensor | int]], fresh: bool) -> None:
-        """used: bytes touched since the tensor, or memory of so many bytes for a result, was last used.
+    Which op of a step meets new memory is the allocator's luck: the same step may pay for 28,000 pages, then for none.
+    Every turn, where they hardly ever met the same.
+    """
+    turns = list(zip(inside, alone, strict=True))
+    same = [(a, b) for a, b in turns if abs(a[1] - b[1]) <= max(SAME_PAGES, SAME_SHARE * a[1])]
+    return [(a[0], b[0]) for a, b in (same if 4 * len(same) >= len(turns) else turns)]
 
-        fresh: in the model the result was memory that the process did not have.
-        """
-        ordered = sorted(used, key=lambda pair: -pair[0])
-        after = [*[since for since, _ in ordered[1:]], 0.0][: len(ordered)]
-        if fresh:
-            memory.give_back()
-        for (since, what), then in zip(ordered, after, strict=True):
-            if isinstance(what, Tensor):
-                if since < FAR:
-                    what.sum()
-            elif since < FAR and not fresh:
-                torch.empty(what, dtype=torch.uint8).zero_()  # freed at once: the next of this size gets it
-            self.read(since - then)
+
+def shuffles(tape: Tape, trace: Trace) -> tuple[dict[int, tuple[Any, Any]], dict[int, Tensor]]:
+    """Of every gather and scatter by an index: its arguments with the index in a random order, and the index itself.
+
+    Taken from one run of the chain: an index that the step makes exists only while it runs.
+    """
+    generator = torch.Generator().manual_seed(0)
+    found: dict[int, tuple[Any, Any]] = {}
+    own: dict[int, Tensor] = {}
+    wanted = {op.index for op in trace if op.cost.family in ("gather", "scatter")}
+
+    def seen(place: int, args: Any, kwargs: Any) -> None:
+        inputs = operands((args, kwargs))
+        index = next((t for t in inputs if is_index(t)), None)
+        if place in wanted and index is not None:
+            own[place] = index.clone() if index.dim() == 1 else index.select(-1, 0).clone()
+            others = iter([shuffled(t, generator) if is_index(t) else None for t in inputs])
+            swap = lambda kept: other if (other := next(others)) is not None else kept  # noqa: E731
+            found[place] = (mapped(tape.calls[place].args, swap), mapped(tape.calls[place].kwargs, swap))
+
+    tape.run(seen=seen)
+    return found, own
+
+
+def recorded(profile: Profile) -> Tape:
+    """The profile's step as a chain of the very ops that its trace has."""
+    names = [op.name for op in profile.trace]
+    for _ in range(ATTEMPTS):
+        tape = Tape(profile.workload)
+        profile.workload.model.zero_grad(set_to_none=True)
+        if [call.name for call in tape.calls] == names:
+            return tape
+    fail(f"replay: the step runs other ops than its trace ({len(tape.calls)}, then {len(names)})")
 
 
 def replay(profile: Profile, *, share: float = 0.9, repeats: int = REPEATS) -> list[dict[str, Any]]:
-    """One row per hot group: in the model, alone with its indices, alone with shuffled ones, in milliseconds.
+    """One row per hot group: in the model, outside it with its own indices, and with shuffled ones, in milliseconds.
 
-    Steps of the model and single ops take turns, so that a machine that drifts slows both; before a single op its
-    operands are put where the model had them, in a cache or in memory.
+    Steps of the model and runs of its chain of ops take turns, and samples of one turn are compared with one another:
+    a machine that drifts slows both.
     """
-    groups = profile.hot(share)
-    captured = capture(profile, groups)
-    trace, places = profile.trace, touched_since(profile.trace)
-    slowest = [max(group.ops, key=lambda i: trace.ops[i].seconds) for group in groups]
-    slowest = [index for index in slowest if index in captured]
-    table = {index: calls(*captured[index]) for index in slowest}
-    used = {i: _used(trace.ops[i], places[i], operands(captured[i][1:])) for i in slowest}
-    fresh = set() if memory.is_kept() else set(fresh_bytes(trace))
-    samples: dict[tuple[int, str], list[float]] = {}
-    cache, order = _Cache(), random.Random(0)
-    for turn in range(repeats + 1):
-        recorder = Recorder(profile.workload.model, full=False)
-        with recorder.recording():
-            profile.workload.run(recorder)
-        same = len(recorder.times) == len(trace.ops)
-        keys = [(index, name) for index, options in table.items() for name in options]
-        order.shuffle(keys)
-        for index, name in keys:
-            cache.place(used[index], index in fresh)
-            with torch.no_grad():
-                start = time.perf_counter()
-                table[index][name]()
-                taken = time.perf_counter() - start
-            if turn:
-                samples.setdefault((index, name), []).append(taken)
-        for index in slowest if turn and same else ():
-            samples.setdefault((index, MODEL), []).append(recorder.times[index][1])
-    profile.workload.model.zero_grad(set_to_none=True)
-    return [_row(profile, index, captured[index][1], samples) for index in slowest]
+    groups, trace, workload = profile.hot(share), profile.trace, profile.workload
+    names = [op.name for op in trace]
+    turns: dict[str, list[list[Sample]]] = {}
+    order = random.Random(0)
+    with torch.random.fork_rng(devices=[]):
+        tape = recorded(profile)
+        other, indices = shuffles(tape, trace)
+        sides = {MODEL: lambda: _step(workload), REAL: tape.run, SHUFFLED: lambda: tape.run(instead=other)}
+        for turn in range(repeats + 1):
+            done = {side: sides[side]() for side in order.sample(list(sides), len(sides))}
+            if turn and [name for name, _, _ in done[MODEL].times] == names:
+                for side, one in done.items():
+                    seconds = [seconds for _, seconds, _ in one.times]
+                    turns.setdefault(side, []).append(list(zip(seconds, one.pages or (), strict=True)))
+    expect(bool(turns), "replay: no step ran the ops of the trace")
+    by_op = {side: list(zip(*found, strict=True)) for side, found in turns.items()}
+    return [_row(group, indices, by_op) for group in groups]
 
 
-def _used(op: OpRecord, since: list[float], inputs: list[Tensor]) -> list[tuple[float, Tensor | int]]:
-    """Inputs and new results of an op with the bytes touched since that memory was last used."""
-    count = len(op.inputs)
-    known = {spec.key for spec in op.inputs}
-    results = [
-        (s, int(spec.nbytes)) for s, spec in zip(since[count:], op.outputs, strict=True) if spec.key not in known
-    ]
-    return [*zip(since, inputs, strict=False), *results]
+def _step(workload: Workload) -> Recorder:
+    """One step of the model. Its gradients go: the chain starts from the memory that a step starts from."""
+    recorder = Recorder(workload.model, full=False, pages=True)
+    with recorder.recording():
+        workload.run(recorder)
+    workload.model.zero_grad(set_to_none=True)
+    return recorder
 
 
-def _row(profile: Profile, index: int, args: Any, samples: dict[tuple[int, str], list[float]]) -> dict[str, Any]:
-    op = profile.trace.ops[index]
-    mine = {name: Timing(tuple(values)) for (which, name), values in samples.items() if which == index}
-    inside = mine[MODEL].median if MODEL in mine else op.typical or op.seconds
-    index_in = next((v for a in args for v in (a if isinstance(a, (list, tuple)) else (a,)) if is_index(v)), None)
-    return {
-        "op": op.name, "phase": op.phase, "shapes": op.shapes, "in model ms": inside * 1e3,
-        **{name: timing.to_dict() for name, timing in mine.items() if name != MODEL},
-        "ratio": mine["real indices"].median / inside if inside else None,
-        "index": None if index_in is None else fingerprint(index_in),
+def _row(group: Group, indices: dict[int, Tensor], by_op: dict[str, list[tuple[Sample, ...]]]) -> dict[str, Any]:
+    pairs = [matched(by_op[MODEL][i], by_op[REAL][i]) for i in group.ops]
+    inside = [statistics.median(a for a, _ in turns) for turns in pairs]
+    row = {
+        "op": group.name, "phase": group.phase, "shapes": group.shapes, "calls": len(group.ops),
+        "in model ms": sum(inside) * 1e3, REAL: _numbers(pairs), "ratio": _ratio(pairs), "interval": _interval(pairs),
+        "index": None,
     }  # fmt: skip
+    if group.ops[0] in indices:
+        row[SHUFFLED] = _numbers([matched(by_op[MODEL][i], by_op[SHUFFLED][i]) for i in group.ops])
+        row["index"] = fingerprint(indices[group.ops[0]])
+    return row
+
+
+Turns = list[tuple[float, float]]  # (seconds in the model, seconds outside it)
+
+
+def _numbers(pairs: list[Turns]) -> dict[str, float]:
+    """Calls of one group together; repeats of the one with the fewest."""
+    quantiles = {"q20_ms": 0.2, "median_ms": 0.5, "q80_ms": 0.8}
+    alone = [Timing(tuple(b for _, b in turns)) for turns in pairs]
+    found = {name: 1e3 * sum(timing.quantile(q) for timing in alone) for name, q in quantiles.items()}
+    return {**found, "ratio": _ratio(pairs), "repeats": min(len(turns) for turns in pairs)}
+
+
+def _ratio(pairs: list[Turns]) -> float:
+    """Outside over inside: the median over turns, calls weighed by their time."""
+    inside = [statistics.median(a for a, _ in turns) for turns in pairs]
+    ratios = [statistics.median(b / a for a, b in turns) for turns in pairs]
+    return sum(a * r for a, r in zip(inside, ratios, strict=True)) / sum(inside)
+
+
+def _interval(pairs: list[Turns], draws: int = 200) -> tuple[float, float]:
+    """Where 95 % of the ratios lie when the turns are drawn anew."""
+    draw = random.Random(0)
+    spread = Timing(tuple(_ratio([draw.choices(turns, k=len(turns)) for turns in pairs]) for _ in range(draws)))
+    return spread.quantile(0.025), spread.quantile(0.975)

@@ -1,0 +1,191 @@
+"""A step as the chain of ops it runs, to be run again outside the model: without its modules, Python or autograd.
+
+Every op meets what it met in the model: its own indices, operands that the op before has just made or that lie a step
+back, and memory that was freed at the same place. What came into the step (parameters, features, the graph) is used as
+it lies in memory; what the step made is made again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.analyze.specs import storage_key
+from stretto.analyze.trace import Recorder
+from stretto.analyze.workload import Workload
+from stretto.kernels.attention import TENSORS, Attention
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor that the step made: a window on the memory of an earlier result."""
+
+    slot: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    def of(self, storages: list[Any]) -> Tensor:
+        """The tensor in this run of the chain."""
+        empty = torch.empty(0, dtype=self.dtype)
+        return empty.set_(storages[self.slot], self.offset, self.size, self.stride)
+
+
+@dataclass
+class Call:
+    """One op. args and kwargs hold Made where the step's own results stand."""
+
+    function: Any
+    name: str
+    args: Any
+    kwargs: Any
+    schema: Any
+    drops: tuple[int, ...] = ()  # slots freed before it
+    makes: tuple[tuple[int, int], ...] = ()  # (position among its results, slot)
+
+
+def mapped(value: Any, change: Callable[[Tensor | Made], Any]) -> Any:
+    """The value with every dense tensor, or what stands for one, replaced."""
+    if isinstance(value, Made) or (isinstance(value, Tensor) and value.layout == torch.strided):
+        return change(value)
+    if isinstance(value, Attention):
+        return dataclasses.replace(value, **{name: mapped(getattr(value, name), change) for name in TENSORS})
+    if isinstance(value, (list, tuple)):
+        parts = [mapped(v, change) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, dict):
+        return {k: mapped(v, change) for k, v in value.items()}
+    return value
+
+
+class Tape(Recorder):
+    """Records a chain. The step is watched as when it is timed, so that both run the same ops."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload.model, full=False)
+        self.calls: list[Call] = []
+        self.slots = 0
+        self._slot: dict[int, int] = {}  # storage -> slot, while it lives
+        self._refs: dict[int, Any] = {}
+        self._dropped: list[int] = []
+        self._copies: dict[int, Any] = {}  # storages that came in and are written to
+        self._state = {storage_key(buffer) for buffer in workload.model.buffers()}  # batch norms write without saying
+        with self.recording():
+            workload.run(self)
+        self._refs.clear()
+
+    def call(self, function: Any, name: str, args: Any, kwargs: Any, schema: Any) -> Any:
+        """Run one op and keep how to run it again."""
+        if self._inside:
+            return super().call(function, name, args, kwargs, schema)
+        self._inside = True  # copies are no part of the step
+        written = _written(schema, args, kwargs)
+        keep = lambda tensor: self._keep(tensor, written)  # noqa: E731
+        made = Call(function, name, mapped(args, keep), mapped(kwargs, keep), schema, tuple(self._dropped))
+        self._inside = False
+        self._dropped.clear()
+        self.calls.append(made)
+        given = {storage_key(t) for t in _flat((args, kwargs))}
+        out = super().call(function, name, args, kwargs, schema)
+        fresh = {p: tensor for p, tensor in enumerate(results(out)) if storage_key(tensor) not in given}
+        # A pool gives out a buffer again, which never dies: the result that had it before is gone.
+        again = {self._slot.pop(key) for key in map(storage_key, fresh.values()) if key in self._slot}
+        made.drops = (*made.drops, *sorted(again))
+        made.makes = tuple((place, self._new(tensor)) for place, tensor in fresh.items())
+        return out
+
+    def _keep(self, tensor: Any, written: set[int]) -> Any:
+        key = storage_key(tensor)
+        window = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        if key in self._slot:
+            return Made(self._slot[key], *window)
+        if key not in written and key not in self._state:
+            return tensor.detach()
+        if key not in self._copies:
+            self._copies[key] = tensor.untyped_storage().clone()
+        return Made(0, *window).of([self._copies[key]])
+
+    def _new(self, tensor: Tensor) -> int:
+        key, slot = storage_key(tensor), self.slots
+        if key in self._slot:  # two results in one storage
+            return self._slot[key]
+        self.slots += 1
+        self._slot[key] = slot
+
+        def gone(_: Any) -> None:
+            if self._slot.get(key) == slot:
+                del self._slot[key]
+                self._dropped.append(slot)
+
+        self._refs[slot] = weakref.ref(tensor.untyped_storage(), gone)
+        return slot
+
+    def run(
+        self,
+        *,
+        instead: dict[int, tuple[Any, Any]] | None = None,
+        seen: Callable[[int, Any, Any], None] | None = None,
+    ) -> Recorder:
+        """The whole chain once, timed op by op as a step is.
+
+        instead: other args and kwargs for some calls. seen(place, args, kwargs) is shown the tensors of every call.
+        """
+        clock = Recorder(full=False, pages=True)
+        clock._sync = self._sync
+        storages: list[Any] = [None] * self.slots
+        remake = lambda value: value.of(storages) if isinstance(value, Made) else value  # noqa: E731
+        with torch.no_grad(), clock:  # every op takes the way through the recorder that it takes in a step
+            for place, call in enumerate(self.calls):
+                clock._inside = True  # what is done between ops is no part of the step
+                for slot in call.drops:
+                    storages[slot] = None
+                args, kwargs = (instead or {}).get(place, (call.args, call.kwargs))
+                args, kwargs = mapped(args, remake), mapped(kwargs, remake)
+                if seen is not None:
+                    seen(place, args, kwargs)
+                clock._inside = False
+                if call.schema is None:
+                    out = clock.call(call.function, call.name, args, kwargs, None)
+                else:
+                    out = call.function(*args, **kwargs)
+                if call.makes:
+                    found = results(out)
+                    for position, slot in call.makes:
+                        storages[slot] = found[position].untyped_storage()
+                    del found
+                del args, kwargs, out
+        return clock
+
+
+def results(out: Any) -> list[Tensor]:
+    """The dense tensors among the results of an op, in order."""
+    return [t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, Tensor) and _dense(t)]
+
+
+def _dense(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided
+
+
+def _flat(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    mapped(value, found.append)  # type: ignore[arg-type]
+    return found
+
+
+def _written(schema: Any, args: Any, kwargs: Any) -> set[int]:
+    """Storages that the op writes to, by its schema."""
+    if schema is None:
+        return set()
+    found: list[Tensor] = []
+    for place, argument in enumerate(schema._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = kwargs.get(argument.name, args[place] if place < len(args) else None)
+            found += _flat(value)
+    return {storage_key(t) for t in found}

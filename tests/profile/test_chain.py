@@ -1,0 +1,208 @@
+"""A step replayed as a chain of ops: the same ops, values and memory as in the model, which it leaves as it was."""
+
+import pytest
+import torch
+from torch_geometric import nn as pyg
+from torch_geometric.data import Data
+
+import stretto
+import stretto.profile
+from stretto import StrettoError, datasets
+from stretto.analyze import Machine
+from stretto.analyze.models import as_data, make
+from stretto.analyze.trace import Recorder
+from stretto.analyze.workload import Workload
+from stretto.kernels import native
+from stretto.profile.chain import Made, Tape, mapped, results
+from stretto.profile.replay import is_index, matched, operands, replay, shuffles
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def graph(nodes: int = 300, edges: int = 2000) -> Data:
+    data = as_data(datasets.load_graph(f"er:{nodes}:{edges}"), width=12)
+    data.y = data.y % 4
+    return data
+
+
+class Normed(torch.nn.Module):
+    """Batch norm writes to its buffers, dropout draws, a parameter is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.lin = pyg.SAGEConv(12, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8)
+
+    def forward(self, x, edge_index):
+        x = self.norm(self.conv(x, edge_index)).relu()
+        return self.lin(torch.nn.functional.dropout(self.lin(x), 0.5, self.training))
+
+
+MODELS = {
+    "gcn": lambda: make("gcn", 12, 8, 4), "gat": lambda: make("gat", 12, 8, 4), "sage": lambda: make("sage", 12, 8, 4),
+    "edgeconv": lambda: make("edgeconv", 12, 8, 4), "tag": lambda: make("tag", 12, 8, 4), "normed": Normed,
+}  # fmt: skip
+
+
+def numbers(recorder_call):
+    """The floating results of every op, as the recorder's `call` gives them."""
+    found = []
+
+    def call(self, function, name, args, kwargs, schema):
+        outer = not self._inside
+        out = recorder_call(self, function, name, args, kwargs, schema)
+        if outer:
+            self._inside = True  # the copies are no part of the step
+            wanted = "empty" not in name and "set_" not in name  # these hold what was in memory
+            found.append([t.detach().clone() for t in results(out) if wanted and t.is_floating_point()])
+            self._inside = False
+        return out
+
+    return found, call
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["stock", "accelerated"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_op_gives_what_it_gave_in_the_model(name, fast, monkeypatch):
+    if fast and native.library() is None:
+        pytest.skip(f"native kernels are off: {native.why_not()}")
+    monkeypatch.setenv("STRETTO_TUNE", "analytic")  # one plan, from the first step on
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    workload = Workload(stretto.accelerate(model) if fast else model, graph())
+    for _ in range(2):
+        workload.run()
+    tape = Tape(workload)
+    found, call = numbers(Recorder.call)
+    monkeypatch.setattr(Recorder, "call", call)
+    state = torch.get_rng_state()
+    step = Recorder(model, full=False)
+    with step.recording():
+        workload.run(step)
+    inside = [*found]
+    found.clear()
+    torch.set_rng_state(state)
+    again = tape.run()
+    assert [name for name, _, _ in again.times] == [name for name, _, _ in step.times]
+    assert len(found) == len(inside) == len(tape.calls)
+    for call, a, b in zip(tape.calls, inside, found, strict=True):
+        for first, second in zip(a, b, strict=True):
+            if call.makes or call.schema is None or "_." in call.name or ".out" in call.name:  # else a view
+                torch.testing.assert_close(second, first, rtol=1e-5, atol=1e-6, equal_nan=True, msg=call.name)
+    assert sum(map(len, found)) > 10
+
+
+def test_the_model_is_left_as_it_was():
+    torch.manual_seed(0)
+    model = Normed()
+    profile = stretto.profile(model, graph(), machine=Machine(), repeats=1)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    drawn = torch.get_rng_state()
+    tape = Tape(profile.workload)  # a step of the model itself: its running means move once
+    moved = {k: v.clone() for k, v in model.state_dict().items()}
+    assert not torch.equal(before["norm.running_mean"], moved["norm.running_mean"])
+    for _ in range(3):
+        tape.run()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, moved[name]), name
+    torch.set_rng_state(drawn)
+    replay(profile, repeats=1)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_memory_is_freed_where_the_model_frees_it():
+    """Bytes held by the chain after each op are those that the trace counts."""
+    workload = Workload(make("sage", 12, 8, 4), graph())
+    trace = workload.trace()
+    tape = Tape(workload)
+    live, most = set(), 0
+    sizes = {}
+
+    def seen(place, args, kwargs):
+        nonlocal most
+        for tensor, kept in zip(operands((args, kwargs)), _parts(tape.calls[place]), strict=True):
+            if isinstance(kept, Made):
+                sizes[kept.slot] = tensor.untyped_storage().nbytes()
+
+    tape.run(seen=seen)
+    for call in tape.calls:
+        live -= set(call.drops)
+        live |= {slot for _, slot in call.makes}
+        most = max(most, sum(sizes.get(slot, 0) for slot in live))
+    unused = trace.peak_bytes - most  # results that no op reads are not seen above
+    assert 0 <= unused <= 0.05 * trace.peak_bytes
+
+
+def _parts(call):
+    found = []
+    mapped((call.args, call.kwargs), found.append)
+    return found
+
+
+def test_indices_are_shuffled_and_nothing_else():
+    profile = stretto.profile(make("gcn", 12, 8, 4), graph(), machine=Machine(), repeats=1)
+    tape = Tape(profile.workload)
+    other, own = shuffles(tape, profile.trace)
+    assert own
+    assert set(other) == set(own)
+    assert all(profile.trace.ops[i].cost.family in ("gather", "scatter") for i in own)
+    real, changed = {}, {}
+    tape.run(seen=lambda place, args, kwargs: real.setdefault(place, [t.clone() for t in operands((args, kwargs))]))
+    tape.run(
+        instead=other,
+        seen=lambda place, args, kwargs: changed.setdefault(place, [t.clone() for t in operands((args, kwargs))]),
+    )
+    differ = 0
+    for place in own:
+        for a, b in zip(real[place], changed[place], strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+            if is_index(a):
+                differ += not torch.equal(a, b)
+                assert torch.equal(a.flatten().sort().values, b.flatten().sort().values)
+    assert differ >= 0.8 * len(own)
+
+
+def test_turns_are_compared_where_memory_was_the_same():
+    inside = [(1.0, 0), (5.0, 4000), (1.1, 2), (5.1, 4100)]
+    alone = [(4.9, 4000), (5.2, 4050), (1.0, 0), (1.2, 0)]
+    assert matched(inside, alone) == [(5.0, 5.2), (1.1, 1.0)]
+    never = [(1.0, 0)] * 4
+    assert len(matched([(5.0, 4000)] * 4, never)) == 4  # told apart by nothing: every turn counts
+
+
+def test_a_slower_replay_is_seen(monkeypatch):
+    """The ratio is of the op itself: an op that takes longer outside the model is off by that much."""
+    profile = stretto.profile(make("sage", 12, 8, 4), graph(2000, 20000), machine=Machine(), repeats=1)
+    plain = Tape.run
+
+    def slow(self, **options):
+        recorder = plain(self, **options)
+        recorder.times = [(name, 3 * seconds, gap) for name, seconds, gap in recorder.times]
+        return recorder
+
+    honest = {(r["op"], r["phase"], r["shapes"]): r["ratio"] for r in replay(profile, repeats=3)}
+    monkeypatch.setattr(Tape, "run", slow)
+    for row in replay(profile, repeats=3):
+        assert row["ratio"] > 1.5 * honest[row["op"], row["phase"], row["shapes"]]
+        assert row["interval"][0] <= row["ratio"] <= row["interval"][1]
+
+
+def test_a_step_that_never_repeats_its_ops_is_refused():
+    class Moody(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin, self.more = torch.nn.Linear(12, 4), 0
+
+        def forward(self, x, edge_index):
+            for _ in range(self.more):
+                x = x + 1
+            return self.lin(x)
+
+    model = Moody()
+    profile = stretto.profile(model, graph(), machine=Machine(), repeats=1)
+    model.more = 2
+    with pytest.raises(StrettoError, match="other ops than its trace"):
+        replay(profile, repeats=1)
