@@ -22,6 +22,7 @@ __all__ = [
     "accelerate",
     "accelerated",
     "analyze",
+    "dist",
     "explain",
     "inference",
     "is_patched",
@@ -35,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """stretto.analyze and stretto.profile, loaded when first asked for: few programs need them."""
-    if name in ("analyze", "profile"):
+    """stretto.analyze, dist and profile, loaded when first asked for: few programs need them."""
+    if name in ("analyze", "dist", "profile"):
         return _importlib.import_module(f"stretto.{name}")
     raise AttributeError(f"module 'stretto' has no attribute {name!r}")

@@ -44,12 +44,15 @@ class Timeline:
 
     def __init__(self, rank: int) -> None:
         self.rank, self.step, self.phase = rank, 0, "forward"
+        self.recording = True
         self.events: deque[Event] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
         self._open: dict[tuple[int, str], float] = {}
 
     def add(self, layer: int, kind: str, rows: str, begin: float, end: float, when: tuple[int, str]) -> None:
         """Note an event; when: the step and phase it belongs to."""
+        if not self.recording:
+            return
         with self._lock:
             self.events.append(Event(self.rank, when[0], when[1], layer, kind, rows, begin, end))
 

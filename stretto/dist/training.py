@@ -123,12 +123,13 @@ class PartitionParallel:
         training = self.model.training
         self._reading = Slots(self.part, Staleness(), self._exchange, Timeline(self.rank))
         self._reading.begin_step()
+        self.timeline.recording = False  # the timeline is that of training
         self.model.eval()
         try:
             return self.model(self.x, self.part.edge_index)
         finally:
             self.model.train(training)
-            self._reading = self.slots
+            self._reading, self.timeline.recording = self.slots, True
 
     # ---- what happened ----
 
