@@ -1,143 +1,155 @@
 """Whole attention layers as one step: against the same made of plain ops, played from a tape, and edited in place."""
 
+from contextlib import nullcontext
 from importlib import import_module
 
 import pytest
 import torch
 
-from stretto import Graph
+from stretto import Graph, kernels
 
 FORMS = ("gat", "gatv2", "dot")
-HEADS, WIDTH, INNER = 2, 8, 12
+HEADS, WIDTH, INNER, NODES = 2, 4, 8, 11
+CALLS = 3  # the first, the recorded one, and one that is played
+
+layers = import_module("stretto.ops.attention_layer")
 
 
 @pytest.fixture
-def layers(forced, short_pieces):
-    return import_module("stretto.ops.attention_layer")
-
-
-def graph_of(device, n=23, edges=90):
+def graph(device, short_pieces):
+    """With a hub that is cut into pieces."""
     Graph.cache_clear()
     generator = torch.Generator().manual_seed(3)
-    pairs = torch.randint(0, n, (2, edges), generator=generator)
-    pairs[1, : edges // 3] = 5  # a hub, cut into pieces
-    return Graph.of(pairs.to(device), n)
+    pairs = torch.randint(0, NODES, (2, 40), generator=generator)
+    pairs[1, :15] = 5
+    return Graph.of(pairs.to(device), NODES)
 
 
-def operands(form, device, n=23, seed=0):
+def operands(form, device, seed=0):
+    """x, bias and parameters, with other numbers and in other memory for every seed."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
         return torch.randn(*shape, generator=generator).to(device).requires_grad_()
 
     out = HEADS * WIDTH
-    att = [draw(1, HEADS, WIDTH)]
-    pair = [draw(out, INNER), draw(out)]
+    att, pair = draw(1, HEADS, WIDTH), [draw(out, INNER), draw(out)]
     parameters = {
-        "gat": [pair[0], *att, draw(1, HEADS, WIDTH)],
-        "gatv2": [*pair, draw(out, INNER), None, *att],
+        "gat": [pair[0], att, draw(1, HEADS, WIDTH)],
+        "gatv2": [*pair, draw(out, INNER), None, att],
         "dot": [*pair, draw(out, INNER), draw(out), draw(out, INNER), None, draw(out, INNER), draw(out)],
     }
-    return draw(n, INNER), None if form == "dot" else draw(out), parameters[form]
+    return draw(NODES, INNER), None if form == "dot" else draw(out), parameters[form]
 
 
-def results(layers, graph, form, operands, *, plain, times=1, dropout=0.0):
-    x, bias, parameters = operands
+def plain(graph, form, module, x, bias, parameters, dropout=0.0):
+    """The layer from ops that are tested elsewhere, and the leaves it was made of, in double precision."""
+    double = [None if t is None else t.detach().double().requires_grad_() for t in (x, bias, *parameters)]
+    layer = module.attention_layer.Layer(form, HEADS, WIDTH, 0.2, 0.5, dropout)
     torch.manual_seed(1)
-    if plain:
-        module = layers.kernels.backend(x.device)
-        layer = module.attention_layer.Layer(form, HEADS, WIDTH, 0.2, 0.5, dropout)
-        seed = torch.randint(2**63 - 1, (1,), device=x.device) if dropout else None
-        double = [None if t is None else t.detach().double().requires_grad_() for t in (x, bias, *parameters)]
-        out = layers.plainly(graph, layer, seed, double[0], double[1], double[2:])
-        leaves = [t for t in double if t is not None]
-    else:
+    seed = torch.randint(2**63 - 1, (1,), device=x.device) if dropout else None
+    return layers.plainly(graph, layer, seed, double[0], double[1], double[2:]), [t for t in double if t is not None]
+
+
+def whole(graph, form, module, x, bias, parameters, dropout=0.0):
+    """The same as one step."""
+    torch.manual_seed(1)
+    with kernels.forced(module):
         out = layers.attention_layer(graph, form, HEADS, x, bias, tuple(parameters), scale=0.5, dropout=dropout)
-        leaves = [t for t in (x, bias, *parameters) if t is not None]
+    return out, [t for t in (x, bias, *parameters) if t is not None]
+
+
+def gradients(module, out, leaves, **options):
     weight = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape).to(out.dtype)
-    for k in range(times):
-        grads = torch.autograd.grad(out, leaves, weight, retain_graph=k + 1 < times)
-    return [out.detach(), *grads]
+    with kernels.forced(module):
+        return torch.autograd.grad(out, leaves, weight, **options)
 
 
-def close(got, wanted, limit=2e-4):
-    for one, other in zip(got, wanted, strict=True):
+def wanted(out, leaves):
+    weight = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape).to(out.dtype)
+    return torch.autograd.grad(out, leaves, weight)
+
+
+def close(got, expected, limit=1e-4):
+    for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one.double(), other.double(), rtol=limit, atol=limit)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("form", FORMS)
-def test_first_recorded_and_played_calls_agree_with_plain_ops(form, dropout, layers, device):
-    graph = graph_of(device)
-    for call in range(5):  # other numbers and other memory every time
-        given = operands(form, device, seed=call)
-        wanted = results(layers, graph, form, given, plain=True, dropout=dropout)
-        close(results(layers, graph, form, given, plain=False, dropout=dropout), wanted)
-    kinds = [type(t).__name__ for t in graph.edge_csr.cache["tapes"].values()]
-    assert kinds == ["Tape", "Tape"]
+def test_first_recorded_and_played_calls_agree_with_plain_ops(form, dropout, graph, device, triton_kernels):
+    for call in range(CALLS):
+        given = operands(form, device, call)
+        reference, reference_leaves = plain(graph, form, triton_kernels, *given, dropout)
+        out, leaves = whole(graph, form, triton_kernels, *given, dropout)
+        close([out], [reference])
+        close(gradients(triton_kernels, out, leaves), wanted(reference, reference_leaves))
+    assert [type(t).__name__ for t in graph.edge_csr.cache["tapes"].values()] == ["Tape", "Tape"]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_graph_that_is_kept_gives_the_same_gradients_again(form, layers, device):
-    graph = graph_of(device)
-    for call in range(4):
-        given = operands(form, device, seed=call)
-        close(
-            results(layers, graph, form, given, plain=False, times=3),
-            results(layers, graph, form, given, plain=True),
-        )
+def test_a_step_that_is_kept_gives_its_gradients_again(form, graph, device, triton_kernels):
+    for call in range(CALLS):
+        given = operands(form, device, call)
+        expected = wanted(*plain(graph, form, triton_kernels, *given))
+        out, leaves = whole(graph, form, triton_kernels, *given)
+        first = gradients(triton_kernels, out, leaves, retain_graph=True)
+        again = gradients(triton_kernels, out, leaves)  # the last may overwrite what forward kept
+        close(first, expected)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_results_may_be_edited_in_place(form, layers, device):
-    graph = graph_of(device)
-    for call in range(4):
-        x, bias, parameters = operands(form, device, seed=call)
-        leaves = [t for t in (x, bias, *parameters) if t is not None]
-        options = {"scale": 0.5}
-        out = layers.attention_layer(graph, form, HEADS, x, bias, tuple(parameters), **options)
-        wanted = torch.autograd.grad(out.relu().square().sum(), leaves)
-        out = layers.attention_layer(graph, form, HEADS, x, bias, tuple(parameters), **options)
-        close(torch.autograd.grad(out.relu_().square().sum(), leaves), wanted)
+def test_results_may_be_edited_in_place(form, graph, device, triton_kernels):
+    given = operands(form, device)
+    reference, reference_leaves = plain(graph, form, triton_kernels, *given)
+    out, leaves = whole(graph, form, triton_kernels, *given)
+    close(gradients(triton_kernels, out.relu_(), leaves), wanted(reference.relu(), reference_leaves))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_second_derivatives(form, layers, device):
-    graph = graph_of(device)
+def test_second_derivatives(form, graph, device, triton_kernels):
+    given = operands(form, device)
     found = []
-    for plain in (True, False):
-        x, bias, parameters = operands(form, device)
-        if plain:
-            layer = layers.kernels.backend(x.device).attention_layer.Layer(form, HEADS, WIDTH, 0.2, 0.5)
-            out = layers.plainly(graph, layer, None, x, bias, parameters)
-        else:
-            out = layers.attention_layer(graph, form, HEADS, x, bias, tuple(parameters), scale=0.5)
-        (dx,) = torch.autograd.grad(out.square().sum(), [x], create_graph=True)
-        found.append(torch.autograd.grad(dx.square().sum(), [x, parameters[0]]))
-    close(*found, limit=1e-2)
+    for make in (plain, whole):
+        out, leaves = make(graph, form, triton_kernels, *given)
+        with kernels.forced(triton_kernels) if make is whole else nullcontext():
+            (dx,) = torch.autograd.grad(out.sin().sum(), leaves[:1], create_graph=True)
+            found.append(torch.autograd.grad(dx.sin().sum(), leaves))
+    close(*found, limit=1e-3)
 
 
-def test_only_some_gradients_are_wanted(layers, device):
-    graph = graph_of(device)
+def test_only_some_gradients_are_wanted(graph, device, triton_kernels):
     for form in FORMS:
-        for call in range(4):
-            x, bias, parameters = operands(form, device, seed=call)
-            wanted = results(layers, graph, form, (x, bias, parameters), plain=True)[-1]
-            x.requires_grad_(False)
-            for t in parameters[:-1]:
-                if t is not None:
-                    t.requires_grad_(False)
-            out = layers.attention_layer(graph, form, HEADS, x, bias, tuple(parameters), scale=0.5)
-            weight = torch.linspace(-1, 1, out.numel(), device=device).view(out.shape)
-            close(torch.autograd.grad(out, [parameters[-1]], weight), [wanted])
+        x, bias, parameters = operands(form, device)
+        expected = wanted(*plain(graph, form, triton_kernels, x, bias, parameters))[-1]
+        for t in (x, *parameters[:-1]):
+            if t is not None:
+                t.requires_grad_(False)
+        out, leaves = whole(graph, form, triton_kernels, x, bias, parameters)
+        close(gradients(triton_kernels, out, leaves[-1:]), [expected])
 
 
-def test_a_backward_pass_frees_what_was_kept(layers, device):
-    x, bias, parameters = operands("dot", device)
-    out = layers.attention_layer(graph_of(device), "dot", HEADS, x, bias, tuple(parameters))
-    out.sum().backward(retain_graph=True)
+def test_backward_frees_what_was_kept(graph, device, triton_kernels):
+    out, leaves = whole(graph, "gat", triton_kernels, *operands("gat", device))
+    gradients(triton_kernels, out, leaves, retain_graph=True)
     assert out.grad_fn.kept is not None
-    out.sum().backward()
+    gradients(triton_kernels, out, leaves)
     assert out.grad_fn.kept is None
     with pytest.raises(RuntimeError, match="second time"):
-        out.sum().backward()
+        gradients(triton_kernels, out, leaves)
+
+
+def test_what_is_not_made_for_it_is_not_taken(graph, device, triton_kernels):
+    x, bias, parameters = operands("gat", device)
+    x = x.detach()
+    with kernels.forced(triton_kernels):
+        assert layers.takes(graph, x, WIDTH, bias, *parameters)
+        assert not layers.takes(graph, x.double(), WIDTH, bias, *parameters)
+        assert not layers.takes(graph, x, 6, bias, *parameters)  # no loads of 16 bytes
+        assert not layers.takes(graph, x[:, :6], WIDTH)
+        assert not layers.takes(graph, x.t().contiguous().t(), WIDTH)
+        assert not layers.takes(graph, x, WIDTH, bias.double())
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            assert not layers.takes(graph, x, WIDTH, bias, *parameters)
+    assert device == "cuda" or not layers.takes(graph, x, WIDTH, bias, *parameters)

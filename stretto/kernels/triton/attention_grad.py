@@ -9,13 +9,13 @@ from torch import Tensor
 
 from stretto.kernels.attention import TENSORS, Attention
 from stretto.kernels.csr import Csr
-from stretto.kernels.schema import REDUCES, accumulate_type
+from stretto.kernels.schema import accumulate_type
 from stretto.kernels.triton import attention_backward as backward
 from stretto.kernels.triton.attention import BIAS_WIDTH, Call, by_edge, sum_attr, weighted, weights_of
 from stretto.kernels.triton.column_sum import sum_few
 from stretto.kernels.triton.operands import acc_of, power, rows, tiles, vector
-from stretto.kernels.triton.pieces import Pieces, pieces
-from stretto.kernels.triton.spmm import _hubs as sum_hubs
+from stretto.kernels.triton.pieces import pieces
+from stretto.kernels.triton.row_sums import merge, row_sums
 from stretto.kernels.triton.spmm import spmm
 
 
@@ -96,9 +96,7 @@ def attention_grad(
     else:
         if need_left and dscore is not None and call.right is not None:
             found["left"] = (
-                spmm(by_edge(csr), dscore)[0]
-                if a.form == "gat"
-                else weighted(csr, dscore, call.right, given.get("left"))
+                row_sums(csr, dscore) if a.form == "gat" else weighted(csr, dscore, call.right, given.get("left"))
             )
         found["right"] = dright
         if need_edge and not call.rows:
@@ -155,17 +153,6 @@ def _transposed(
         merge(cut, part_right, dright)
 
 
-def merge(cut: Pieces, part: Tensor, into: Tensor) -> None:
-    """Sums of the hubs' slots, in order, into their rows. part [slots, ...], into [rows, ...]"""
-    width = part.stride(0)
-    block = power(width, 128)
-    if cut.windows and part.numel():
-        sum_hubs[(cut.windows, tiles(width, block))](
-            *cut.args, part, None, None, None, 0, 1.0, into, None, width,
-            REDUCE=REDUCES["sum"], TIES=False, ACC=acc_of(part.dtype), BLOCK_S=8, BLOCK_K=block, num_warps=1,
-        )  # fmt: skip
-
-
 def _left(csr: Csr, call: Call, dscore: Tensor) -> Tensor:
     """By destination: the sum of dscore * leaky_relu'(z), without the factor att. [n, h, k]"""
     assert call.left is not None
@@ -219,7 +206,7 @@ def _times_att(
     block = power(columns, 128)
     backward.finish_kernel[(blocks, tiles(columns, block))](
         sums, near, near.stride(0), att, more, out, part, rows, columns, near.size(1) * near.size(2), rows_each,
-        ACC=acc_of(call.dtype), BLOCK_R=8, BLOCK_K=block, num_warps=2,
+        ACC=acc_of(call.dtype), BLOCK_R=16, BLOCK_K=block, num_warps=4,
     )  # fmt: skip
     if parts is not None and part is not None:
         parts.append(part)

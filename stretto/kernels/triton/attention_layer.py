@@ -24,7 +24,7 @@ from stretto.kernels.triton.attention_grad import attention_grad
 from stretto.kernels.triton.column_sum import column_sum, sum_few
 from stretto.kernels.triton.launch import kernel
 from stretto.kernels.triton.operands import power, tiles
-from stretto.kernels.triton.product import product, product_with_scores, transposed_product
+from stretto.kernels.triton.product import product, product_with_scores, weight_grad
 
 WIDEST = 128  # columns of a head
 Maybe = Tensor | None
@@ -140,7 +140,7 @@ def _gat(step: Step) -> list[Maybe]:
     return [
         product(dv, weight) if need_x else None,
         found["bias"],
-        transposed_product(dv, step.x) if need_weight else None,
+        weight_grad(dv, step.x) if need_weight else None,
         datt_src if need_src else None,
         datt_dst if need_dst else None,
     ]
@@ -182,7 +182,7 @@ def _through_maps(
     for grad, (weight, bias), (need_weight, need_bias) in zip(grads, _pairs(maps), _pairs(needs), strict=True):
         if need_x:
             dx = product(grad, weight, add=dx, out=dx)
-        found.append(transposed_product(grad, x) if need_weight else None)
+        found.append(weight_grad(grad, x) if need_weight else None)
         found.append(column_sum(grad) if need_bias and bias is not None else None)
     return dx, found
 
@@ -198,7 +198,7 @@ def _through_scores(
     part, part2 = v.new_empty(blocks, columns), v.new_empty(blocks, columns)
     _scores_kernel[(blocks, tiles(columns, block))](
         dv, v, dright, dleft, att_src, att_dst, part, part2, rows, columns, width, rows_each,
-        BLOCK_R=8, BLOCK_K=block, num_warps=2,
+        BLOCK_R=16, BLOCK_K=block, num_warps=4,
     )  # fmt: skip
     shape = att_src.shape
     return sum_few(part).view(shape), sum_few(part2).view(shape)

@@ -59,7 +59,7 @@ class Kernel:
             return
         values: list[Any] = []
         device = torch.cuda.current_device() if device_now is None else device_now()
-        signature: list[Any] = [kwargs["num_warps"], kwargs.get("num_stages"), device]
+        signature: list[Any] = [kwargs["num_warps"], kwargs.get("num_stages"), kwargs.get("maxnreg"), device]
         sign, keep = signature.append, values.append
         for value, constant in zip(given, self.constant, strict=True):
             kind = type(value)
@@ -89,6 +89,15 @@ class Kernel:
         else:  # the same, without asking for the device again and for a profiler's hooks
             handle, packed = compiled.function, compiled.packed_metadata
             compiled.run(*whole, stream_of(device), handle, packed, None, None, None, *values)
+
+
+def call(function: Callable[..., object], *tensors: Tensor) -> None:
+    """function(*tensors), which writes to tensors it is given; a tape does the same with others."""
+    if recorder.tape is None:
+        function(*tensors)
+    else:
+        with recorder.tape.note(function, (), list(tensors), None, 0):
+            function(*tensors)
 
 
 def interpreted(kernel: Kernel) -> bool:

@@ -10,15 +10,18 @@ round to tf32, it does.
 
 from __future__ import annotations
 
+import torch
 import triton.language as tl
 from torch import Tensor
 
+from stretto.kernels.triton.activations import positive
 from stretto.kernels.triton.column_sum import sum_few
-from stretto.kernels.triton.launch import interpreted, jit, kernel
+from stretto.kernels.triton.launch import call, interpreted, jit, kernel
 from stretto.kernels.triton.operands import power, tiles
 
 PROGRAMS = 132  # of a transposed product: one for each multiprocessor of a large card
 LEAST_ROWS = 512  # of such a program
+REGISTERS = {"maxnreg": 128}  # two programs of 8 warps share a multiprocessor
 
 
 @jit
@@ -48,8 +51,8 @@ def _split(w, by_row, by_column, out, rows, inner, BLOCK: tl.constexpr):
 
 @kernel("ldx", "ldo", "rows", "inner", "width", "step")
 def _tiles(
-    x, ldx, w, bias, add, out, ldo, att, att2, score, score2, rows, inner, width, step,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, ldx, w, bias, add, gate, out, ldo, att, att2, score, score2, rows, inner, width, step,
+    RELU: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     # All strides are known to be divisible by 4: loads of 16 bytes.
     ldx, ldo, ldw = ldx // 4 * 4, ldo // 4 * 4, inner // 4 * 4
@@ -66,6 +69,8 @@ def _tiles(
         inside = (k < ldw)[:, None] & mine[None, :]
         high = tl.load(from_w + k[:, None], mask=inside, other=0.0)
         low = tl.load(from_w + k[:, None] + width * ldw, mask=inside, other=0.0)
+        if RELU:
+            a = positive(a)
         a_high, a_low = halves(a)
         part = tl.dot(a_high, low, input_precision="tf32")
         part = tl.dot(a_low, high, part, input_precision="tf32")
@@ -76,6 +81,8 @@ def _tiles(
         acc += tl.load(bias + c, mask=mine, other=0.0)[None, :]
     if add is not None:
         acc += tl.load(add + to, mask=inside, other=0.0)
+    if gate is not None:
+        acc = tl.where(tl.load(gate + to, mask=inside, other=0.0) > 0, acc, 0.0)
     tl.store(out + to, acc, mask=inside)
     if att is not None:  # a column tile is a head: its scores follow
         at = r.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
@@ -88,7 +95,7 @@ def _tiles(
 @kernel("lda", "ldb", "rows", "width", "width_b", "rows_each")
 def _across(
     a, lda, b, ldb, part, rows, width, width_b, rows_each,
-    BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    RELU: tl.constexpr, BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     lda, ldb, m, n = lda // 4 * 4, ldb // 4 * 4, width // 4 * 4, width_b // 4 * 4
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -100,6 +107,8 @@ def _across(
         r = base + tl.arange(0, BLOCK_K)
         p = tl.load(a + r[:, None] * lda + i[None, :], mask=(r < last)[:, None] & (i < m)[None, :], other=0.0)
         q = tl.load(b + r[:, None] * ldb + j[None, :], mask=(r < last)[:, None] & (j < n)[None, :], other=0.0)
+        if RELU:
+            q = positive(q)
         p1, p2, p3 = thirds(tl.trans(p))
         q1, q2, q3 = thirds(q)
         sums = plus_dot(None, p3, q1, BITS)  # the small ones first
@@ -144,7 +153,9 @@ def product(
     bias: Tensor | None = None,
     *,
     add: Tensor | None = None,
+    gate: Tensor | None = None,
     out: Tensor | None = None,
+    relu: bool = False,
     block_m: int = 128,
     block_n: int = 64,
     block_k: int = 32,
@@ -153,15 +164,17 @@ def product(
 ) -> Tensor:
     """x w + bias or + add, into `out` where given, which may be `add` itself. x [m, k], w [k, n], both fp32 -> [m, n]
 
-    The row stride of x, k and n are divisible by 4; the rows of x are contiguous.
+    The row stride of x, k and n are divisible by 4; the rows of x are contiguous. relu: of relu(x) instead of x; gate
+    [m, n]: only where it is above 0, elsewhere 0.
     """
     m, k = x.shape
     n = w.size(1)
     out = x.new_empty(m, n) if out is None else out
     if m:
         _tiles[(tiles(n, block_n), tiles(m, block_m))](
-            x, x.stride(0), split(w), bias, add, out, out.stride(0), None, None, None, None, m, k, n, block_n,
-            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+            x, x.stride(0), split(w), bias, add, gate, out, out.stride(0), None, None, None, None, m, k, n, block_n,
+            RELU=relu, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+            **REGISTERS,
         )  # fmt: skip
     return out
 
@@ -177,21 +190,32 @@ def product_with_scores(x: Tensor, w: Tensor, att: Tensor, att2: Tensor) -> tupl
     out, score, score2 = x.new_empty(m, n), x.new_empty(m, heads), x.new_empty(m, heads)
     if m:
         _tiles[(heads, tiles(m, 128))](
-            x, x.stride(0), split(w), None, None, out, n, att, att2, score, score2, m, k, n, width,
-            BLOCK_M=128, BLOCK_N=max(16, power(width, 128)), BLOCK_K=32, num_warps=8, num_stages=3,
+            x, x.stride(0), split(w), None, None, None, out, n, att, att2, score, score2, m, k, n, width,
+            RELU=False, BLOCK_M=128, BLOCK_N=max(16, power(width, 128)), BLOCK_K=32, num_warps=8, num_stages=3,
+            **(REGISTERS if width <= 64 else {}),
         )  # fmt: skip
     return out, score, score2
 
 
-def transposed_product(a: Tensor, b: Tensor) -> Tensor:
-    """a' b. a [r, m], b [r, n], both fp32 -> [m, n]. Row strides, m and n are divisible by 4, rows contiguous."""
+def transposed_product(a: Tensor, b: Tensor, *, relu: bool = False) -> Tensor:
+    """a' b, or a' relu(b). a [r, m], b [r, n], both fp32 -> [m, n].
+
+    Row strides, m and n are divisible by 4, rows contiguous.
+    """
     rows, m, n = a.size(0), a.size(1), b.size(1)
     block_m, block_n = max(16, power(m, 128)), max(16, power(n, 128))
     down, across = tiles(m, block_m), tiles(n, block_n)
     blocks = max(1, min(tiles(rows, LEAST_ROWS), PROGRAMS // (down * across)))
     part = a.new_empty(blocks, m * n)
     _across[(down, across, blocks)](
-        a, a.stride(0), b, b.stride(0), part, rows, m, n, tiles(rows, 32 * blocks) * 32,
+        a, a.stride(0), b, b.stride(0), part, rows, m, n, tiles(rows, 32 * blocks) * 32, RELU=relu,
         BITS=interpreted(_across), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=32, num_warps=8, num_stages=3,
     )  # fmt: skip
     return (part if blocks == 1 else sum_few(part)).view(m, n)
+
+
+def weight_grad(grad: Tensor, x: Tensor) -> Tensor:
+    """grad' x by torch's kernel, which is as fast as ours, and faster for narrow matrices. -> [o, i]"""
+    out = grad.new_empty(grad.size(1), x.size(1))
+    call(lambda g, rows, into: torch.mm(g.t(), rows, out=into), grad, x, out)
+    return out

@@ -6,12 +6,16 @@ Column tiles are the slow axis of the grid: while one runs, the slice of x it ga
 # ruff: noqa: SIM109, SIM114 -- kernels are written in Triton's subset of Python
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import REDUCES, accumulate_type
+from stretto.kernels.triton import tape
 from stretto.kernels.triton.launch import jit, kernel
 from stretto.kernels.triton.operands import acc_of, at_entry, hub_of, locate, offsets, plain, power, rows, tiles, vector
 from stretto.kernels.triton.pieces import pieces
@@ -188,6 +192,23 @@ def spmm(
     warps: int = 0,
 ) -> tuple[Tensor, Tensor | None]:
     """reference.spmm; block_k columns by block_e edges a tile and `warps` warps a program, where given."""
+    options = (reduce, beta, count_ties, block_k, block_e, warps)
+    inputs = (x, weight, row_scale, col_scale, y)
+    out, ties = tape.run(csr, ("spmm", options), functools.partial(_spmm, csr, options), inputs)
+    assert out is not None
+    return out, ties
+
+
+def _spmm(
+    csr: Csr,
+    options: tuple[Any, ...],
+    x: Tensor,
+    weight: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    y: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    reduce, beta, count_ties, block_k, block_e, warps = options
     x = rows(x)
     acc = accumulate_type(x.dtype)
     heads, head_width = (x.size(1), x.size(2)) if x.dim() == 3 else (1, x.size(1))

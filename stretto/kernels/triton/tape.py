@@ -90,7 +90,10 @@ class Tape:
     def __init__(self, inputs: Sequence[Maybe]) -> None:
         self.playable = True
         self.launching = False
-        self.slots = [Slot(t.data_ptr(), span(t), k) for k, t in enumerate(inputs) if t is not None and t.numel()]
+        first = {id(t): k for k, t in reversed(list(enumerate(inputs))) if t is not None and t.numel()}
+        self.slots = [
+            Slot(t.data_ptr(), span(t), k) for k, t in enumerate(inputs) if first.get(id(t)) == k and t is not None
+        ]
         ends = sorted((s.start, s.start + s.size) for s in self.slots)
         if any(one[1] > other[0] for one, other in itertools.pairwise(ends)):
             self.playable = False  # which of two inputs an address belongs to would be a guess
@@ -150,15 +153,14 @@ class Tape:
         return self.playable and bool(self.made)
 
     def _compile(self) -> None:
-        """The launches as a play walks through them."""
+        """The launches as a play walks through them; what has no compiled kernel is called with tensors."""
         self.calls: list[tuple[Any, ...]] = []
-        for _, grid, given, compiled, _ in self.notes:
+        for kernel, grid, given, compiled, warps in self.notes:
             if compiled is None:
-                return
+                self.calls.append((None, kernel, grid, given, warps, None, None, None))
+                continue
             values = [v.data_ptr() if isinstance(v, Tensor) else 0 if isinstance(v, Place) else v for v in given]
-            patches = [
-                (at, v.slot.base, v.slot.offset + v.offset) for at, v in enumerate(given) if isinstance(v, Place)
-            ]
+            patches = [(k, v.slot.base, v.slot.offset + v.offset) for k, v in enumerate(given) if isinstance(v, Place)]
             whole = (*grid, 1, 1)[:3]
             self.calls.append((compiled.run, *whole, compiled.function, compiled.packed_metadata, values, patches))
 
@@ -169,25 +171,28 @@ class Tape:
         empty, device = torch.empty, self.device
         made = [empty(shape, dtype=dtype, device=device) for shape, dtype in self.made]
         rest = [empty(self.room, dtype=torch.uint8, device=device)] if self.room else []
-        if len(self.calls) < len(self.notes):
-            self._interpret([*inputs, *made, *rest])
-        else:
-            base = [0 if t is None else t.data_ptr() for t in inputs]
-            base += [t.data_ptr() for t in made]
-            base += [t.data_ptr() for t in rest]
-            stream = launch.stream_of(device.index)
-            for run, x, y, z, handle, packed, values, patches in self.calls:
-                args = values.copy()
-                for at, slot, offset in patches:
-                    args[at] = base[slot] + offset
-                run(x, y, z, stream, handle, packed, None, None, None, *args)
+        base = [0 if t is None else t.data_ptr() for t in inputs]
+        base += [t.data_ptr() for t in made]
+        base += [t.data_ptr() for t in rest]
+        stream = 0 if launch.stream_of is None else launch.stream_of(device.index)
+        for run, x, y, z, handle, packed, values, patches in self.calls:
+            if run is None:
+                _with_tensors(x, y, z, handle, [*inputs, *made, *rest])
+                continue
+            args = values.copy()
+            for at, slot, offset in patches:
+                args[at] = base[slot] + offset
+            run(x, y, z, stream, handle, packed, None, None, None, *args)
         return [None if k is None else made[k] for k in self.results]
 
-    def _interpret(self, bases: list[Maybe]) -> None:
-        """The same under Triton's interpreter, which takes tensors."""
-        for kernel, grid, given, _, warps in self.notes:
-            values = [_at(bases[v.slot.base], v) if isinstance(v, Place) else v for v in given]
-            kernel.function[grid](*values, num_warps=warps)
+
+def _with_tensors(kernel: Any, grid: tuple[int, ...], given: list[Any], warps: int, bases: list[Maybe]) -> None:
+    """A function of torch's, or a kernel under Triton's interpreter."""
+    values = [_at(bases[v.slot.base], v) if isinstance(v, Place) else v for v in given]
+    if grid:
+        kernel.function[grid](*values, num_warps=warps)
+    else:
+        kernel(*values)
 
 
 def _at(base: Maybe, place: Place) -> Tensor:
@@ -230,15 +235,14 @@ def record(function: Callable[..., Sequence[Maybe]], inputs: Sequence[Maybe]) ->
 
 def run(csr: Csr, key: Hashable, function: Callable[..., Sequence[Maybe]], inputs: Sequence[Maybe]) -> Sequence[Maybe]:
     """function(*inputs), which depends on csr and key otherwise: recorded the second time, played from then on."""
+    if launch.recorder.tape is not None:  # part of something larger
+        return function(*inputs)
     tapes = csr.cache.get("tapes")
     if tapes is None:
         tapes = csr.cache["tapes"] = {}
     device = None if launch.device_now is None else launch.device_now()
-    signature = (
-        key,
-        device,
-        *[None if t is None else (t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in inputs],
-    )
+    seen: dict[int, int] = {}
+    signature = (key, device, *[None if t is None else _sign(t, k, seen) for k, t in enumerate(inputs)])
     known = tapes.get(signature, 0)
     if known.__class__ is Tape:
         return known.play(inputs)
@@ -251,6 +255,12 @@ def run(csr: Csr, key: Hashable, function: Callable[..., Sequence[Maybe]], input
     if tape is not None:
         tapes[signature] = tape
     return results
+
+
+def _sign(t: Tensor, k: int, seen: dict[int, int]) -> tuple[Any, ...] | int:
+    """What launches depend on of input k; which one, where it is an earlier input again."""
+    first = seen.setdefault(id(t), k)
+    return (t.shape, t.stride(), t.dtype, t.data_ptr() & 15) if first == k else first
 
 
 def _here(inputs: Sequence[Maybe], device: int | None) -> bool:

@@ -1,0 +1,56 @@
+"""relu_product: relu(z) W' + b on a device, as one step: relu(z) is no array, forward or backward.
+
+For tall fp32 matrices, on the tensor cores (kernels/triton/product.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto import kernels
+from stretto.ops import library
+from stretto.ops.batched import one_by_one
+from stretto.ops.dense import column_sum
+from stretto.ops.product import _ours
+
+
+def takes(z: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether relu_product is made for these."""
+    return z.device.type == "cuda" and z.dim() == 2 and not library.traced(z) and _ours(z, weight.t(), bias)
+
+
+def relu_product(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """z [n, i], weight [o, i], bias [o] -> [n, o], where `takes` agrees."""
+    if library.recorded(z, weight, bias):
+        return _ReluProduct.apply(z, weight, bias)
+    return kernels.backend(z.device).product(z, weight.t(), bias, relu=True)
+
+
+class _ReluProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Any) -> Tensor:
+        ctx.save_for_backward(z, weight)
+        return kernels.backend(z.device).product(z, weight.t(), bias, relu=True)
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, *grads: Any) -> Any:
+        z, weight = ctx.saved_tensors
+        (grad,) = grads
+        need_z, need_weight, need_bias = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # create_graph=True: gradients must be differentiable themselves
+            return (
+                torch.ops.aten.threshold_backward(grad @ weight, z, 0) if need_z else None,
+                grad.t() @ z.relu() if need_weight else None,
+                grad.sum(0) if need_bias else None,
+            )
+        grad = grad.contiguous()
+        backend = kernels.backend(z.device)
+        return (
+            backend.product(grad, weight, gate=z) if need_z else None,
+            backend.transposed_product(grad, z, relu=True) if need_weight else None,
+            column_sum(grad) if need_bias else None,
+        )
