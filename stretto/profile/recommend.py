@@ -1,8 +1,9 @@
 """From measurements to advice, and from advice to a measured gain.
 
 A layer is a call site of `stretto.accelerate`: it runs alone, stock against accelerated, on the inputs it had in the
-model. What the layers save together is the predicted gain of the step; `apply` then measures the step itself. Each side
-has the allocator that it would have alone: stock gets new memory for every large result, an accelerated model keeps it.
+model, in turns with the whole step. What the layers save together, as a share of the step, is the predicted gain;
+`apply` then measures the step itself. Each side has the allocator that it would have alone: stock gets new memory for
+every large result, an accelerated model keeps it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 REPEATS = 20
 SETTLE = 5  # calls in which the tuner tries its variants
 ALLOWED = 1e-4  # relative error of outputs and gradients, fp32
+WHOLE = "stock, the step"
 
 
 Site = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]  # a layer and what it was called with
@@ -89,44 +91,68 @@ def _in_turns(steps: dict[str, Callable[[], object]], repeats: int, budget: floa
 
 def recommend(profile: Profile, *, repeats: int = REPEATS, budget: float | None = 60.0) -> list[dict[str, Any]]:
     """Advice by call site: layers to accelerate, and single ops where the sweep found a faster candidate."""
-    train = profile.workload.mode == "train"
-    return [*layer_advice(sites_of(profile), train, repeats, budget), *_ops(profile)]
+    workload = profile.workload
+    sites = sites_of(profile)
+    return [*layer_advice(sites, workload.mode == "train", repeats, budget, step=workload.run), *_ops(profile)]
 
 
-def layer_advice(sites: dict[str, Site], train: bool, repeats: int, budget: float | None) -> list[dict[str, Any]]:
-    """Each layer alone, stock against accelerated, on the inputs it had."""
+def layer_advice(
+    sites: dict[str, Site], train: bool, repeats: int, budget: float | None, step: Callable[[], object] | None = None
+) -> list[dict[str, Any]]:
+    """Each layer alone, stock against accelerated, on the inputs it had; all of them in turns.
+
+    step: of the whole model, timed in the same turns; "share" of it is what a layer saves, whatever the machine does
+    by the time that the advice is followed.
+    """
     from stretto import accelerate
     from stretto.nn.classes import fast_of, stock_of
 
     rows: list[dict[str, Any]] = []
+    steps: dict[str, Callable[[], object]] = {}
     for path, (layer, args, kwargs) in sites.items():
         row: dict[str, Any] = {"site": path or "model", "kind": "layer", "now": type(layer).__name__}
         rows.append(row)
         if fast_of(type(layer)) is None:
             why = "accelerated already" if stock_of(type(layer)) else "no fast path for this class"
-            row |= {"best": "as it is", "advice": "nothing to gain", "reason": why, "saves_ms": 0.0}
+            row |= {"best": "as it is", "advice": "nothing to gain", "reason": why, "saves_ms": 0.0, "share": 0.0}
             continue
         stock = copy.deepcopy(layer).train(train)
         fast = accelerate(copy.deepcopy(layer)).train(train)
-        steps = {
-            name: as_alone(name, _layer_step(one, args, kwargs, train))
-            for name, one in (("stock", stock), ("accelerated", fast))
-        }
+        for name, one in (("stock", stock), ("accelerated", fast)):
+            steps[f"{name}, {row['site']}"] = as_alone(name, _layer_step(one, args, kwargs, train))
         for _ in range(SETTLE):
-            steps["accelerated"]()
-        timings: dict[str, Timing] = _in_turns(steps, repeats, budget)
-        times, low, high = ratio(timings["stock"], timings["accelerated"])
-        saves = (timings["stock"].median - timings["accelerated"].median) * 1e3
-        better = low > TIE
-        row |= {
-            "best": "stretto.accelerate" if better else "as it is",
-            "advice": "accelerate" if better else "nothing to gain",
-            "speedup": (times, low, high),
-            "saves_ms": saves if better else 0.0,
-            "reason": f"{times:.2f}x ({low:.2f}-{high:.2f}) alone, on its own inputs" + ("" if better else ": a tie"),
-            **{name: timing.to_dict() for name, timing in timings.items()},
-        }
+            steps[f"accelerated, {row['site']}"]()
+    if not steps:
+        return rows
+    if step is not None:
+        steps[WHOLE] = as_alone(WHOLE, step)
+    timings = _in_turns(steps, repeats, budget)
+    for row in rows:
+        if f"stock, {row['site']}" in timings:
+            row |= _judged(timings, row["site"])
+    if WHOLE in timings:  # alone, layers may find less free memory than in a step; they are no more than all of it
+        known = [row for row in rows if "stock" in row]
+        whole = max(timings[WHOLE].median * 1e3, sum(row["stock"]["median_ms"] for row in known))
+        for row in known:
+            row["share"] = row["saves_ms"] / whole
     return rows
+
+
+def _judged(timings: dict[str, Timing], site: str) -> dict[str, Any]:
+    """What the times of one layer say."""
+    slow, fast = timings[f"stock, {site}"], timings[f"accelerated, {site}"]
+    times, low, high = ratio(slow, fast)
+    better = low > TIE
+    saves = (slow.median - fast.median) * 1e3 if better else 0.0
+    return {
+        "best": "stretto.accelerate" if better else "as it is",
+        "advice": "accelerate" if better else "nothing to gain",
+        "speedup": (times, low, high),
+        "saves_ms": saves,
+        "reason": f"{times:.2f}x ({low:.2f}-{high:.2f}) alone, on its own inputs" + ("" if better else ": a tie"),
+        "stock": slow.to_dict(),
+        "accelerated": fast.to_dict(),
+    }
 
 
 def _ops(profile: Profile) -> list[dict[str, Any]]:
@@ -202,6 +228,7 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
         profile.recommend()
     chosen = [row for row in profile.advice if row["advice"] == "accelerate"]
     predicted = sum(row["saves_ms"] for row in chosen)
+    share = sum(row["share"] for row in chosen)
     workload = profile.workload
     if not chosen:
         return {"applied": False, "reason": "nothing to gain", "predicted_ms": 0.0, "realised_ms": 0.0}
@@ -217,6 +244,7 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
     timings = _in_turns(steps, repeats, None)
     times, low, high = ratio(timings["stock"], timings["accelerated"])
     realised = (timings["stock"].median - timings["accelerated"].median) * 1e3
+    predicted = share * timings["stock"].median * 1e3  # the machine may have another pace than when it was advised
     if times > 1.0:
         _accelerate(workload.model, chosen)
     return {

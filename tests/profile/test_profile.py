@@ -364,3 +364,26 @@ def test_wrong_budgets(text):
 def test_empty_trace_and_group():
     assert Trace().attributed == 1.0
     assert Group("a", "view", "forward", "", "", "").to_dict()["ms"] == 0
+
+
+def test_a_gain_is_predicted_as_a_share_of_the_step(monkeypatch):
+    """A machine that has become twice as slow since the advice was given changes neither side of the comparison."""
+    from stretto.profile import recommend
+    from stretto.tune.timing import Timing
+
+    def pace(factor, table):
+        return lambda steps, repeats, budget: {name: Timing((factor * table[name],) * 4) for name in steps}
+
+    layers = {"stock, convs.0": 0.6, "accelerated, convs.0": 0.1, "stock, convs.1": 0.3, "accelerated, convs.1": 0.3}
+    profile = stretto.profile(make("gcn", 24, 16, 7), cora(), machine=MACHINE, repeats=1)
+    monkeypatch.setattr(recommend, "_in_turns", pace(1.0, layers | {recommend.WHOLE: 1.0}))
+    advice = profile.recommend()
+    assert [row["advice"] for row in advice] == ["accelerate", "nothing to gain"]
+    assert [row["share"] for row in advice] == pytest.approx([0.5, 0.0])
+    monkeypatch.setattr(recommend, "_in_turns", pace(2.0, {"stock": 1.0, "accelerated": 0.5}))
+    done = profile.apply()
+    assert done["predicted_ms"] == pytest.approx(1000)
+    assert done["agreement"] == pytest.approx(1.0)
+    monkeypatch.setattr(recommend, "_in_turns", pace(1.0, layers | {recommend.WHOLE: 0.45}))
+    again = stretto.profile(make("gcn", 24, 16, 7), cora(), machine=MACHINE, repeats=1).recommend()
+    assert again[0]["share"] == pytest.approx(0.5 / 0.9)  # layers are no more than the whole step
