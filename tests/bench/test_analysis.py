@@ -1,0 +1,54 @@
+"""The comparison of predicted with measured: it runs to its end, and its summary follows from its rows."""
+
+import json
+
+import torch
+from typer.testing import CliRunner
+
+from stretto import cli
+from stretto.analyze import Machine
+from stretto.bench import analysis
+from stretto.bench.analysis import Cell, Findings, summary
+
+
+def test_command(tmp_path, monkeypatch):
+    torch.set_num_threads(1)
+    monkeypatch.setattr(analysis, "probe", Machine)
+    words = ["bench", "analysis", "--models", "sage", "--graphs", "er:100:400", "--threads", "1", "--repeats", "2"]
+    result = CliRunner().invoke(cli.app, [*words, "--budget", "1", "--json", str(tmp_path / "a.json")])
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "a.json").read_text())
+    replays = [row for row in rows if "hot" in row]
+    assert {row["plan"] for row in replays} == {"as given", "accelerated"}
+    assert any(row["hot"] for row in replays)
+    assert all(row["turns"] >= 5 for row in replays)  # a quarter of twenty turns at least
+    assert any(row["shuffled"] for row in replays)
+    assert [row["model"] for row in rows if "predicted gain ms" in row] == ["sage"]
+    assert "replay over in-model time, hot ops" in result.output.replace("\n", " ")
+
+
+def cell(predicted, measured):
+    rows = [{"plan": str(i), "predicted": p, "measured": m} for i, (p, m) in enumerate(zip(predicted, measured))]  # noqa: B905
+    return Cell("gcn", "cora", 1, rows)
+
+
+def test_summary_follows_the_rows():
+    found = Findings(cells=[cell([1.0, 2.0], [1.5, 3.0]), cell([1.0, 2.0], [3.0, 2.5])])
+    found.memory = [{"predicted": 100, "allocated": 110}, {"predicted": 100, "allocated": 200}]
+    replay = {"plan": "as given", "hot": True, "shuffled": None}
+    found.replays = [
+        replay | {"ms": 9.0, "real": 1.1, "shuffled": 2.0},
+        replay | {"ms": 1.0, "real": 0.8},
+        replay | {"ms": 5.0, "real": 3.0, "hot": False},
+    ]
+    found.gains = [{"agreement": 0.9}, {"agreement": 1.3}, {"agreement": None}]
+    text = {name: value for name, (value, _) in summary(found).items()}
+    assert text["1 thread: step time predicted within 2x"] == "1 of 2 cells"
+    assert text["1 thread: largest regret of the plan predicted fastest"] == "20% (gcn, cora)"
+    assert text["peak memory, predicted over allocated"].startswith("1 of 2 within 15%")
+    hot = text["as given: replay over in-model time, hot ops (90% of the time)"]
+    assert hot.startswith("1 of 2 within 15%")
+    assert hot.endswith("90.0% of the time of these")
+    assert text["as given: replay over in-model time, all ops"].startswith("1 of 3")
+    assert text["replay with shuffled indices differs by over 15%"] == "1 of 1 ops with an index"
+    assert text["gain of a step when the advice is applied, realised over predicted"].startswith("1 of 2 within 20%")
