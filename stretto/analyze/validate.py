@@ -165,8 +165,7 @@ def stale(report: Report, splitter: Partitioner, workers: int, repeats: int) -> 
     plan = _plan_here(report, part, STALE)
     assert plan.staleness is not None
     owner = torch.from_numpy(splitter.assign(workers, part.method))
-    layers = len(report.layers)
-    found = run_engine(report.workload, owner, staleness=plan.staleness, layers=layers, repeats=repeats)
+    found = run_engine(report.workload, owner, staleness=plan.staleness, repeats=repeats)
     oldest = max(reading.age.steps for reading in found["ages"])
     age = _row(f"oldest rows, {plan.name}, {workers} workers", "steps", plan.staleness.remote.steps, oldest)
     return [*_side_by_side(plan, found), age]

@@ -163,7 +163,7 @@ def by_hooks(
 def by_engine(
     model: nn.Module, data: Any, owner: Tensor, staleness: Staleness, schedule: Schedule, warmup: int, repeats: int
 ) -> dict[str, Any]:
-    """One worker of the engine. The weights stay: after some steps stale rows are exact ones, and so are gradients."""
+    """One worker of the engine: steps to warm up, then timed ones, none of which changes the weights."""
     with tallied() as tally, PartitionParallel(model, data, owner, staleness=staleness, schedule=schedule) as parts:
         seconds = _timed(parts.step, warmup, repeats)
     steps = warmup + repeats
@@ -247,15 +247,14 @@ def run_engine(
     *,
     staleness: Staleness,
     schedule: Schedule | None = None,
-    layers: int,
     repeats: int = 3,
 ) -> dict[str, Any]:
     """The same by the engine of stretto.dist, remote rows and gradients as old as `staleness` allows.
 
-    Weights stay as they are, so that whatever is stale is exact after a while, and gradients can be compared.
+    The first step is synchronous and the weights stay, so that older rows are no other rows: gradients can be compared.
     """
     wanted, parts = _one_process(workload), int(owner.max()) + 1
-    warmup = 1 + 2 * layers * (1 + staleness.memory_steps)
+    warmup = 1 + staleness.memory_steps
     given = (workload.model, workload.data, owner, staleness, schedule or Schedule(), warmup, repeats)
     found = launch(by_engine, parts, *given, limit=LIMIT)
     error = _error(found, wanted)

@@ -81,6 +81,8 @@ class Exchange:
         """Let all exchanges land and end the thread."""
         self._posted.put(None)
         self._thread.join(self.timeout)
+        if self._error is not None or self._thread.is_alive():
+            fail(f"dist: rank {dist.get_rank()}: the last exchanges did not end well: {self._error or 'still waiting'}")
 
     def _run(self) -> None:
         while (flight := self._posted.get()) is not None:

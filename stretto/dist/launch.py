@@ -1,6 +1,6 @@
 """Ranks on this machine: one process each, joined by gloo; their results, or the message of the one that failed.
 
-The processes run `python -m stretto.dist`, not the caller's script, so that no script needs a guard. Function and
+The processes run run_rank below, not the caller's script, so that no script needs a guard. Function and
 arguments travel by pickle: their modules must be importable. Whatever happens, no process and no file is left behind.
 """
 
@@ -24,6 +24,12 @@ import torch.distributed as dist
 from stretto.errors import expect, fail
 
 LIMIT = 300.0  # seconds until ranks that do not end are ended
+# What a process starts with: the caller's places to import from, before anything is imported.
+ENTRY = """import pickle, sys
+with open(sys.argv[1] + "/path.pickle", "rb") as file:
+    sys.path[:] = pickle.load(file)
+from stretto.dist.launch import run_rank
+run_rank(*sys.argv[1:])"""
 POLL, GRACE = 0.02, 0.5  # seconds between looks, and for other ranks' messages after the first failure
 
 
@@ -40,8 +46,8 @@ def launch(
         fail(f"launch: {function.__qualname__} is in the script itself, where other processes cannot import it")
     with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
         try:
-            Path(folder, "path.pickle").write_bytes(pickle.dumps((sys.path, timeout, threads)))
-            torch.save((function, args), Path(folder, "given.pt"))
+            Path(folder, "path.pickle").write_bytes(pickle.dumps(sys.path))
+            torch.save((function, args, timeout, threads), Path(folder, "given.pt"))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             fail(f"launch: the ranks cannot be given their arguments: {error}")
         return _Ranks(Path(folder), ranks).results(time.monotonic() + limit, limit)
@@ -53,7 +59,7 @@ class _Ranks:
         self.children: list[subprocess.Popen[bytes]] = []
 
     def results(self, deadline: float, limit: float) -> list[Any]:
-        command = [sys.executable, "-m", "stretto.dist", str(self.folder), str(self.count), str(os.getpid())]
+        command = [sys.executable, "-c", ENTRY, str(self.folder), str(self.count), str(os.getpid())]
         try:
             for rank in range(self.count):
                 with open(self.folder / f"said{rank}", "wb") as said:
@@ -95,15 +101,15 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def run_rank(folder: Path, ranks: int, parent: int, rank: int) -> None:
+def run_rank(place: str, count: str, parent: str, number: str) -> None:
     """What each of the processes does."""
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    sys.path[:], timeout, threads = pickle.loads((folder / "path.pickle").read_bytes())
-    torch.set_num_threads(threads)
+    folder, rank = Path(place), int(number)
+    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     try:
-        function, args = torch.load(folder / "given.pt", weights_only=False)
+        function, args, timeout, threads = torch.load(folder / "given.pt", weights_only=False)
+        torch.set_num_threads(threads)
         wait = timedelta(seconds=timeout)
-        dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=ranks, timeout=wait)
+        dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=int(count), timeout=wait)
         torch.save(function(*args), folder / f"result{rank}.pt")
         dist.barrier()  # a rank that leaves early would close connections that others still read from
         dist.destroy_process_group()

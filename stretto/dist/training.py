@@ -64,6 +64,7 @@ class PartitionParallel:
             owner.dim() == 1 and owner.numel() == data.num_nodes,
             f"PartitionParallel: 'owner' is {list(owner.shape)}, but the graph has {data.num_nodes} nodes",
         )
+        expect(data.x.device.type == "cpu", f"PartitionParallel: 'x' is on {data.x.device}, wanted the CPU (gloo)")
         most = int(owner.max()) if owner.numel() else 0
         expect(most < size, f"PartitionParallel: 'owner' names rank {most}, but there are {size} ranks")
         self._layers = layers_of(model)

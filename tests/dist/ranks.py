@@ -75,7 +75,7 @@ def never_ends():
 
 def one_rank_stops_training(data, owner):
     """Rank 1 stops after one step; the others wait for its rows and must be told, not hang."""
-    with PartitionParallel(make("sage", data.x.size(1), 4, 3), data, owner, timeout=2.0) as parts:
+    with PartitionParallel(make("sage", data.x.size(1), 4, 3), data, owner, timeout=4.0) as parts:
         parts.step()
         if dist.get_rank() == 1:
             time.sleep(600)
