@@ -1,6 +1,7 @@
 // From the sampler's scratch to a slot: the layout, int64 indices as PyG wants them, and the rows of features.
 #include <cstring>
 
+#include "sampler/gather.h"
 #include "sampler/sampler.h"
 #include "sampler/slot.h"
 
@@ -8,59 +9,6 @@ namespace stretto {
 namespace {
 
 constexpr int64_t kLine = 64;
-// Rows fetched ahead of the copy: enough to cover a miss, few enough not to evict each other.
-constexpr int64_t kAhead = 12;
-
-template <int64_t kBytes>
-void gather_small(const uint8_t* data, const int64_t* index, int64_t n, uint8_t* out) {
-    constexpr int64_t kFar = 32;
-    for (int64_t i = 0; i < n; ++i) {
-        if (i + kFar < n) __builtin_prefetch(data + index[i + kFar] * kBytes);
-        std::memcpy(out + i * kBytes, data + index[i] * kBytes, kBytes);
-    }
-}
-
-void gather_rows(const uint8_t* data, int64_t row_bytes, const int64_t* index, int64_t n, uint8_t* out) {
-    switch (row_bytes) {
-        case 0:
-            return;
-        case 1:
-            return gather_small<1>(data, index, n, out);
-        case 2:
-            return gather_small<2>(data, index, n, out);
-        case 4:
-            return gather_small<4>(data, index, n, out);
-        case 8:
-            return gather_small<8>(data, index, n, out);
-        case 16:
-            return gather_small<16>(data, index, n, out);
-        default:
-            break;
-    }
-    for (int64_t i = 0; i < n; ++i) {
-        if (i + kAhead < n) {
-            const uint8_t* next = data + index[i + kAhead] * row_bytes;
-            const uint8_t* end = next + row_bytes;
-            next -= reinterpret_cast<uintptr_t>(next) % kLine;  // rows begin anywhere in a line: ask for each line once
-            for (; next < end; next += kLine) __builtin_prefetch(next);
-        }
-        std::memcpy(out + i * row_bytes, data + index[i] * row_bytes, static_cast<size_t>(row_bytes));
-    }
-}
-
-// int8 rows times a scale per column.
-void gather_scaled(const stretto_slice& slice, const int64_t* index, int64_t n, float* out) {
-    const auto* data = static_cast<const int8_t*>(slice.data);
-    for (int64_t i = 0; i < n; ++i) {
-        if (i + kAhead < n) {
-            const int8_t* next = data + index[i + kAhead] * slice.columns;
-            for (int64_t b = 0; b < slice.columns; b += kLine) __builtin_prefetch(next + b);
-        }
-        const int8_t* row = data + index[i] * slice.columns;
-        float* to = out + i * slice.columns;
-        for (int64_t c = 0; c < slice.columns; ++c) to[c] = static_cast<float>(row[c]) * slice.scale[c];
-    }
-}
 
 void write_edge_ids(const stretto_relation& relation, const Buffer<int64_t>& position, int64_t* out) {
     const int64_t n = position.size();

@@ -19,20 +19,34 @@ struct PickScratch {
 };
 
 // Floyd's method: for j = n-k .. n-1 draw t from [0, j]; take t, or j where t was taken already. Every k-subset is
-// equally likely. Up to kScan picks membership is a scan of the picks in registers, beyond that a bitmap.
+// equally likely. Of at most 64 candidates a word remembers which are taken. Of more, up to kScan picks, it remembers
+// their last six bits, and only a pick that meets one of its own is compared with all before it. Else a bitmap does.
 constexpr int64_t kScan = 32;
 
 inline int64_t pick_uniform(Stream& stream, int64_t first, int64_t n, int64_t k, PickScratch& scratch, int64_t* out) {
-    if (k <= kScan && n <= INT32_MAX) {
-        int32_t taken[kScan];
+    if (n <= 64) {
+        uint64_t taken = 0;
         for (int64_t i = 0; i < k; ++i) {
-            const auto j = static_cast<int32_t>(n - k + i);
-            auto t = static_cast<int32_t>(stream.below(static_cast<uint64_t>(j) + 1));
-            int32_t hit = 0;
-            for (int64_t s = 0; s < i; ++s) hit |= taken[s] == t;
-            if (hit) t = j;
-            taken[i] = t;
-            out[i] = first + t;
+            const auto j = static_cast<uint64_t>(n - k + i);
+            uint64_t t = stream.below(j + 1);
+            t = taken >> t & 1 ? j : t;
+            taken |= uint64_t{1} << t;
+            out[i] = first + static_cast<int64_t>(t);
+        }
+        return k;
+    }
+    if (k <= kScan) {
+        uint64_t met = 0;
+        for (int64_t i = 0; i < k; ++i) {
+            const int64_t j = n - k + i;
+            int64_t t = first + static_cast<int64_t>(stream.below(static_cast<uint64_t>(j) + 1));
+            if (met >> (t & 63) & 1) {
+                bool hit = false;
+                for (int64_t s = 0; s < i; ++s) hit |= out[s] == t;
+                if (hit) t = first + j;
+            }
+            met |= uint64_t{1} << (t & 63);
+            out[i] = t;
         }
         return k;
     }
