@@ -4,8 +4,11 @@ import importlib
 from typing import Any
 
 from stretto.loader import walk
+from stretto.loader.cluster import ClusterData, ClusterLoader
+from stretto.loader.datamodule import link_loader, node_loader
 from stretto.loader.neighbor_loader import LinkNeighborLoader, NeighborLoader
 from stretto.loader.sampler import NeighborSampler
+from stretto.loader.shadow import ShaDowKHopSampler
 
 # (module, name) -> ours. Each module that has imported the name is listed: a name bound elsewhere stays PyG's.
 NAMES: dict[tuple[str, str], Any] = {
@@ -13,7 +16,15 @@ NAMES: dict[tuple[str, str], Any] = {
     ("torch_geometric.loader", "LinkNeighborLoader"): LinkNeighborLoader,
     ("torch_geometric.loader.neighbor_loader", "NeighborLoader"): NeighborLoader,
     ("torch_geometric.loader.link_neighbor_loader", "LinkNeighborLoader"): LinkNeighborLoader,
+    ("torch_geometric.loader", "ClusterData"): ClusterData,
+    ("torch_geometric.loader", "ClusterLoader"): ClusterLoader,
+    ("torch_geometric.loader", "ShaDowKHopSampler"): ShaDowKHopSampler,
+    ("torch_geometric.loader.cluster", "ClusterData"): ClusterData,
+    ("torch_geometric.loader.cluster", "ClusterLoader"): ClusterLoader,
+    ("torch_geometric.loader.shadow", "ShaDowKHopSampler"): ShaDowKHopSampler,
     ("torch_geometric.data.lightning.datamodule", "NeighborSampler"): NeighborSampler,
+    ("torch_geometric.data.lightning.datamodule", "NodeLoader"): node_loader,
+    ("torch_geometric.data.lightning.datamodule", "LinkLoader"): link_loader,
 }
 _before: dict[tuple[str, str], Any] = {}
 

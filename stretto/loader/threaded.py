@@ -27,7 +27,7 @@ from stretto.loader.trim import trimmed
 
 MEMORY = 256 << 20  # bytes of batches ready and waiting, unless told otherwise
 # DataLoader's arguments that speak of worker processes, which these loaders do not have.
-_OF_PROCESSES = (
+OF_PROCESSES = (
     "num_workers",
     "prefetch_factor",
     "persistent_workers",
@@ -50,7 +50,7 @@ class Threaded:
         """Pick our options out of DataLoader's."""
         self.num_workers_asked = int(kwargs.get("num_workers", 0))
         prefetch = kwargs.get("prefetch_factor")
-        for name in _OF_PROCESSES:
+        for name in OF_PROCESSES:
             kwargs.pop(name, None)
         options = {name: kwargs.pop(name) for name in _OF_ENGINE if name in kwargs}
         device = options.get("device")
