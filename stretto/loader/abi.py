@@ -94,6 +94,11 @@ def destroy(function: Any, handle: int, *kept: Any) -> None:
     function(handle)
 
 
+def _int64(values: Tensor) -> Tensor:
+    """Contiguous, as the native side reads them; nearly always they are."""
+    return values if values.dtype == torch.int64 and values.is_contiguous() else values.to(torch.int64).contiguous()
+
+
 class Seeds:
     """stretto_seeds and the arrays it points to."""
 
@@ -101,15 +106,16 @@ class Seeds:
         self, seed: int, epoch: int, batch: int, seeds: Sequence[Tensor | None], times: Sequence[Tensor | None]
     ) -> None:
         n = len(seeds)
-        self._seeds = [None if s is None else s.to(torch.int64).contiguous() for s in seeds]
-        self._times = [None if t is None else t.to(torch.int64).contiguous() for t in times]
-        for s, t in zip(self._seeds, self._times, strict=True):
+        seeds = [None if s is None else _int64(s) for s in seeds]
+        times = [None if t is None else _int64(t) for t in times]
+        for s, t in zip(seeds, times, strict=True):
             if t is not None and (s is None or s.numel() != t.numel()):
                 fail(f"sampler: {0 if s is None else s.numel()} seeds, but {t.numel()} times")
-        self._pointers = (c.c_void_p * n)(*(address(s) for s in self._seeds))
-        self._counts = (c.c_int64 * n)(*(0 if s is None else s.numel() for s in self._seeds))
-        self._time_pointers = (c.c_void_p * n)(*(address(t) for t in self._times))
-        self.struct = SeedsStruct(
-            seed & 0xFFFFFFFFFFFFFFFF, epoch, batch,
-            *(c.cast(array, c.c_void_p) for array in (self._pointers, self._counts, self._time_pointers)),
-        )  # fmt: skip
+        pointers = (c.c_void_p * n)(*(address(s) for s in seeds))
+        counts = (c.c_int64 * n)(*(0 if s is None else s.numel() for s in seeds))
+        time_pointers = (c.c_void_p * n)(*(address(t) for t in times))
+        at = c.addressof
+        self.struct: Any = SeedsStruct(
+            seed & 0xFFFFFFFFFFFFFFFF, epoch, batch, at(pointers), at(counts), at(time_pointers)
+        )
+        self.struct.kept = seeds, times, pointers, counts, time_pointers  # what it points to lives as long as it does

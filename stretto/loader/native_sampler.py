@@ -106,6 +106,9 @@ class NativeSampler:
         self.num_hops, self.flags = num_hops, flags
         # What batches read at random places.
         self.arrays = [array for r in self.relations for array in (r.colptr, r.row)] + [s.value for s in self.slices]
+        self.slots = 0  # how many were made, up to where it matters
+        entries = len(self.node_types) * (4 + num_hops) + len(self.relations) * (5 + num_hops) + len(self.slices)
+        self.table_type = c.c_int64 * (2 + entries)  # what a slot tells of itself
         fanouts = [np.asarray(r.fanout, dtype=np.int64) for r in self.relations]
         for relation, fanout in zip(self.relations, fanouts, strict=True):
             expect(len(fanout) == num_hops, f"sampler: 'fanout' has {len(fanout)} hops, wanted {num_hops}")

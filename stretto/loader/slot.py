@@ -32,13 +32,13 @@ class Slot:
 
     def __init__(self, sampler: "NativeSampler", handle: c.c_void_p) -> None:
         lib = library()
-        hops = sampler.num_hops
-        size = 2 + len(sampler.node_types) * (4 + hops) + len(sampler.relations) * (5 + hops) + len(sampler.slices)
-        table = (c.c_int64 * size)()
-        lib.stretto_slot_table(handle, table, size)
+        table = sampler.table_type()
+        lib.stretto_slot_table(handle, table, len(table))
         self.table: list[int] = list(table)
         self.sampler = sampler
-        pages.read_at_random(*sampler.arrays)
+        if sampler.slots < pages.USES:  # later ones would only be counted
+            sampler.slots += 1
+            pages.read_at_random(*sampler.arrays)
         owner = _Owner(handle, self.table[0], self.table[1], lib.stretto_slot_release)
         self.memory = torch.from_numpy(np.asarray(owner))
         self.host: Tensor | None = None  # where memory came from, once it is on a device
