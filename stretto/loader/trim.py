@@ -73,15 +73,51 @@ def run_trimmed(model: Any, batch: Any, *, semantics: str = "frontier") -> Tenso
     x = batch.x
     for i, layer in enumerate(known):
         x = model.convs[i]((x, x[: layer.size[1]]), layer.edge_index)
-        if i == model.num_layers - 1:
-            break
-        if model.act is not None and model.act_first:
-            x = model.act(x)
-        x = model.norms[i](x)
-        if model.act is not None and not model.act_first:
-            x = model.act(x)
-        x = model.dropout(x)
+        x = x if i == model.num_layers - 1 else _between(model, i, x)
     return x
+
+
+def run_by_hops(model: Any, x: Tensor, edge_index: Tensor, nodes: list[int], edges: list[int]) -> Tensor | None:
+    """What the model's forward gives for these num_sampled_nodes_per_hop and num_sampled_edges_per_hop.
+
+    PyG's trim_to_layer drops, before each layer, the outermost nodes the layer before has computed; here no layer
+    computes them. None where that cannot be known to be the same: the model is not local, or edge_index is not as a
+    loader gave it.
+    """
+    count = model.num_layers
+    hooked = any(conv._forward_hooks or conv._forward_pre_hooks for conv in model.convs)
+    if hooked or why_not_trimmed(model) or x.device.type != "cpu" or not count <= min(len(nodes) - 1, len(edges)):
+        return None
+    n, m = x.size(0), edge_index.size(1)
+    if n != sum(nodes) or m != sum(edges) or not Graph.is_known(edge_index, (n, n)):
+        return None
+    csr = Graph.of(edge_index, n).csr
+    if csr.edge_id is not None or csr.col is None:
+        return None
+    for i, conv in enumerate(model.convs):
+        if i > 0:
+            n, m = n - nodes[-i], m - edges[-i]
+        rows = n - nodes[-i - 1]  # what the next layer reads, and all that has edges here
+        if int(csr.rowptr[rows]) != m:
+            return None
+        part, x, last = edge_index[:, :m], x[:n], i == count - 1
+        size = (n, n) if last else (n, rows)  # the last layer's outermost nodes are part of the output
+        rowptr = csr.rowptr[: size[1] + 1]
+        Graph.remember(part, Graph.of_pointers(rowptr.clamp(max=m) if last else rowptr, csr.col[:m], n), size)
+        x = conv(x if last else (x, x[:rows]), part)
+        if not last:
+            x = _between(model, i, x)
+    return x
+
+
+def _between(model: Any, i: int, x: Tensor) -> Tensor:
+    """What a BasicGNN does after layer i, but for the last."""
+    if model.act is not None and model.act_first:
+        x = model.act(x)
+    x = model.norms[i](x)
+    if model.act is not None and not model.act_first:
+        x = model.act(x)
+    return model.dropout(x)
 
 
 def why_not_trimmed(model: Any) -> str:

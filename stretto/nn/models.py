@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from stretto.loader import trim
 from stretto.nn import folds, relations, sage
 from stretto.nn.base import Quiet, hooked, note_path, record_of
 from stretto.nn.gin import LINEAR
@@ -14,7 +15,9 @@ from stretto.nn.sage import Summands
 
 
 def fast_basic(model: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """What the forward of a BasicGNN computes, where something can be folded."""
+    """What the forward of a BasicGNN computes, where something can be folded or left out."""
+    if not args and kwargs.get("num_sampled_nodes_per_hop") is not None:
+        return _by_hops(model, x, edge_index, kwargs)
     if model.training or not isinstance(x, Tensor) or not folds.pays(x.size(0), model.hidden_channels):
         raise Quiet("training, or small")
     if args or any(value is not None for name, value in kwargs.items() if name != "edge_weight"):
@@ -44,6 +47,18 @@ def fast_basic(model: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -
             every.append(x)
     x = model.jk(every) if hasattr(model, "jk") else x
     return model.lin(x) if hasattr(model, "lin") else x
+
+
+def _by_hops(model: Any, x: Any, edge_index: Any, kwargs: dict[str, Any]) -> Tensor:
+    """With PyG's trim_to_layer on a loader's batch: no layer computes the nodes that are dropped right after it."""
+    nodes, edges = (kwargs.pop(f"num_sampled_{what}_per_hop", None) for what in ("nodes", "edges"))
+    plain = isinstance(x, Tensor) and type(edge_index) is Tensor and isinstance(nodes, list) and isinstance(edges, list)
+    if not plain or any(value is not None for value in kwargs.values()):
+        raise Quiet("further arguments")
+    out = trim.run_by_hops(model, x, edge_index, nodes, edges)
+    if out is None:
+        raise Quiet("not as a loader gave it")
+    return out
 
 
 def _ends_linear(model: Any) -> bool:

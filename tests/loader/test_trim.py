@@ -91,3 +91,57 @@ def test_nothing_is_sorted():
     built = Graph.cache_info().built
     run_trimmed(model, batch).sum().backward()
     assert Graph.cache_info().built == built
+
+
+def _by_hops(batch):
+    return {
+        "num_sampled_nodes_per_hop": batch.num_sampled_nodes,
+        "num_sampled_edges_per_hop": batch.num_sampled_edges,
+    }
+
+
+@pytest.mark.parametrize("fanout", [[4, 3], [4, 3, 2]])
+@pytest.mark.parametrize("norm", [None, "layer_norm"])
+@pytest.mark.parametrize("semantics", ["frontier", "layered"])
+def test_pygs_trimming_of_an_accelerated_model(fanout, norm, semantics, monkeypatch):
+    data = homogeneous()
+    torch.manual_seed(0)
+    stock = GraphSAGE(9, 8, 2, 4, norm=norm, norm_kwargs={"mode": "node"} if norm else None).double()
+    fast = accelerate(copy.deepcopy(stock))
+    rows = []
+    forward = type(fast.convs[0]).forward
+
+    def count(conv, x, *args, **kwargs):
+        rows.append(x[1].size(0) if isinstance(x, tuple) else x.size(0))
+        return forward(conv, x, *args, **kwargs)
+
+    monkeypatch.setattr(type(fast.convs[0]), "forward", count)
+    for batch in NeighborLoader(data, fanout, input_nodes=torch.arange(40), batch_size=16, semantics=semantics):
+        rows.clear()
+        got = fast(batch.x.double(), batch.edge_index, **_by_hops(batch))
+        if semantics == "frontier":  # the first layer left out what the second would have dropped
+            assert rows[0] == sum(batch.num_sampled_nodes[:-1])
+        want = stock(batch.x.double(), batch.edge_index, **_by_hops(batch))
+        assert torch.allclose(got, want, rtol=1e-9, atol=1e-9)
+        for model, out in ((fast, got), (stock, want)):
+            model.zero_grad()
+            out[: batch.batch_size].square().sum().backward()
+        for a, b in zip(fast.parameters(), stock.parameters(), strict=True):
+            assert torch.allclose(a.grad, b.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_trimming_of_edges_that_no_loader_gave():
+    """An edge_index of the user's own, and one with an edge into the outermost nodes, run as stock has them."""
+    data = homogeneous()
+    torch.manual_seed(0)
+    stock = GraphSAGE(9, 8, 2, 4).double()
+    fast = accelerate(copy.deepcopy(stock))
+    batch = next(iter(NeighborLoader(data, [4, 3], batch_size=16)))
+    hops, x = _by_hops(batch), batch.x.double()
+    bent = batch.edge_index.clone()
+    bent[1, -1] = batch.num_nodes - 1
+    for edge_index in (batch.edge_index.clone(), bent):
+        assert torch.allclose(fast(x, edge_index, **hops), stock(x, edge_index, **hops), rtol=1e-9, atol=1e-9)
+    batch.edge_index[1, -1] = batch.num_nodes - 1  # in place: it is no longer what the loader gave
+    got, want = (model(x, batch.edge_index, **hops) for model in (fast, stock))
+    assert torch.allclose(got, want, rtol=1e-9, atol=1e-9)
