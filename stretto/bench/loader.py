@@ -20,9 +20,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from stretto.bench import loader_models, report
+from stretto.bench.ceilings import LINE
 from stretto.bench.loader_setting import OURS, Row, Setting, make_data, per_batch, published
 from stretto.bench.stock import optional
 from stretto.errors import expect
+from stretto.kernels import cpu, pages
 from stretto.loader import NeighborLoader, NeighborSampler
 from stretto.loader.native_sampler import NativeSampler, NodeType, Sampling, Slice
 from stretto.tune.timing import Timing, measure
@@ -31,14 +33,18 @@ from stretto.tune.timing import Timing, measure
 def _sample_all(native: NativeSampler, seeds: list[Tensor], times: Tensor | None = None) -> int:
     edges = 0
     for number, batch in enumerate(seeds):
-        edges += native.sample(0, 0, number, [batch], [None if times is None else times[batch]]).num_edges()
+        slot = native.sample(0, 0, number, [batch], [None if times is None else times[batch]])
+        row, col = slot.edge_index()  # as tensors, which the others make too
+        slot.n_id(), slot.edge_id()
+        edges += row.numel()
+        del col
     return edges
 
 
 def sampling(
-    setting: Setting, name: str, *, weighted: bool = False, temporal: bool = False, **options: Any
+    setting: Setting, name: str, *, weighted: bool = False, temporal: bool = False, e_id: bool = False, **options: Any
 ) -> list[Row]:
-    """Sampling alone on one thread, in sampled edges per second."""
+    """Sampling alone on one thread, in sampled edges per second; e_id: everybody hands out edge ids, or nobody."""
     data = setting.data
     options = {
         **options,
@@ -46,12 +52,12 @@ def sampling(
         **({"time_attr": "time"} if temporal else {}),
     }
     sampler = NeighborSampler(data, setting.fanout, **options)
-    native, seeds = sampler.native(Sampling(0)), setting.seeds
+    native, seeds = sampler.native(Sampling.EDGE_ID if e_id else Sampling(0)), setting.seeds
     times = data.time if temporal else None
     checked = sampler.native(Sampling.EDGE_ID).sample(0, 0, 0, [seeds[0]], [None if times is None else times[seeds[0]]])
-    ends, e_id = checked.n_id()[checked.edge_index()], checked.edge_id()
+    ends, ids = checked.n_id()[checked.edge_index()], checked.edge_id()
     expect(
-        e_id is not None and torch.equal(ends, data.edge_index[:, e_id]), f"{name}: a sampled edge is not in the graph"
+        ids is not None and torch.equal(ends, data.edge_index[:, ids]), f"{name}: a sampled edge is not in the graph"
     )
     candidates: dict[str, Callable[[], object]] = {OURS: lambda: _sample_all(native, seeds, times)}
     edges = {OURS: _sample_all(native, seeds, times)}
@@ -61,10 +67,10 @@ def sampling(
             missing.append(Row(name, f"PyG + {library}", None, reason=loaded))
             missing += published(name, setting) if library == "pyg-lib" else []
             continue
-        if library == "torch-sparse" and (weighted or temporal or options):
-            missing.append(Row(name, f"PyG + {library}", None, reason="has no such sampling"))
+        if library == "torch-sparse" and (weighted or temporal or options or not e_id):
+            missing.append(Row(name, f"PyG + {library}", None, reason="no such sampling, or always with edge ids"))
             continue
-        stock = _stock_sampling(library, sampler, seeds, setting.fanout, weighted, temporal, data)
+        stock = _stock_sampling(library, sampler, seeds, setting.fanout, weighted, temporal, data, e_id)
         edges[f"PyG + {library}"] = stock()
         candidates[f"PyG + {library}"] = stock
     before = torch.get_num_threads()
@@ -88,6 +94,7 @@ def _stock_sampling(
     weighted: bool,
     temporal: bool,
     data: Data,
+    e_id: bool,
 ) -> Callable[[], int]:
     arrays = sampler.graph.edges[None]
     colptr, row = arrays.colptr, arrays.row.long()
@@ -113,7 +120,7 @@ def _stock_sampling(
                 True,
                 temporal,
                 "uniform",
-                False,  # no edge ids: ours brings none here either
+                e_id,
             )
             total += out[0].numel()
         return total
@@ -142,6 +149,10 @@ def gather(setting: Setting) -> list[Row]:
     plain = x.clone()  # the loader's features are moved into large pages (kernels/pages.py), stock's are not
     out = torch.empty(batches[0].numel(), x.size(1), dtype=x.dtype)
     turn = itertools.cycle(batches)
+    # The ceiling: as many cache lines in the same order, added up, nothing stored.
+    lines = torch.ones(n, -(-x.size(1) * x.element_size() // LINE) * LINE // 4)
+    pages.enlarge(lines.data_ptr(), lines.nbytes)
+    narrow = itertools.cycle([b.to(torch.int32) for b in batches])
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -151,6 +162,7 @@ def gather(setting: Setting) -> list[Row]:
                 "bare": lambda: bare.sample(0, 0, 0, [next(turn)], [None]),
                 "indexing": lambda: plain[next(turn)],
                 "index_select(out=)": lambda: torch.index_select(plain, 0, next(turn), out=out),
+                "reading alone": lambda: cpu.gather_ceiling(lines, next(narrow), 8),
             },
             repeats=max(setting.repeats, 15),
             warmup=2,
@@ -216,7 +228,11 @@ def _drain(loader: Any) -> None:
 # name -> rows of that measure
 MEASURES: dict[str, Callable[[Setting], list[Row]]] = {
     "sampling": lambda s: sampling(s, f"sampling {s.fanout}, batch {s.batch}"),
+    "ids": lambda s: sampling(s, f"sampling {s.fanout}, batch {s.batch}, with edge ids", e_id=True),
     "small": lambda s: sampling(replace(s, batch=64, batches=100), f"sampling {s.fanout}, batch 64"),
+    "small-ids": lambda s: sampling(
+        replace(s, batch=64, batches=100), f"sampling {s.fanout}, batch 64, with edge ids", e_id=True
+    ),
     "wide": lambda s: sampling(replace(s, fanout=[20, 20, 20]), "sampling [20, 20, 20]"),
     "layered": lambda s: sampling(s, "sampling, layered", semantics="layered"),
     "weighted": lambda s: sampling(s, "sampling, weighted", weighted=True),

@@ -87,6 +87,7 @@ def epoch(setting: Setting) -> list[Row]:
     expect(torch.allclose(a, b, rtol=1e-3, atol=1e-4), "epoch: accelerated and stock outputs differ")
     calls = {
         OURS: _train(fast, run_trimmed, ours),
+        f"{OURS}, trim_to_layer": _train(accelerate(copy.deepcopy(plain)), _cut, ours),
         f"{OURS}, whole batches": _train(accelerate(copy.deepcopy(plain)), _whole, ours),
         name: _train(plain, _whole, stock),
         f"{name}, trim_to_layer": _train(copy.deepcopy(plain), _cut, stock),
