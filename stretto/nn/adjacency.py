@@ -15,13 +15,21 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from stretto.compile import Adjacency
 from stretto.graph import Graph
-from stretto.nn.base import Decline
+from stretto.nn import base
+from stretto.nn.base import Decline, Small
 
 # Edges below which a new edge_index on a GPU costs the host more to sort than stock's step takes (docs/gpu.md): a layer
 # takes it as stock the first time it sees it. A loader that knows its batches' CSR, or a graph used again, runs fast.
 PASSING = 400_000
 PASSING_EDGEWISE = 260_000  # of layers whose stock form makes several arrays an edge: attention and the like
 SMALL = {"SAGEConv": 260_000, "GraphConv": 260_000, "GINConv": 260_000}  # edges below which few launches decide, always
+
+
+def smallest(stock: type) -> int:
+    """Edges below which a layer of a class runs as stock on a GPU, whatever else it is given; 0: it never does."""
+    return SMALL.get(stock.__name__, 0)
+
+
 _glimpsed: weakref.WeakKeyDictionary[Any, dict[int, weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()
 
 
@@ -29,8 +37,8 @@ def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int) -> 
     """Decline a small edge_index on a GPU that this layer has not seen before and nobody has built the graph of."""
     if not isinstance(edge_index, Tensor) or not edge_index.is_cuda or edge_index.layout != torch.strided:
         return
-    if edge_index.size(1) < min(fewest, SMALL.get(type(conv).__name__, 0)):
-        raise Decline("a small graph: stock's few launches cost a GPU's host less than ours")
+    if edge_index.size(1) < min(fewest, smallest(type(conv))):
+        raise Small(base.SMALL)
     if edge_index.size(1) >= fewest or Graph.is_known(edge_index, sizes, flow=conv.flow):
         return
     seen = _glimpsed.setdefault(conv, {})
@@ -40,7 +48,7 @@ def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int) -> 
     if len(seen) >= 64:
         seen.clear()
     seen[id(edge_index)] = weakref.ref(edge_index)
-    raise Decline("a small batch not seen before: stock costs a GPU's host less than building its graph")
+    raise Small("a small batch not seen before: stock costs a GPU's host less than building its graph")
 
 
 def graph_of(conv: Any, edge_index: Any, num_src: int, num_dst: int, passing: int | None = None) -> Graph:

@@ -35,6 +35,10 @@ class Decline(Exception):
         self.reason = reason
 
 
+class Small(Decline):
+    """Raised where few launches are all that counts: what is inside the layer runs as stock, too."""
+
+
 class Quiet(Decline):
     """Raised by the fast function of a container: its layers run as they do by themselves, and nothing is told."""
 
@@ -83,19 +87,29 @@ def stock_wanted() -> bool:
 
 def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
     """A forward that runs fast(self, ...) where it may, and stock's own forward elsewhere."""
+    from stretto.nn.adjacency import smallest  # it imports this module
+
     stock_forward = stock.forward  # type: ignore[attr-defined]
+    least = smallest(stock)
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or stock_wanted():
             return stock_forward(self, *args, **kwargs)
         record = record_of(self)
         record.calls += 1
+        if least and len(args) > 1 and few_on_device(args[1], least):  # before anything is looked at
+            if record.reason != SMALL:
+                _tell(self, record, SMALL)
+            return _all_stock(stock_forward, self, args, kwargs)
         reason = why_stock(self)
         if reason is None:
             try:
                 out = owned(fast(self, *args, **kwargs))
             except Quiet:
                 return stock_forward(self, *args, **kwargs)
+            except Small as decline:
+                _tell(self, record, decline.reason)
+                return _all_stock(stock_forward, self, args, kwargs)
             except Decline as decline:
                 reason = decline.reason
             except torch.OutOfMemoryError as error:
@@ -108,6 +122,29 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
         return stock_forward(self, *args, **kwargs)
 
     return in_place_of(stock_forward, run)
+
+
+SMALL = "a small graph: stock's few launches cost a GPU's host less than ours"
+
+
+def few_on_device(edges: Any, least: int) -> bool:
+    """Whether a plain edge_index on a GPU has fewer than `least` edges."""
+    return (
+        type(edges) is Tensor
+        and edges.is_cuda
+        and edges.layout == torch.strided
+        and edges.dim() == 2
+        and edges.size(1) < least
+    )
+
+
+def _all_stock(stock_forward: Any, conv: Any, args: Any, kwargs: Any) -> Any:
+    """Stock's own forward, with nothing of ours inside."""
+    before, _plain.on = stock_wanted(), True
+    try:
+        return stock_forward(conv, *args, **kwargs)
+    finally:
+        _plain.on = before
 
 
 def advice(conv: Any, args: tuple[Any, ...], error: str) -> str:

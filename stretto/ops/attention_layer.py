@@ -76,7 +76,7 @@ def _forward(graph: Graph, layer: Any, seed: Maybe, x: Tensor, bias: Maybe, *par
     module = kernels.backend(x.device)
     csr = graph.edge_csr
     function = functools.partial(module.attention_layer.forward, csr, layer)
-    return module.tape.run(csr, ("forward", layer), function, (x, seed, bias, *parameters))
+    return module.tape.run(module.tape.kept_with(csr), ("forward", layer), function, (x, seed, bias, *parameters))
 
 
 class _AttentionLayer(torch.autograd.Function):
@@ -109,7 +109,8 @@ class _AttentionLayer(torch.autograd.Function):
         csr, csr_t = graph.edge_csr, graph.T.edge_csr
         function = functools.partial(module.attention_layer.backward, csr, csr_t, layer, needs, last)
         inputs = (_rows(grad), x, ctx.seed, bias, out, *parameters, *kept)
-        return None, None, None, *module.tape.run(csr, ("backward", layer, needs, last), function, inputs)
+        tapes = module.tape.kept_with(csr)
+        return None, None, None, *module.tape.run(tapes, ("backward", layer, needs, last), function, inputs)
 
 
 def _rows(grad: Tensor) -> Tensor:

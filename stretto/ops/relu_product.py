@@ -49,8 +49,7 @@ class _ReluProduct(torch.autograd.Function):
             )
         grad = grad.contiguous()
         backend = kernels.backend(z.device)
-        return (
-            backend.product(grad, weight, gate=z) if need_z else None,
-            backend.transposed_product(grad, z, relu=True) if need_weight else None,
-            column_sum(grad) if need_bias else None,
-        )
+        dz = backend.product(grad, weight, gate=z) if need_z else None
+        if not need_weight:
+            return dz, None, column_sum(grad) if need_bias else None
+        return dz, *backend.transposed_product(grad, z, relu=True, sums=need_bias)

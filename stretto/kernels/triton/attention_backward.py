@@ -245,31 +245,40 @@ def left_kernel(
 
 @kernel("ld", "rows", "columns", "att_columns", "rows_each")
 def finish_kernel(
-    sums, near, ld, att, more, out, part, rows, columns, att_columns, rows_each,
-    ACC: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    sums, near, ld, att, more, out, part, part_out, rows, columns, att_columns, rows_each,
+    SHARED: tl.constexpr, ACC: tl.constexpr, VEC: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """gatv2: out = sums * att + more; and the sum over a block of rows of sums * near, part of the gradient of att."""
+    """gatv2: out = sums * att + more; and over a block of rows, the sum of sums * near, part of the gradient of att,
+    and the sum of out."""
+    columns, ld = columns // VEC * VEC, ld // VEC * VEC
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     live = k < columns
     factor = tl.load(att + k, mask=live, other=0.0)[None, :]
     acc = tl.full((BLOCK_R, BLOCK_K), 0.0, ACC)
+    acc_out = tl.full((BLOCK_R, BLOCK_K), 0.0, ACC)
     first = tl.program_id(0).to(tl.int64) * rows_each
     last = tl.minimum(first + rows_each, rows)
+    column = k
+    if SHARED:
+        column = k % att_columns
     for base in range(first, last, BLOCK_R):
         r = base + tl.arange(0, BLOCK_R).to(tl.int64)
         inside = (r < last)[:, None] & live[None, :]
         at = r[:, None] * columns + k[None, :]
         t = tl.load(sums + at, mask=inside, other=0.0)
         if part is not None:
-            place = r[:, None] * ld + (k % att_columns)[None, :]
-            acc += t * tl.load(near + place, mask=inside, other=0.0).to(ACC)
+            acc += t * tl.load(near + r[:, None] * ld + column[None, :], mask=inside, other=0.0).to(ACC)
         if out is not None:
             t = t * factor
             if more is not None:
                 t += tl.load(more + at, mask=inside, other=0.0)
             tl.store(out + at, t.to(out.dtype.element_ty), mask=inside)
+            acc_out += t
+    to = tl.program_id(0) * columns + k
     if part is not None:
-        tl.store(part + tl.program_id(0) * columns + k, tl.sum(acc, 0), mask=live)
+        tl.store(part + to, tl.sum(acc, 0), mask=live)
+    if part_out is not None:
+        tl.store(part_out + to, tl.sum(acc_out, 0), mask=live)
 
 
 @kernel("windows", "chunk", "heads", "attr_width")

@@ -32,11 +32,12 @@ def attention_grad(
     grad_alpha: Tensor | None,
     needs: tuple[bool, ...],
     into: dict[str, Tensor] | None = None,
+    totals: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of a.tensors where needed, rows in their type, scalars in the accumulation type; of a bias, too.
 
     into (dot): arrays that v's, left's and right's may be written to, one of which may be `out`, and the others v and
-    left themselves.
+    left themselves. totals (gatv2): is given the sums over all rows of left's and right's.
     """
     if a.bias is not None:
         out, grad = (t.view(csr.num_rows, a.heads, a.values.size(2)) for t in (out, grad.contiguous()))
@@ -84,11 +85,11 @@ def attention_grad(
         # The sums by source are finished, and their memory is free again, before those by destination are made.
         shared = a.v is None and call.value_step == call.right_step
         parts: list[Tensor] = []  # of the gradient of att
-        _finish_rows(call, found, "right", dright, call.right, dv if shared else None, need, parts)
-        _finish_rows(call, found, "edge", dedge, call.edge, None, need, parts)
+        _finish_rows(call, found, "right", dright, call.right, dv if shared else None, need, parts, totals)
+        _finish_rows(call, found, "edge", dedge, call.edge, None, need, parts, totals)
         dv, dright, dedge = None if shared else dv, None, None
         if need_left and dscore is not None:
-            _finish_rows(call, found, "left", _left(csr, call, dscore), call.left, None, need, parts)
+            _finish_rows(call, found, "left", _left(csr, call, dscore), call.left, None, need, parts, totals)
         if need_att and call.att is not None:
             found["att"] = _sum_parts(call.att, parts)
         if found["edge"] is not None and a.edge is not None:
@@ -180,14 +181,24 @@ def _finish_rows(
     more: Tensor | None,
     need: dict[str, bool],
     parts: list[Tensor],
+    totals: dict[str, Tensor] | None,
 ) -> None:
     """gatv2: the sums t at one end times att (plus more), and that end's share of datt = sum of t * z over edges."""
     if sums is not None and near is not None:
-        found[name] = _times_att(call, sums, near, more, want=need[name], parts=parts if need["att"] else None)
+        kept = parts if need["att"] else None
+        found[name] = _times_att(call, sums, near, more, want=need[name], parts=kept, name=name, totals=totals)
 
 
 def _times_att(
-    call: Call, sums: Tensor, near: Tensor, more: Tensor | None, *, want: bool, parts: list[Tensor] | None
+    call: Call,
+    sums: Tensor,
+    near: Tensor,
+    more: Tensor | None,
+    *,
+    want: bool,
+    parts: list[Tensor] | None,
+    name: str,
+    totals: dict[str, Tensor] | None,
 ) -> Tensor | None:
     """sums * att + more, and the sums over blocks of rows of sums * near. sums, more [r, h, k], near [r, h or 1, k]."""
     att = call.att
@@ -204,10 +215,16 @@ def _times_att(
     blocks = tiles(rows, rows_each)
     part = sums.new_empty(blocks, columns) if parts is not None else None
     block = power(columns, 128)
+    part_out = sums.new_empty(blocks, columns) if totals is not None and out is not None else None
+    near_columns = near.size(1) * near.size(2)
     backward.finish_kernel[(blocks, tiles(columns, block))](
-        sums, near, near.stride(0), att, more, out, part, rows, columns, near.size(1) * near.size(2), rows_each,
-        ACC=acc_of(call.dtype), BLOCK_R=16, BLOCK_K=block, num_warps=4,
+        sums, near, near.stride(0), att, more, out, part, part_out, rows, columns, near_columns, rows_each,
+        SHARED=near_columns != columns, ACC=acc_of(call.dtype),
+        VEC=min(vector(sums, near, more, width=columns), vector(near, width=near_columns)),
+        BLOCK_R=max(1, 2048 // block), BLOCK_K=block, num_warps=4,
     )  # fmt: skip
+    if totals is not None and part_out is not None:
+        totals[name] = sum_few(part_out)
     if parts is not None and part is not None:
         parts.append(part)
     return out

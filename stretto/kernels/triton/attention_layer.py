@@ -100,13 +100,15 @@ class Step:
     parameters: tuple[Any, ...]
     kept: tuple[Any, ...]
 
-    def through(self, a: Attention, out: Tensor, grad: Tensor, needed: str, into: Any = None) -> dict[str, Any]:
+    def through(
+        self, a: Attention, out: Tensor, grad: Tensor, needed: str, into: Any = None, totals: Any = None
+    ) -> dict[str, Any]:
         """Gradients of the attention's operands, by name."""
         wanted = tuple(name in needed.split() for name in TENSORS)
         if a.bias is not None:
             wanted = (*wanted, self.needs[1])
         stats = self.kept[-1]
-        found = attention_grad(self.csr, self.csr_t, a, out, None, None, stats, grad, None, None, wanted, into)
+        found = attention_grad(self.csr, self.csr_t, a, out, None, None, stats, grad, None, None, wanted, into, totals)
         return dict(zip((*TENSORS, "bias"), found, strict=False))
 
 
@@ -151,10 +153,10 @@ def _gatv2(step: Step) -> list[Maybe]:
     *maps, att = step.parameters
     a = step.layer.attention(step.seed, step.bias, left=left, right=right, att=att)
     need_x, _, *needs, need_att = step.needs
-    found = step.through(a, step.out, step.grad, "left right att" if need_att else "left right")
-    dx, dmaps = _through_maps(
-        (found["left"].view(left.shape), found["right"].view(right.shape)), step.x, maps, need_x, needs
-    )
+    totals: dict[str, Tensor] = {}
+    found = step.through(a, step.out, step.grad, "left right att" if need_att else "left right", totals=totals)
+    rows = (found["left"].view(left.shape), found["right"].view(right.shape))
+    dx, dmaps = _through_maps(rows, step.x, maps, need_x, needs, (totals["left"], totals["right"]))
     return [dx, found["bias"], *dmaps, found["att"].view(att.shape) if need_att else None]
 
 
@@ -174,16 +176,22 @@ def _pairs(items: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 
 def _through_maps(
-    grads: Sequence[Tensor], x: Tensor, maps: Sequence[Maybe], need_x: bool, needs: Sequence[bool]
+    grads: Sequence[Tensor],
+    x: Tensor,
+    maps: Sequence[Maybe],
+    need_x: bool,
+    needs: Sequence[bool],
+    columns: Sequence[Maybe] | None = None,
 ) -> tuple[Maybe, list[Maybe]]:
-    """From the gradients of several x W' + b to those of x and of every W and b."""
+    """From the gradients of several x W' + b to those of x and of every W and b. columns: their sums, where known."""
     dx: Maybe = None
     found: list[Maybe] = []
     for grad, (weight, bias), (need_weight, need_bias) in zip(grads, _pairs(maps), _pairs(needs), strict=True):
         if need_x:
             dx = product(grad, weight, add=dx, out=dx)
         found.append(weight_grad(grad, x) if need_weight else None)
-        found.append(column_sum(grad) if need_bias and bias is not None else None)
+        known = None if columns is None else columns[len(found) // 2]
+        found.append((column_sum(grad) if known is None else known) if need_bias and bias is not None else None)
     return dx, found
 
 
@@ -192,28 +200,28 @@ def _through_scores(
 ) -> tuple[Tensor, Tensor]:
     """gat: adds to dv [n, h * f] what the scores [n, h] owe to v; the gradients of the attention vectors."""
     rows, columns = v.shape
-    width = columns // dright.size(1)
+    heads = dright.size(1)
+    width = columns // heads
     rows_each = max(64, tiles(rows, 1024))
-    blocks, block = tiles(rows, rows_each), power(columns, 128)
+    blocks, block = tiles(rows, rows_each), power(width, 128)
     part, part2 = v.new_empty(blocks, columns), v.new_empty(blocks, columns)
-    _scores_kernel[(blocks, tiles(columns, block))](
-        dv, v, dright, dleft, att_src, att_dst, part, part2, rows, columns, width, rows_each,
-        BLOCK_R=16, BLOCK_K=block, num_warps=4,
+    _scores_kernel[(blocks, heads)](
+        dv, v, dright, dleft, att_src, att_dst, part, part2, rows, heads, width, rows_each,
+        BLOCK_R=max(1, 2048 // block), BLOCK_K=block, num_warps=4,
     )  # fmt: skip
     shape = att_src.shape
     return sum_few(part).view(shape), sum_few(part2).view(shape)
 
 
-@kernel("rows", "columns", "width", "rows_each")
+@kernel("rows", "heads", "width", "rows_each")
 def _scores_kernel(
-    dv, v, dright, dleft, att, att2, part, part2, rows, columns, width, rows_each,
+    dv, v, dright, dleft, att, att2, part, part2, rows, heads, width, rows_each,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    wide = columns // 4 * 4
-    heads = columns // width
-    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    live = k < wide
-    head = (k // width)[None, :]
+    width = width // 4 * 4
+    head = tl.program_id(1)
+    live = tl.arange(0, BLOCK_K) < width
+    k = head * width + tl.arange(0, BLOCK_K)
     one = tl.load(att + k, mask=live, other=0.0)[None, :]
     other = tl.load(att2 + k, mask=live, other=0.0)[None, :]
     acc = tl.full((BLOCK_R, BLOCK_K), 0.0, tl.float32)
@@ -221,15 +229,15 @@ def _scores_kernel(
     first = tl.program_id(0).to(tl.int64) * rows_each
     last = tl.minimum(first + rows_each, rows)
     for base in range(first, last, BLOCK_R):
-        r = base + tl.arange(0, BLOCK_R).to(tl.int64)
+        r = base + tl.arange(0, BLOCK_R)
         inside = (r < last)[:, None] & live[None, :]
-        at = r[:, None] * wide + k[None, :]
-        right = tl.load(dright + r[:, None] * heads + head, mask=inside, other=0.0)
-        left = tl.load(dleft + r[:, None] * heads + head, mask=inside, other=0.0)
-        rows_v = tl.load(v + at, mask=inside, other=0.0)
+        at = r[:, None] * (heads * width) + k[None, :]
+        right = tl.load(dright + r * heads + head, mask=r < last, other=0.0)[:, None]
+        left = tl.load(dleft + r * heads + head, mask=r < last, other=0.0)[:, None]
+        values = tl.load(v + at, mask=inside, other=0.0)
         tl.store(dv + at, tl.load(dv + at, mask=inside, other=0.0) + right * one + left * other, mask=inside)
-        acc += right * rows_v
-        acc2 += left * rows_v
-    to = tl.program_id(0) * columns + k
+        acc += right * values
+        acc2 += left * values
+    to = tl.program_id(0) * (heads * width) + k
     tl.store(part + to, tl.sum(acc, 0), mask=live)
     tl.store(part2 + to, tl.sum(acc2, 0), mask=live)

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stretto.kernels.schema import accumulate_type
+from stretto.kernels.triton import tape
 from stretto.kernels.triton.launch import kernel
 from stretto.kernels.triton.operands import acc_of, power, rows, tiles, vector
 
@@ -37,11 +38,17 @@ def _sum(
 
 def column_sum(x: Tensor) -> Tensor:
     """x [n, k] -> [k]; summed in the accumulation type."""
+    (found,) = tape.run(tape.GENERAL, "column sum", _column_sum, (x,))
+    assert found is not None
+    return found
+
+
+def _column_sum(x: Tensor) -> tuple[Tensor]:
     x = rows(x)
     n, width = x.shape
     out = x.new_empty(width)
     if out.numel() == 0 or n == 0:
-        return out.zero_()
+        return (out.zero_(),)
     acc = accumulate_type(x.dtype)
     rows_each = max(LEAST_ROWS, tiles(n, MOST_BLOCKS))
     blocks = tiles(n, rows_each)
@@ -50,19 +57,19 @@ def column_sum(x: Tensor) -> Tensor:
     across = tiles(width, block)
     if blocks == 1:
         _sum[(1, across)](x, x.stride(0), out, n, width, n, VEC=vector(x, width=width), **flags)
-        return out
+        return (out,)
     part = x.new_empty(blocks, width, dtype=acc)
     _sum[(blocks, across)](x, x.stride(0), part, n, width, rows_each, VEC=vector(x, width=width), **flags)
-    return sum_few(part, out)
+    return (sum_few(part, out),)
 
 
 def sum_few(part: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
     """column_sum of a few hundred rows in one launch, or that added to out. part [n, k] contiguous -> [k]"""
     n, width = part.shape
     out = part.new_empty(width) if out is None else out
-    block = power(width, 32)  # few rows: spread over columns
+    block = power(width, 8)  # few rows: spread over columns
     _sum[(1, tiles(width, block))](
         part, width, out, n, width, n, ADD=add, ACC=acc_of(part.dtype), VEC=vector(part, width=width),
-        BLOCK_R=128, BLOCK_K=block, num_warps=4,
+        BLOCK_R=power(n, 512), BLOCK_K=block, num_warps=4,
     )  # fmt: skip
     return out

@@ -8,12 +8,17 @@ whose sums are added in order. Both err less than torch's own fp32 product (docs
 round to tf32, it does.
 """
 
+# ruff: noqa: SIM102 -- kernels are written in Triton's subset of Python
 from __future__ import annotations
+
+import functools
+from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
+from stretto.kernels.triton import tape
 from stretto.kernels.triton.activations import positive
 from stretto.kernels.triton.column_sum import sum_few
 from stretto.kernels.triton.launch import call, interpreted, jit, kernel
@@ -94,7 +99,7 @@ def _tiles(
 
 @kernel("lda", "ldb", "rows", "width", "width_b", "rows_each")
 def _across(
-    a, lda, b, ldb, part, rows, width, width_b, rows_each,
+    a, lda, b, ldb, part, sums, rows, width, width_b, rows_each,
     RELU: tl.constexpr, BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     lda, ldb, m, n = lda // 4 * 4, ldb // 4 * 4, width // 4 * 4, width_b // 4 * 4
@@ -103,22 +108,28 @@ def _across(
     first = tl.program_id(2).to(tl.int64) * rows_each
     last = tl.minimum(first + rows_each, rows)
     acc = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
+    total = tl.full((BLOCK_M,), 0.0, tl.float32)
     for base in range(first, last, BLOCK_K):
         r = base + tl.arange(0, BLOCK_K)
         p = tl.load(a + r[:, None] * lda + i[None, :], mask=(r < last)[:, None] & (i < m)[None, :], other=0.0)
         q = tl.load(b + r[:, None] * ldb + j[None, :], mask=(r < last)[:, None] & (j < n)[None, :], other=0.0)
         if RELU:
             q = positive(q)
+        if sums is not None:
+            total += tl.sum(p, 0)
         p1, p2, p3 = thirds(tl.trans(p))
         q1, q2, q3 = thirds(q)
-        sums = plus_dot(None, p3, q1, BITS)  # the small ones first
-        sums = plus_dot(sums, p1, q3, BITS)
-        sums = plus_dot(sums, p2, q2, BITS)
-        sums = plus_dot(sums, p2, q1, BITS)
-        sums = plus_dot(sums, p1, q2, BITS)
-        acc += plus_dot(sums, p1, q1, BITS)
+        some = plus_dot(None, p3, q1, BITS)  # the small ones first
+        some = plus_dot(some, p1, q3, BITS)
+        some = plus_dot(some, p2, q2, BITS)
+        some = plus_dot(some, p2, q1, BITS)
+        some = plus_dot(some, p1, q2, BITS)
+        acc += plus_dot(some, p1, q1, BITS)
     to = (tl.program_id(2) * width + i)[:, None] * width_b + j[None, :]
     tl.store(part + to, acc, mask=(i < width)[:, None] & (j < width_b)[None, :])
+    if sums is not None:
+        if tl.program_id(1) == 0:
+            tl.store(sums + tl.program_id(2) * width + i, total, mask=i < width)
 
 
 @jit
@@ -167,6 +178,25 @@ def product(
     The row stride of x, k and n are divisible by 4; the rows of x are contiguous. relu: of relu(x) instead of x; gate
     [m, n]: only where it is above 0, elsewhere 0.
     """
+    options = (relu, block_m, block_n, block_k, warps, stages)
+    if out is not None:
+        return _product(options, x, w, bias, add, gate, out)[0]
+    inputs = (x, w, bias, add, gate)
+    (found,) = tape.run(tape.GENERAL, ("product", options), functools.partial(_product, options), inputs)
+    assert found is not None
+    return found
+
+
+def _product(
+    options: tuple[Any, ...],
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    add: Tensor | None,
+    gate: Tensor | None,
+    out: Tensor | None = None,
+) -> tuple[Tensor]:
+    relu, block_m, block_n, block_k, warps, stages = options
     m, k = x.shape
     n = w.size(1)
     out = x.new_empty(m, n) if out is None else out
@@ -176,7 +206,7 @@ def product(
             RELU=relu, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
             **REGISTERS,
         )  # fmt: skip
-    return out
+    return (out,)
 
 
 def product_with_scores(x: Tensor, w: Tensor, att: Tensor, att2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -197,21 +227,29 @@ def product_with_scores(x: Tensor, w: Tensor, att: Tensor, att2: Tensor) -> tupl
     return out, score, score2
 
 
-def transposed_product(a: Tensor, b: Tensor, *, relu: bool = False) -> Tensor:
-    """a' b, or a' relu(b). a [r, m], b [r, n], both fp32 -> [m, n].
+def transposed_product(a: Tensor, b: Tensor, *, relu: bool = False, sums: bool = False) -> tuple[Tensor, Tensor | None]:
+    """a' b, or a' relu(b), and the sums of the columns of a, if wanted. a [r, m], b [r, n], both fp32 -> [m, n], [m].
 
     Row strides, m and n are divisible by 4, rows contiguous.
     """
+    function = functools.partial(_transposed_product, relu, sums)
+    found, total = tape.run(tape.GENERAL, ("transposed product", relu, sums), function, (a, b))
+    assert found is not None
+    return found, total
+
+
+def _transposed_product(relu: bool, sums: bool, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor | None]:
     rows, m, n = a.size(0), a.size(1), b.size(1)
     block_m, block_n = max(16, power(m, 128)), max(16, power(n, 128))
     down, across = tiles(m, block_m), tiles(n, block_n)
     blocks = max(1, min(tiles(rows, LEAST_ROWS), PROGRAMS // (down * across)))
     part = a.new_empty(blocks, m * n)
+    total = a.new_empty(blocks, m) if sums else None
     _across[(down, across, blocks)](
-        a, a.stride(0), b, b.stride(0), part, rows, m, n, tiles(rows, 32 * blocks) * 32, RELU=relu,
+        a, a.stride(0), b, b.stride(0), part, total, rows, m, n, tiles(rows, 32 * blocks) * 32, RELU=relu,
         BITS=interpreted(_across), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=32, num_warps=8, num_stages=3,
     )  # fmt: skip
-    return (part if blocks == 1 else sum_few(part)).view(m, n)
+    return sum_few(part).view(m, n), None if total is None else sum_few(total)
 
 
 def weight_grad(grad: Tensor, x: Tensor) -> Tensor:

@@ -194,7 +194,7 @@ def spmm(
     """reference.spmm; block_k columns by block_e edges a tile and `warps` warps a program, where given."""
     options = (reduce, beta, count_ties, block_k, block_e, warps)
     inputs = (x, weight, row_scale, col_scale, y)
-    out, ties = tape.run(csr, ("spmm", options), functools.partial(_spmm, csr, options), inputs)
+    out, ties = tape.run(tape.kept_with(csr), ("spmm", options), functools.partial(_spmm, csr, options), inputs)
     assert out is not None
     return out, ties
 

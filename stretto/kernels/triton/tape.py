@@ -25,7 +25,7 @@ from stretto.kernels.triton import launch
 
 ALIGN = 256  # bytes: what torch's allocator gives, so that a kernel compiled for a tensor of its own fits
 TRIES = 3  # recordings of a signature; the first calls may still make what the graph keeps
-MOST = 64  # tapes of a graph
+MOST = 256  # tapes kept together
 
 aten: Any = torch.ops.aten
 EMPTY = {aten.empty, aten.new_empty, aten.empty_like, aten.empty_strided, aten.new_empty_strided}
@@ -233,21 +233,25 @@ def record(function: Callable[..., Sequence[Maybe]], inputs: Sequence[Maybe]) ->
     return results, tape if tape.finish(results, inputs) else None
 
 
-def run(csr: Csr, key: Hashable, function: Callable[..., Sequence[Maybe]], inputs: Sequence[Maybe]) -> Sequence[Maybe]:
-    """function(*inputs), which depends on csr and key otherwise: recorded the second time, played from then on."""
+def run(
+    tapes: dict[Any, Any], key: Hashable, function: Callable[..., Sequence[Maybe]], inputs: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    """function(*inputs), which depends on nothing else but key: recorded the second time, played from then on.
+
+    tapes: where they are kept, with the graph whose arrays they read (`kept_with`), or those of no graph (GENERAL).
+    """
     if launch.recorder.tape is not None:  # part of something larger
         return function(*inputs)
-    tapes = csr.cache.get("tapes")
-    if tapes is None:
-        tapes = csr.cache["tapes"] = {}
     device = None if launch.device_now is None else launch.device_now()
     seen: dict[int, int] = {}
     signature = (key, device, *[None if t is None else _sign(t, k, seen) for k, t in enumerate(inputs)])
     known = tapes.get(signature, 0)
     if known.__class__ is Tape:
         return known.play(inputs)
-    if known > TRIES or len(tapes) > MOST:
+    if known > TRIES:
         return function(*inputs)
+    if len(tapes) >= MOST:  # sizes that change all the time: start afresh
+        tapes.clear()
     tapes[signature] = known + 1
     if known == 0 or not _here(inputs, device):
         return function(*inputs)
@@ -255,6 +259,17 @@ def run(csr: Csr, key: Hashable, function: Callable[..., Sequence[Maybe]], input
     if tape is not None:
         tapes[signature] = tape
     return results
+
+
+def kept_with(csr: Csr) -> dict[Any, Any]:
+    """The tapes of a graph."""
+    tapes = csr.cache.get("tapes")
+    if tapes is None:
+        tapes = csr.cache["tapes"] = {}
+    return tapes
+
+
+GENERAL: dict[Any, Any] = {}
 
 
 def _sign(t: Tensor, k: int, seen: dict[int, int]) -> tuple[Any, ...] | int:
