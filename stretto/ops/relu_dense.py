@@ -1,7 +1,8 @@
 """relu_dense: relu(z + b) W' + c, the steps that make up most of an MLP, as one.
 
 On the CPU, for large matrices: narrow ones in a kernel of our own, wider ones by torch's GEMM in blocks of rows. Either
-way relu(z + b) is never an array of its own, and the gradient is masked where it is made. Elsewhere: step by step.
+way relu(z + b) is never an array of its own, and the gradient is masked where it is made. On a device: relu_product.py
+for tall matrices. Elsewhere: step by step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from stretto.kernels import cpu_relu_dense, pool
 from stretto.kernels.denormals import DenormalsAreZero, matter
-from stretto.ops import library
+from stretto.ops import library, relu_product
 from stretto.ops.batched import one_by_one
 from stretto.ops.dense import add_bias, dense
 
@@ -25,6 +26,8 @@ LEAST_ROWS = 1024  # below, a GEMM spends its time on packing W
 
 def relu_dense(z: Tensor, weight: Tensor, bias: Tensor | None = None, z_bias: Tensor | None = None) -> Tensor:
     """z [n, i], weight [o, i], bias [o], z_bias [i] -> [n, o]"""
+    if z_bias is None and relu_product.takes(z, weight, bias):
+        return relu_product.relu_product(z, weight, bias)
     if not joined(z, weight, bias, z_bias):
         return dense(F.relu(z if z_bias is None else add_bias(z, z_bias)), weight, bias)
     if library.recorded(z, weight, bias, z_bias):
