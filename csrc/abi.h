@@ -254,7 +254,10 @@ enum stretto_activation {
     STRETTO_ACT_SILU = 5
 };
 // out[i] = sum_e act[0](row[0][i] + col[0][j] + edge[0][e]) * act[1](row[1][i] + col[1][j] + edge[1][e]), channel by
-// channel; absent terms (null) are 0. All arrays have `width` columns, contiguous, in the kernel's dtype.
+// channel; absent terms (null) are 0. All arrays have `width` columns in the kernel's dtype; ld_*: elements from row to
+// row. root, where given, adds root_scale * root[i] to out[i], and root_scale * grad[j] to dcol[0][j] (root is col[0]).
+// pairs [2, num_pairs], where given: sources and destinations of pairs of nodes joined in both directions by edges with
+// one row of edge features; edge_id is then the number of an edge's pair, and edge[s], dedge[s] have a row per pair.
 typedef struct {
     int64_t width;
     int64_t act[2];
@@ -266,8 +269,25 @@ typedef struct {
     void* drow[2];
     void* dcol[2];
     void* dedge[2];
+    int64_t ld_row[2], ld_col[2], ld_edge[2];
+    int64_t ld_drow[2], ld_dcol[2], ld_dedge[2];
+    const void* root;
+    int64_t ld_root;
+    double root_scale;
+    const int64_t* pairs;
+    int64_t num_pairs;
 } stretto_messages;
-// pass 0: out. 1, g transposed: dcol and dedge. 2: drow. Gradients may be null.
+// What a call computes; gradients may be null. BY_COLUMN and SUM_BY_COLUMN take the transposed graph. BY_COLUMN: dcol
+// and, without pairs, dedge. BY_ROW: drow and dedge. SUM_*: dcol or drow from dedge, made before. PAIRS: dedge of
+// pairs.
+enum stretto_messages_pass {
+    STRETTO_MESSAGES_FORWARD = 0,
+    STRETTO_MESSAGES_BY_COLUMN = 1,
+    STRETTO_MESSAGES_BY_ROW = 2,
+    STRETTO_MESSAGES_SUM_BY_COLUMN = 3,
+    STRETTO_MESSAGES_SUM_BY_ROW = 4,
+    STRETTO_MESSAGES_PAIRS = 5
+};
 STRETTO_API int stretto_edge_messages(const stretto_csr* g, int dtype, const stretto_messages* m, int pass,
                                       int threads);
 // out[i] = sum_e p * y, y = act(x[j] + edge[e]) + shift, p = softmax over row i of temperature * y, channel by channel.
@@ -290,6 +310,37 @@ typedef struct {
 // pass 0: out, most, inverse. 1, g transposed: the gradients.
 STRETTO_API int stretto_edge_softmax_sum(const stretto_csr* g, int dtype, const stretto_softmax_sum* m, int pass,
                                          int threads);
+// Statistics of the messages x[j] + own[i] that each row receives (own may be null), channel by channel; 0 for a row
+// without edges. place[s]: the column of out where statistic s begins, or -1; grad has out's layout. packed [num_rows,
+// width * (1 + (VAR or STD) + 2 MIN + 2 MAX)] in the accumulation type: what backward leaves for its second pass.
+enum stretto_statistic {
+    STRETTO_STATISTIC_SUM = 0,
+    STRETTO_STATISTIC_MEAN = 1,
+    STRETTO_STATISTIC_MIN = 2,
+    STRETTO_STATISTIC_MAX = 3,
+    STRETTO_STATISTIC_VAR = 4,  // of the population
+    STRETTO_STATISTIC_STD = 5,  // its root, 0 where it is at most 1e-5
+    STRETTO_STATISTICS = 6
+};
+typedef struct {
+    int64_t width;
+    int64_t place[STRETTO_STATISTICS];
+    const void* x;
+    int64_t ld_x;
+    const void* own;
+    void* out;
+    int64_t ld_out;
+    const void* grad;
+    void* packed;
+    void* down;  // the gradient of own
+    void* dx;
+} stretto_statistics;
+// pass 0: out. 1: packed and down from grad. 2, g transposed: dx from packed.
+STRETTO_API int stretto_neighbour_statistics(const stretto_csr* g, int dtype, const stretto_statistics* m, int pass,
+                                             int threads);
+// out = log(1 + e^x) - shift, or where grad is not null grad / (1 + e^-x); n numbers each, f32 or f64.
+STRETTO_API int stretto_softplus(int dtype, const void* x, const void* grad, int64_t n, double shift, void* out,
+                                 int threads);
 
 #ifdef __cplusplus
 }

@@ -47,4 +47,14 @@ int stretto_edge_softmax_sum(const stretto_csr* g, int dtype, const stretto_soft
     return finish(kernels().softmax_sum[dtype]({g, m, pass, threads}));
 }
 
+int stretto_neighbour_statistics(const stretto_csr* g, int dtype, const stretto_statistics* m, int pass, int threads) {
+    if (bad_dtype(dtype)) return error("neighbour_statistics: dtype %d is not one of 0..3", dtype);
+    return finish(kernels().statistics[dtype]({g, m, pass, threads}));
+}
+
+int stretto_softplus(int dtype, const void* x, const void* grad, int64_t n, double shift, void* out, int threads) {
+    if (dtype < 0 || dtype >= 2) return error("softplus: dtype %d is not f32 or f64", dtype);
+    return kernels().softplus[dtype]({x, grad, n, shift, out, threads});
+}
+
 }  // extern "C"

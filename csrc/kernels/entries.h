@@ -35,5 +35,11 @@ int softmax_sum_f32(const SoftmaxSumArgs&);
 int softmax_sum_f64(const SoftmaxSumArgs&);
 int softmax_sum_bf16(const SoftmaxSumArgs&);
 int softmax_sum_f16(const SoftmaxSumArgs&);
+int statistics_f32(const StatisticsArgs&);
+int statistics_f64(const StatisticsArgs&);
+int statistics_bf16(const StatisticsArgs&);
+int statistics_f16(const StatisticsArgs&);
+int softplus_f32(const SoftplusArgs&);
+int softplus_f64(const SoftplusArgs&);
 
 }  // namespace stretto::STRETTO_ISA

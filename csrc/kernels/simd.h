@@ -110,7 +110,8 @@ STRETTO_INLINE Vec<Acc<T>> load(const T* p) {
         return reinterpret_cast<vf32>(__builtin_convertvector(raw, vu32) << 16);
     } else if constexpr (std::is_same_v<T, f16>) {
 #if defined(__AVX512F__)
-        return reinterpret_cast<vf32>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+        return reinterpret_cast<vf32>(
+            _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 #elif defined(__AVX2__)
         return reinterpret_cast<vf32>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #else
@@ -172,9 +173,10 @@ STRETTO_INLINE Vec<Acc<T>> load_first(const T* p, int n) {
     else {
         const __m256i raw = _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p);
         if constexpr (std::is_same_v<T, f16>)
-            return reinterpret_cast<vf32>(_mm512_cvtph_ps(raw));
+            return reinterpret_cast<vf32>(_mm512_maskz_cvtph_ps(0xffff, raw));
         else
-            return reinterpret_cast<vf32>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+            return reinterpret_cast<vf32>(
+                _mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, raw), 16));
     }
 #else
 #if defined(__AVX2__)

@@ -85,6 +85,21 @@ struct SoftmaxSumArgs {
     int pass, threads;
 };
 
+struct StatisticsArgs {
+    const stretto_csr* g;
+    const stretto_statistics* m;
+    int pass, threads;
+};
+
+struct SoftplusArgs {
+    const void* x;
+    const void* grad;
+    int64_t n;
+    double shift;
+    void* out;
+    int threads;
+};
+
 struct RowDotArgs {
     const void* a;
     int64_t lda;
@@ -111,6 +126,8 @@ struct KernelTable {
     int (*row_dot[4])(const RowDotArgs&);
     int (*messages[4])(const MessagesArgs&);
     int (*softmax_sum[4])(const SoftmaxSumArgs&);
+    int (*statistics[4])(const StatisticsArgs&);
+    int (*softplus[2])(const SoftplusArgs&);
 };
 
 namespace baseline {

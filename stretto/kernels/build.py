@@ -133,13 +133,16 @@ def passing(csr: Csr) -> bool:
 
 
 # A task is at least this many edges plus rows: below it, handing out work costs more than it gains. A graph is cut into
-# at most this many tasks: enough to balance any number of threads, few enough for partial results to stay small.
+# at most this many tasks: enough to balance any number of threads, few enough for partial results to stay small. A
+# mini-batch of few edges is cut finer, down to FINEST, so that its few tasks still keep every thread busy to the end.
 LEAST_GRAIN, MOST_TASKS = 2048, 512
+FINEST, FEWEST_TASKS = 256, 8
 
 
 def schedule(rowptr: Tensor, num_rows: int, num_edges: int) -> tuple[Tensor, Tensor, int]:
     """tasks [T, 5], hubs [H, 3] (csrc/abi.h) and the number of partial results, from the graph alone."""
-    grain = max(LEAST_GRAIN, (num_rows + num_edges) // MOST_TASKS)
+    work = num_rows + num_edges
+    grain = max(min(LEAST_GRAIN, max(FINEST, work // FEWEST_TASKS)), work // MOST_TASKS)
     if not _native(rowptr):  # other devices cut their work themselves, without a copy to the host
         return torch.empty(0, 5, dtype=torch.int64), torch.empty(0, 3, dtype=torch.int64), 0
     counts = torch.zeros(3, dtype=torch.int64)

@@ -98,6 +98,11 @@ def softmax_sum_grad(
     return _gradients(forward, (x, edge, temperature), grad, needs)
 
 
+def softplus(x: Tensor, shift: float, grad: Tensor | None = None) -> Tensor:
+    """log(1 + e^x) - shift, or grad times its slope."""
+    return torch.nn.functional.softplus(x) - shift if grad is None else grad * x.sigmoid()
+
+
 def _gradients(forward, tensors, grad, needs):
     with torch.enable_grad():
         leaves = tuple(

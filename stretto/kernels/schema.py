@@ -19,6 +19,9 @@ times: reference.py (plain PyTorch: specification, oracle, fallback), cpu.py ove
     edge_messages_grad  the same, grad [n, k]                                 gradients of its tensors
     softmax_sum         x [m, k], edge [E, k], temperature                    [n, k] and statistics
     softmax_sum_grad    the same, grad [n, k]                                 gradients of its tensors
+    softplus            x, shift; with grad its gradient                      like x
+    statistics          x [m, k], own [n, k], names of s statistics           [n, s, k]
+    statistics_grad     the same, grad [n, s, k]                              gradients of x and own
 
 n rows (destinations), m columns (sources), E entries; per-edge arrays are in the user's edge order.
 Values are fp32, fp64, bf16 or fp16; weights and scales fp64 for fp64 values, else fp32, and so are sums.
@@ -97,6 +100,8 @@ SIGNATURES = {
     "stretto_row_dot": "npipiiiipnn",
     "stretto_edge_messages": "pnpnn",
     "stretto_edge_softmax_sum": "pnpnn",
+    "stretto_neighbour_statistics": "pnpnn",
+    "stretto_softplus": "nppidpn",
 }
 RESULTS = {
     "stretto_version": "s",

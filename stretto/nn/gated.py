@@ -11,8 +11,10 @@ from torch import Tensor
 from stretto.graph import Graph
 from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, record_of
+from stretto.nn.edge_pairs import features_of
 from stretto.nn.gin import hooked
 from stretto.ops.edge_messages import edge_messages
+from stretto.ops.edge_packed import gated_messages, linear_of_data
 
 
 def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
@@ -97,6 +99,9 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     record_of(conv).plan = "node-side Linears, gate and sum over the cached index"
     large = attr is not None and graph.num_edges * 2 * x_dst.size(1) * x_dst.element_size() >= streaming.LARGE
     linear = torch.nn.functional.linear
+    if reduce == "sum" and not large and x_dst is x_src:
+        out = _crystal_at_once(graph, x_src, attr, parts, biases)
+        return (out if conv.bn is None else conv.bn(out)) + x_dst
     if reduce in ("sum", "mean") and not large:
         terms = [  # each gate's terms by themselves: halves of one product would have to be copied apart
             (linear(x_dst, target, bias), linear(x_src, source), None if attr is None else linear(attr, edge))
@@ -117,6 +122,23 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     )
     record_of(conv).plan = f"node-side Linears, gates {how}"
     return (out if conv.bn is None else conv.bn(out)) + x_dst
+
+
+def _crystal_at_once(graph: Graph, x: Tensor, attr: Tensor | None, parts: Any, biases: Any) -> Tensor:
+    """One product of all nodes with the four parts of both weights, one of all edges with theirs, and the gated sum."""
+    (own, other, edge), (own2, other2, edge2) = parts
+    bias = None if biases[0] is None else torch.cat(biases)
+    linear = torch.nn.functional.linear
+    weight = torch.cat([own, own2, other, other2])
+    if attr is None:
+        bias = None if bias is None else torch.cat([bias, torch.zeros_like(bias)])
+        return gated_messages(graph, linear(x, weight, bias), act="sigmoid", act2="softplus")
+    found = None if bias is None else features_of(graph, attr, shared=False)
+    if found is None:
+        features = linear(attr, torch.cat([edge, edge2]), bias)
+    else:
+        features = linear_of_data(found.data, torch.cat([edge, edge2]), bias)
+    return gated_messages(graph, linear(x, weight), features, act="sigmoid", act2="softplus")
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

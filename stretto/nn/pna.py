@@ -13,7 +13,7 @@ from torch_geometric.nn import aggr as stock
 from stretto.graph import Graph
 from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, hooked, record_of, weight_of
-from stretto.ops import spmm
+from stretto.ops import statistics
 
 KNOWN = {
     stock.SumAggregation: "sum",
@@ -50,16 +50,17 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
     u = _towers(x, own, conv.divide_input) + biases
     v = _towers(x, other, conv.divide_input).reshape(-1, towers * width)
     deeper = any(len(nn) > 1 for nn in conv.pre_nns)
-    if attr is None and not deeper:
-        record_of(conv).plan = "u_i + aggregate(A, X W'), scalers after the GEMM"
-        found = _aggregate(graph, v, names)
+    if attr is None and not deeper and len(set(names)) == len(names):
+        record_of(conv).plan = "u_i + statistics of X_j W' in one pass, scalers after the GEMM"
+        each_name = statistics(graph, v, u.reshape(-1, towers * width), names=names)
+        out = each_name.view(graph.num_rows, len(names), towers, width).transpose(1, 2).flatten(2)
     else:
         third = None if attr is None else torch.stack([p[2] for p in parts])
         found = _aggregate_edges(conv, graph, u if deeper else None, v, attr, third, names)
-    shape = (-1, towers, width) if graph.num_rows else (0, towers, width)
-    shifted = None if deeper else u
-    moved = [_moved(graph, name, value.reshape(shape), shifted) for name, value in zip(names, found, strict=True)]
-    out = torch.cat(moved, dim=-1)
+        shape = (-1, towers, width) if graph.num_rows else (0, towers, width)
+        shifted = None if deeper else u
+        moved = [_moved(graph, name, value.reshape(shape), shifted) for name, value in zip(names, found, strict=True)]
+        out = torch.cat(moved, dim=-1)
     scales = _scales(conv.aggr_module, graph, x.dtype)
     return conv.lin(torch.cat([_post(conv.post_nns[t], each[:, t], out[:, t], scales) for t in range(towers)], dim=1))
 
@@ -88,17 +89,6 @@ def _towers(x: Tensor, weight: Tensor, divided: bool) -> Tensor:
     if divided:
         return torch.einsum("ntf,tof->nto", x.view(x.size(0), t, f), weight)
     return (x @ weight.reshape(t * f, -1).t()).view(x.size(0), t, f)
-
-
-def _aggregate(graph: Graph, v: Tensor, names: list[str]) -> list[Tensor]:
-    """Every aggregation of v_j. v [m, k] -> [n, k] each."""
-    spread = "var" in names or "std" in names
-    mean = square = None
-    if spread:
-        mean, square = spmm(graph, torch.cat([v, v * v], dim=1), reduce="mean").split(v.size(1), dim=1)
-    elif "mean" in names:
-        mean = spmm(graph, v, reduce="mean")
-    return [_one(name, mean, square, lambda n: spmm(graph, v, reduce=n)) for name in names]
 
 
 def _aggregate_edges(

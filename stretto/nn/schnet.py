@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.models.schnet import ShiftedSoftplus
 
-from stretto.graph import Graph
 from stretto.nn import edges, streaming
-from stretto.nn.base import Decline, record_of
-from stretto.nn.gin import hooked
-from stretto.ops import gather_rows
-from stretto.ops.edge_messages import edge_messages
-
-MANY = 1 << 9  # edges from which on looking for pairs costs less than it saves
+from stretto.nn.base import Decline, record_of, weight_of
+from stretto.nn.edge_pairs import Features, features_of
+from stretto.nn.gin import LINEAR, hooked
+from stretto.ops.edge_packed import linear_of_data, product_messages, shifted_softplus
 
 
 def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor, edge_attr: Tensor) -> Tensor:
@@ -29,58 +26,41 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor, edge_attr: 
     length = edges.one_per_edge(graph, edge_weight, x, "edge_weight")
     if attr.dim() != 2 or length.dim() != 1:
         raise Decline("edge_attr is not a matrix, or edge_weight not a vector")
-    pairs = _pairs_alike(conv, graph, length, attr)
-    if pairs is None:
-        record_of(conv).plan = "sum of W_e X_j, one pass"
-        filters = _filters(conv, length, attr)
+    plain = type(conv.nn) is torch.nn.Sequential and not hooked(conv.nn)
+    shared = plain and streaming.row_by_row(m for m in conv.nn if type(m) is not ShiftedSoftplus or hooked(m))
+    found = features_of(graph, attr, length, shared=shared)
+    if found is None:
+        filters = _run(conv.nn, plain, attr) * _window(conv, length)
     else:
-        record_of(conv).plan = "sum of W_e X_j, one pass; one filter for both directions"
-        first, number = pairs
-        filters = gather_rows(_filters(conv, length[first], attr[first]), number)
-    out = edge_messages(graph, None, conv.lin1(x), None, None, None, filters, act="identity", act2="identity")
-    return conv.lin2(out)
+        filters = _filters(conv, plain, found)
+    pairs = None if found is None else found.pairs
+    record_of(conv).plan = "sum of W_e X_j, one pass" + ("; one filter for both directions" if pairs else "")
+    return conv.lin2(product_messages(graph, conv.lin1(x), filters, pairs))
 
 
-def _filters(conv: Any, length: Tensor, attr: Tensor) -> Tensor:
-    """W of every edge, as stock makes it. [E, filters]."""
-    window = 0.5 * (torch.cos(length * math.pi / conv.cutoff) + 1.0)
-    return conv.nn(attr) * window.view(-1, 1)
+def _filters(conv: Any, plain: bool, found: Features) -> Tensor:
+    """W of every edge or pair of edges. [E or P, filters]."""
+    assert found.length is not None
+    key = ("window", conv.cutoff)
+    if key not in found.kept:
+        found.kept[key] = _window(conv, found.length)
+    first = conv.nn[0] if plain and len(conv.nn) else None
+    if first is None or type(first) not in LINEAR or hooked(first):
+        return _run(conv.nn, plain, found.attr) * found.kept[key]
+    made = linear_of_data(found.data, weight_of(first, found.attr), first.bias)
+    return _run(list(conv.nn)[1:], True, made) * found.kept[key]
 
 
-def _pairs_alike(conv: Any, graph: Graph, length: Tensor, attr: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(one edge of each pair, the pair of each edge) where both directions have the same features, else None."""
-    learns = torch.is_grad_enabled() and (length.requires_grad or attr.requires_grad)  # each edge has its own gradient
-    if learns or graph.num_edges < MANY or graph.num_rows != graph.num_cols:
-        return None
-    if type(conv.nn) is not torch.nn.Sequential or hooked(conv.nn):
-        return None
-    softplus = [m for m in conv.nn if type(m) is ShiftedSoftplus and not hooked(m)]
-    if not streaming.row_by_row(m for m in conv.nn if m not in softplus):
-        return None
-    pairs: tuple[Tensor, Tensor, Tensor] | None = graph.derived("pairs", lambda: _pairs(graph))
-    if pairs is None:
-        return None
-    first, second, number = pairs
-    if not torch.equal(length[first], length[second]) or not torch.equal(attr[first], attr[second]):
-        return None
-    return first, number
+def _window(conv: Any, length: Tensor) -> Tensor:
+    """What makes filters end at the cutoff, as stock computes it. [E, 1]."""
+    return (0.5 * (torch.cos(length * math.pi / conv.cutoff) + 1.0)).view(-1, 1)
 
 
-def _pairs(graph: Graph) -> tuple[Tensor, Tensor, Tensor] | None:
-    """(an edge, its reverse) of every pair, the pair of every edge; None unless each edge has exactly one reverse."""
-    source, target = graph.edge_index
-    n = max(graph.num_rows, 1)
-    key, back = source * n + target, target * n + source
-    ordered, place = key.sort()
-    if bool((ordered[1:] == ordered[:-1]).any()):
-        return None
-    at = torch.searchsorted(ordered, back).clamp(max=ordered.numel() - 1)
-    if not torch.equal(ordered[at], back):
-        return None
-    reverse = place[at]
-    first = (source <= target).nonzero().view(-1)
-    number = torch.empty_like(source)
-    number[first] = torch.arange(first.numel(), device=first.device)
-    second = reverse[first]
-    number[second] = number[first]
-    return first, second, number
+def _run(network: Any, plain: bool, rows: Tensor) -> Tensor:
+    """The network that makes filters, or what is left of it; plain: it is a chain nobody watches."""
+    for module in network if plain else [network]:
+        if type(module) is ShiftedSoftplus and not hooked(module):
+            rows = shifted_softplus(rows, module.shift)
+        else:
+            rows = module(rows)
+    return rows

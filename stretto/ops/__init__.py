@@ -3,6 +3,7 @@
 from stretto.ops import attention as _attention
 from stretto.ops import edge_messages as _edge_messages
 from stretto.ops import edge_softmax_sum as _edge_softmax_sum
+from stretto.ops import edge_statistics as _edge_statistics
 from stretto.ops import matmul as _matmul
 from stretto.ops import rows as _rows
 from stretto.ops import sddmm as _sddmm
@@ -13,7 +14,7 @@ from stretto.ops.attention import attention, cosine_attention
 from stretto.ops.edge_messages import edge_messages
 from stretto.ops.edge_mlp import edge_mlp
 from stretto.ops.edge_softmax_sum import softmax_sum
-from stretto.ops.edge_statistics import neighbour_statistics
+from stretto.ops.edge_statistics import neighbour_statistics, statistics
 from stretto.ops.matmul import segment_matmul
 from stretto.ops.op import Op, Sample
 from stretto.ops.registered import REGISTERED
@@ -36,6 +37,7 @@ OPS: dict[str, Op] = {
         _attention.OP,
         _edge_messages.OP,
         _edge_softmax_sum.OP,
+        _edge_statistics.OP,
     )
 }
 
@@ -57,4 +59,5 @@ __all__ = [
     "segment_reduce",
     "softmax_sum",
     "spmm",
+    "statistics",
 ]

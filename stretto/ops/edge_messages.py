@@ -84,11 +84,12 @@ def run_grad(
     A row term's gradient is that of its edge term, summed: where the latter is made anyway, no activation is computed
     a second time.
     """
+    module = backend(grad.device)
     sums = [needs[s] and needs[s + 2] and tensors[s + 2] is not None for s in (0, 3)]
-    if not any(sums):
-        return backend(grad.device).edge_messages_grad(graph.edge_csr, graph.T.edge_csr, tensors, acts, grad, needs)
+    if module is cpu_edge or not any(sums):
+        return module.edge_messages_grad(graph.edge_csr, graph.T.edge_csr, tensors, acts, grad, needs)
     fewer = (needs[0] and not sums[0], *needs[1:3], needs[3] and not sums[1], *needs[4:])
-    found = list(backend(grad.device).edge_messages_grad(graph.edge_csr, graph.T.edge_csr, tensors, acts, grad, fewer))
+    found = list(module.edge_messages_grad(graph.edge_csr, graph.T.edge_csr, tensors, acts, grad, fewer))
     for term, wanted in zip((0, 3), sums, strict=True):
         if wanted:
             found[term] = run_sum(graph.segments, found[term + 2])

@@ -1,19 +1,115 @@
-"""neighbour_statistics: several aggregations of the same neighbours (PNAConv), sharing what they have in common."""
+"""statistics: several aggregations of the same neighbours (PNAConv) in one reading of them.
+
+Messages are x_j + own_i; nothing of size edges x channels is made, and nothing but x and own is kept for backward.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from stretto import kernels
 from stretto.errors import expect
 from stretto.graph import Graph
+from stretto.kernels import cpu, cpu_statistics, reference_statistics
+from stretto.kernels.reference_statistics import LEAST_VAR, STATISTICS
+from stretto.ops import library, twice
+from stretto.ops.batched import one_by_one
+from stretto.ops.op import Op, Sample
 from stretto.ops.rows import gather_rows, sum_edges
 from stretto.ops.segment import segment_reduce
 from stretto.ops.spmm import spmm
 
-STATISTICS = ("sum", "mean", "min", "max", "var", "std")
+
+def statistics(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Sequence[str]) -> Tensor:
+    """Statistics over the messages x_j + own_i that every node receives; nodes without edges give 0.
+
+    graph [n, m], x [m, k], own [n, k] -> [n, s, k], in the order of names: sum, mean, min, max, var, std.
+    var is that of the population; std is its root, 0 where var <= 1e-5, as PyG's StdAggregation has it.
+    """
+    names = tuple(names)
+    _check(graph, x, own, names)
+    if own is not None and own.dtype != x.dtype:
+        wide = torch.promote_types(own.dtype, x.dtype)
+        own, x = own.to(wide), x.to(wide)
+    if kernels.backend(x.device) is not cpu:
+        return _in_turn(graph, x, own, names)
+    if library.traced(x):
+        return torch.ops.stretto.statistics(graph.handle, x, own, list(names), graph.num_rows)
+    if library.recorded(x, own):
+        return _Statistics.apply(graph, names, x, own)
+    return run(graph, x, own, names)
+
+
+def backend(device: torch.device) -> ModuleType:
+    """The module that holds the kernel for a device."""
+    return cpu_statistics if kernels.backend(device) is cpu else reference_statistics
+
+
+def run(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> Tensor:
+    """No autograd."""
+    return backend(x.device).statistics(graph.csr, x, own, names)
+
+
+def run_grad(
+    graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...], grad: Tensor, needs: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """No autograd: gradients of x and own."""
+    return backend(x.device).statistics_grad(graph.csr, graph.T.csr, x, own, names, grad, needs)
+
+
+class _Statistics(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, graph: Graph, names: tuple[str, ...], x: Tensor, own: Any) -> Tensor:
+        ctx.graph, ctx.names = graph, names
+        ctx.save_for_backward(x, own)
+        return run(graph, x, own, names)
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (x, own), needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
+            out = reference_statistics.statistics(ctx.graph.csr, x, own, ctx.names)
+            return None, None, *twice.gradients([out], grads, (x, own), needs)
+        return None, None, *run_grad(ctx.graph, x, own, ctx.names, grads[0], needs)
+
+
+def _in_turn(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> Tensor:
+    """The same from products with the graph, for devices without a kernel for it."""
+    found = _of_nodes(graph, x, set(names))
+    if own is not None:
+        degree = graph.degree.to(own.dtype).unsqueeze(1)
+        some = degree.clamp(max=1)
+        for name in found.keys() & {"sum", "mean", "min", "max"}:
+            found[name] = found[name] + own * (degree if name == "sum" else some)
+    return torch.stack([found[name] for name in names], dim=1)
+
+
+def _of_nodes(graph: Graph, x: Tensor, wanted: set[str]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    if wanted & {"sum", "mean"}:
+        found["mean"] = spmm(graph, x, reduce="mean")
+        found["sum"] = found["mean"] * graph.degree.to(x.dtype).unsqueeze(1)
+    for name in wanted & {"min", "max"}:
+        found[name] = spmm(graph, x, reduce=name)
+    if wanted & {"var", "std"}:
+        # One centre for all rows: the variance does not change, and a large common mean costs no digits.
+        centred = x - x.detach().mean(0) if x.size(0) else x
+        first = spmm(graph, centred, reduce="mean")
+        found["var"] = (spmm(graph, centred * centred, reduce="mean") - first * first).clamp(min=0)
+        found["std"] = _root(found["var"])
+    return found
+
+
+def _root(var: Tensor) -> Tensor:
+    """The deviation; the root's slope is infinite at 0: clamped first, as in PyG."""
+    root = var.clamp(min=LEAST_VAR).sqrt()
+    return root.masked_fill(root <= LEAST_VAR**0.5, 0.0)
 
 
 def neighbour_statistics(
@@ -21,43 +117,63 @@ def neighbour_statistics(
 ) -> dict[str, Tensor]:
     """Statistics over the messages x_j (+ edge) that every node receives; nodes without edges give 0.
 
-    graph [n, m], x [m, k], edge [E, k] in the order of edge_index -> {name: [n, k]}.
-    var is that of the population; std is its root, 0 where var <= 1e-5, as PyG's StdAggregation has it. A term of the
-    destination (PNAConv's x_i part) is to be added to sum, mean, min and max afterwards; var and std do not see it.
-    Without edge terms nothing of size edges x channels is made. With them min and max read the messages from memory.
+    graph [n, m], x [m, k], edge [E, k] in the order of edge_index -> {name: [n, k]}. Without edge terms one call of
+    statistics(); with them messages are made, and read from memory.
     """
-    for name in names:
-        expect(name in STATISTICS, f"neighbour_statistics: {name!r} in 'names', wanted some of {', '.join(STATISTICS)}")
-    found: dict[str, Tensor] = {}
-    wanted = set(names)
-    messages: Tensor | None = None
-    if edge is not None and wanted & {"min", "max", "var", "std"}:
-        messages = gather_rows(x, graph.edge_index[0]) + edge
-
-    def total(values: Tensor) -> Tensor:
-        return spmm(graph, values, reduce="mean")
-
+    if edge is None:
+        return dict(zip(names, statistics(graph, x, names=names).unbind(1), strict=True))
+    _check(graph, x, None, tuple(names))
+    wanted, found = set(names), dict[str, Tensor]()
+    messages = gather_rows(x, graph.edge_index[0]) + edge if wanted & {"min", "max", "var", "std"} else edge
     if wanted & {"sum", "mean"}:
-        average = total(x)
-        if edge is not None:
-            average = average + _scaled(graph, sum_edges(graph, edge))
-        found["mean"] = average
-        found["sum"] = average * graph.degree.to(average.dtype).unsqueeze(1)
+        scale = graph.mean_scale(torch.promote_types(edge.dtype, torch.float32)).to(edge.dtype).unsqueeze(1)
+        found["mean"] = spmm(graph, x, reduce="mean") + sum_edges(graph, edge) * scale
+        found["sum"] = found["mean"] * graph.degree.to(edge.dtype).unsqueeze(1)
     for name in wanted & {"min", "max"}:
-        found[name] = spmm(graph, x, reduce=name) if messages is None else segment_reduce(messages, graph, reduce=name)
+        found[name] = segment_reduce(messages, graph, reduce=name)
     if wanted & {"var", "std"}:
-        if messages is not None:
-            found["var"] = segment_reduce(messages, graph, reduce="var")
-        else:
-            # One centre for all rows: the variance does not change, and a large common mean costs no digits.
-            centred = x - x.detach().mean(0) if x.size(0) else x
-            first = total(centred)
-            found["var"] = (total(centred * centred) - first * first).clamp(min=0)
-        # The root's slope is infinite at 0: clamped first, as in PyG.
-        root = found["var"].clamp(min=1e-5).sqrt()
-        found["std"] = root.masked_fill(root <= 1e-5**0.5, 0.0)
+        found["var"] = segment_reduce(messages, graph, reduce="var")
+        found["std"] = _root(found["var"])
     return {name: found[name] for name in names}
 
 
-def _scaled(graph: Graph, total: Tensor) -> Tensor:
-    return total * graph.mean_scale(torch.promote_types(total.dtype, torch.float32)).to(total.dtype).unsqueeze(1)
+def _check(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> None:
+    for name in names:
+        expect(name in STATISTICS, f"statistics: {name!r} in 'names', wanted some of {', '.join(STATISTICS)}")
+    expect(len(names) > 0 and len(set(names)) == len(names), f"statistics: 'names' is {names}, wanted each once")
+    expect(x.dtype in kernels.DTYPES, f"statistics: 'x' is {x.dtype}, wanted float32, float64, bfloat16 or float16")
+    for name, tensor, rows in (("x", x, graph.num_cols), ("own", own, graph.num_rows)):
+        if tensor is not None and (tensor.dim() != 2 or tensor.shape != (rows, x.size(-1))):
+            expect(False, f"statistics: '{name}' has shape {list(tensor.shape)}, wanted {[rows, x.size(-1)]}")
+
+
+def reference(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Sequence[str]) -> Tensor:
+    """statistics in plain PyTorch."""
+    return reference_statistics.statistics(graph.csr, x, own, tuple(names))
+
+
+def samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
+    """All statistics, PNAConv's, and each by itself."""
+
+    def values(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64).to(dtype)
+
+    n, m = graph.num_rows, graph.num_cols
+    yield Sample((graph, values(m, 5), values(n, 5)), {"names": ("mean", "min", "max", "std")})
+    yield Sample((graph, values(m, 17)), {"names": ("max", "sum", "var", "min")})
+    for name in STATISTICS:
+        yield Sample((graph, values(m, 3), values(n, 3)), {"names": (name,)})
+
+
+def flops(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Sequence[str]) -> int:
+    """A subtraction, two sums, a square and four comparisons per channel and edge."""
+    return graph.num_edges * x.size(1) * 8
+
+
+def bytes_moved(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Sequence[str]) -> int:
+    """One row per edge, own and the results once."""
+    row = x.size(1) * x.element_size()
+    return 8 * (graph.num_rows + 1) + graph.num_edges * (4 + row) + graph.num_rows * row * (len(names) + 1)
+
+
+OP = Op("statistics", statistics, reference, samples, flops, bytes_moved)

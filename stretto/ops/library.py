@@ -50,6 +50,8 @@ SCHEMAS = (
     "SymInt num_rows) -> (Tensor, Tensor, Tensor, Tensor)",
     "softmax_sum_grad(Tensor handle, Tensor x, Tensor? edge, Tensor heat, str act, float shift, bool detached, "
     "Tensor out, Tensor most, Tensor inverse, Tensor grad, bool[] needs) -> Tensor[]",
+    "statistics(Tensor handle, Tensor x, Tensor? own, str[] names, SymInt num_rows) -> Tensor",
+    "statistics_grad(Tensor handle, Tensor x, Tensor? own, str[] names, Tensor grad, bool[] needs) -> Tensor[]",
 )
 for _schema in SCHEMAS:
     LIBRARY.define(_schema)

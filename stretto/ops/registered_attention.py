@@ -15,6 +15,8 @@ from stretto.ops.edge_messages import run as run_messages
 from stretto.ops.edge_messages import run_grad as run_messages_grad
 from stretto.ops.edge_softmax_sum import run as run_softmax_sum
 from stretto.ops.edge_softmax_sum import run_grad as run_softmax_sum_grad
+from stretto.ops.edge_statistics import run as run_statistics
+from stretto.ops.edge_statistics import run_grad as run_statistics_grad
 
 _COUNT = len(TENSORS)
 
@@ -138,6 +140,30 @@ def _softmax_sum_grad(handle: Tensor, x: Tensor, edge: Any, heat: Tensor, *rest:
     return _given(found, grad)
 
 
+def _statistics(handle: Tensor, x: Tensor, own: Any, names: Any, num_rows: int) -> Tensor:
+    return run_statistics(Graph.numbered(int(handle)), x, own, tuple(names))
+
+
+def _fake_statistics(handle: Tensor, x: Tensor, own: Any, names: Any, num_rows: int) -> Tensor:
+    return x.new_empty(num_rows, len(names), x.shape[1])
+
+
+def _save_statistics(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.names = inputs[3]
+    ctx.save_for_backward(*inputs[:3])
+
+
+def _statistics_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    needs = [bool(n) for n in ctx.needs_input_grad[1:3]]
+    found = torch.ops.stretto.statistics_grad(*ctx.saved_tensors, ctx.names, grad, needs)
+    return None, *(g if need else None for g, need in zip(found, needs, strict=True)), None, None
+
+
+def _statistics_grad(handle: Tensor, x: Tensor, own: Any, names: Any, grad: Tensor, needs: Any) -> list[Tensor]:
+    found = run_statistics_grad(Graph.numbered(int(handle)), x, own, tuple(names), grad, tuple(needs))
+    return _given(found, grad)
+
+
 # name -> (implementation, fake kernel, save for backward, backward)
 ENTRIES: dict[str, tuple[Any, Any, Any, Any]] = {
     "attention": (_attention, _fake_attention, _save_attention, _attention_backward),
@@ -153,6 +179,13 @@ ENTRIES: dict[str, tuple[Any, Any, Any, Any]] = {
     "softmax_sum_grad": (
         _softmax_sum_grad,
         lambda handle, *args: _fake_gradients(args[:3], args[10], args[9]),
+        None,
+        None,
+    ),
+    "statistics": (_statistics, _fake_statistics, _save_statistics, _statistics_backward),
+    "statistics_grad": (
+        _statistics_grad,
+        lambda handle, *args: _fake_gradients(args[:2], args[4], args[3]),
         None,
         None,
     ),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch_geometric.nn.models.schnet import CFConv
 
-from stretto.nn import record_of, schnet
+from stretto.nn import edge_pairs, record_of
 from tests.nn.inputs import gradients_of, lengths
 from tests.nn.options import SPECS
 from tests.nn.test_convs import pair_of
@@ -16,7 +16,7 @@ SPEC = SPECS[CFConv]
 
 @pytest.fixture(autouse=True)
 def few_edges_count(monkeypatch):
-    monkeypatch.setattr(schnet, "MANY", 1)
+    monkeypatch.setattr(edge_pairs, "MANY", 1)
 
 
 def paired(data, grad=False):

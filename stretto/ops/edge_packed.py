@@ -1,0 +1,213 @@
+"""Edge messages in the forms layers have them: terms side by side in one array, the layer's own node added, one row of
+edge features for both directions. Fewer and larger products before, fewer calls after: on mini-batches of small graphs
+that is most of a layer's time. Devices without such kernels get the same from edge_messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.graph import Graph
+from stretto.kernels import Csr, cpu_edge, pool, reference_edge
+from stretto.ops import library, twice
+from stretto.ops.batched import one_by_one
+from stretto.ops.edge_messages import backend, edge_messages
+from stretto.ops.rows import gather_rows
+
+
+def _native(graph: Graph, *tensors: Tensor | None) -> bool:
+    """Whether the kernel's own forms may run: not on other devices, and not where torch.compile must see the op."""
+    found = [t for t in tensors if t is not None]
+    plain = not any(library.traced(t) for t in found) and len({t.dtype for t in found}) == 1
+    return plain and backend(graph.device) is cpu_edge
+
+
+# ---- row, row2, col, col2 side by side ----
+
+
+def gated_messages(graph: Graph, nodes: Tensor, edge: Tensor | None = None, *, act: str, act2: str) -> Tensor:
+    """Sum of act(r_i + c_j + e) * act2(r2_i + c2_j + e2). nodes [n, 4 k]: r, r2, c, c2; edge [E, 2 k]: e, e2 -> [n, k].
+
+    The graph is square: every node is at both ends of edges.
+    """
+    if not _native(graph, nodes, edge):
+        return edge_messages(graph, *_apart(nodes, edge), act=act, act2=act2)
+    if library.recorded(nodes, edge):
+        return _Gated.apply(graph, (act, act2), nodes, edge)
+    return cpu_edge.edge_messages(graph.edge_csr, _apart(nodes, edge), (act, act2))
+
+
+def _apart(nodes: Tensor, edge: Tensor | None) -> tuple[Tensor | None, ...]:
+    row, row2, col, col2 = nodes.chunk(4, dim=1)
+    first, second = (None, None) if edge is None else edge.chunk(2, dim=1)
+    return row, col, first, row2, col2, second
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, graph: Graph, acts: tuple[str, str], nodes: Tensor, edge: Tensor | None) -> Tensor:
+        ctx.graph, ctx.acts = graph, acts
+        ctx.save_for_backward(nodes, edge)
+        return cpu_edge.edge_messages(graph.edge_csr, _apart(nodes, edge), acts)
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (nodes, edge), graph = ctx.saved_tensors, ctx.graph
+        if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
+            out = reference_edge.edge_messages(graph.edge_csr, _apart(nodes, edge), ctx.acts)
+            return None, None, *twice.gradients([out], grads, (nodes, edge), ctx.needs_input_grad[2:])
+        dnodes = pool.empty(nodes.shape, nodes.dtype)
+        dedge = None if edge is None else pool.empty(edge.shape, edge.dtype)
+        tensors, into = _apart(nodes, edge), _apart(dnodes, dedge)
+        csrs = graph.edge_csr, graph.T.edge_csr
+        cpu_edge.edge_messages_grad(*csrs, tensors, ctx.acts, grads[0], (True,) * 6, into=into)
+        return None, None, dnodes, dedge
+
+
+# ---- one row of edge features for both directions ----
+
+
+class Pairs:
+    """Edges that come in both directions: the pair of every edge, and the nodes at the two ends of every pair.
+
+    number [E]: the pair of each edge, in the user's order; ends [2, P]: source and destination of one edge of each
+    pair. A self-loop is a pair of its own.
+    """
+
+    def __init__(self, graph: Graph, number: Tensor, ends: Tensor) -> None:
+        self.number, self.ends = number, ends.contiguous()
+        self.csr, self.csr_t = (_renumbered(g.edge_csr, number) for g in (graph, graph.T))
+
+
+def _renumbered(csr: Csr, number: Tensor) -> Csr:
+    ids = number if csr.edge_id is None else number[csr.edge_id.long()]
+    ids = ids.to(torch.int64 if csr.col is None else csr.col.dtype)
+    sizes = (csr.num_rows, csr.num_cols, csr.num_edges)
+    return Csr(csr.rowptr, csr.col, ids, *sizes, csr.tasks, csr.hubs, csr.num_slots)
+
+
+def product_messages(graph: Graph, x: Tensor, factor: Tensor, pairs: Pairs | None = None) -> Tensor:
+    """Sum of x_j * factor. x [n, k], factor [E, k], or [P, k] where edges share it -> [n, k]."""
+    return _with_features(graph, ("identity", "identity"), None, x, None, factor, pairs)
+
+
+def rooted_messages(
+    graph: Graph, x: Tensor, edge: Tensor, scale: float, pairs: Pairs | None = None, *, act: str
+) -> Tensor:
+    """scale * x_i + sum of act(x_j + e). x [n, k], edge [E, k], or [P, k] where edges share it -> [n, k]."""
+    return _with_features(graph, (act, "one"), scale, x, edge, None, pairs)
+
+
+def _with_features(
+    graph: Graph,
+    acts: tuple[str, str],
+    scale: float | None,
+    x: Tensor,
+    edge: Tensor | None,
+    factor: Tensor | None,
+    pairs: Pairs | None,
+) -> Tensor:
+    if not _native(graph, x, edge, factor):
+        out = edge_messages(graph, *_of(x, edge, factor, pairs), act=acts[0], act2=acts[1])
+        return out if scale is None else out + scale * x
+    if library.recorded(x, edge, factor):
+        return _Featured.apply(graph, acts, scale, pairs, x, edge, factor)
+    return _forward(graph, acts, scale, pairs, x, edge, factor)
+
+
+def _of(x: Tensor, edge: Tensor | None, factor: Tensor | None, pairs: Pairs | None = None) -> tuple[Tensor | None, ...]:
+    """The six terms of edge_messages; pairs: features of pairs, to be handed to each of their edges."""
+    if pairs is not None:
+        edge, factor = (None if t is None else gather_rows(t, pairs.number) for t in (edge, factor))
+    return None, x, edge, None, None, factor
+
+
+def _forward(
+    graph: Graph, acts: Any, scale: float | None, pairs: Pairs | None, x: Tensor, edge: Any, factor: Any
+) -> Tensor:
+    csr, x = graph.edge_csr if pairs is None else pairs.csr, x.contiguous()
+    return cpu_edge.edge_messages(csr, _of(x, edge, factor), acts, root=None if scale is None else (x, scale))
+
+
+class _Featured(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, graph: Graph, acts: Any, scale: Any, pairs: Any, x: Tensor, edge: Any, factor: Any) -> Tensor:
+        ctx.options = graph, acts, scale, pairs
+        ctx.save_for_backward(x, edge, factor)
+        return _forward(graph, acts, scale, pairs, x, edge, factor)
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (graph, acts, scale, pairs), (x, edge, factor) = ctx.options, ctx.saved_tensors
+        needs = ctx.needs_input_grad[4:]
+        if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
+            out = reference_edge.edge_messages(graph.edge_csr, _of(x, edge, factor, pairs), acts)
+            out = out if scale is None else out + scale * x
+            return None, None, None, None, *twice.gradients([out], grads, (x, edge, factor), needs)
+        found = cpu_edge.edge_messages_grad(
+            *((graph.edge_csr, graph.T.edge_csr) if pairs is None else (pairs.csr, pairs.csr_t)),
+            _of(x.contiguous(), edge, factor),
+            acts,
+            grads[0],
+            (False, needs[0], needs[1], False, False, needs[2]),
+            root=None if scale is None else (x, scale),
+            pairs=None if pairs is None else pairs.ends,
+        )
+        return None, None, None, None, found[1], found[2], found[5]
+
+
+# ---- a Linear of data ----
+
+
+def linear_of_data(data: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """data's first d columns @ weight' + bias. data [E, d + 1], constant, ends in ones; weight [o, d] -> [E, o].
+
+    That column makes the bias and its gradient parts of the products: no pass over [E, o] for either.
+    """
+    if bias is None:
+        return torch.nn.functional.linear(data[:, :-1], weight)
+    return _LinearOfData.apply(data, weight, bias)
+
+
+class _LinearOfData(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, data: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(data)
+        return data @ torch.cat([weight, bias.unsqueeze(1)], dim=1).t()
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (data,) = ctx.saved_tensors
+        both = grads[0].t() @ data
+        return None, both[:, :-1], both[:, -1]
+
+
+# ---- the activation of SchNet's filters ----
+
+
+def shifted_softplus(x: Tensor, shift: float) -> Tensor:
+    """log(1 + e^x) - shift. x of any shape."""
+    plain = not library.traced(x) and x.dtype in (torch.float32, torch.float64) and x.numel()
+    if not plain or backend(x.device) is not cpu_edge:
+        return torch.nn.functional.softplus(x) - shift
+    return _Softplus.apply(x, shift) if library.recorded(x) else cpu_edge.softplus(x, shift)
+
+
+class _Softplus(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shift: float) -> Tensor:
+        ctx.save_for_backward(x)
+        return cpu_edge.softplus(x, shift)
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return grads[0] * x.sigmoid(), None
+        return cpu_edge.softplus(x, 0.0, grads[0]), None
