@@ -127,7 +127,10 @@ class Explanations:
         for layer in self.layers:
             title = f"{layer.layer} ({layer.conv})"
             if not layer.candidates:
-                parts.append(f"{title}: {layer.reason}")
+                avoided = (
+                    f"; {layer.avoided_bytes / 2**20:.0f} MiB of messages never built" if layer.avoided_bytes else ""
+                )
+                parts.append(f"{title}{f' on {layer.backend}' if layer.backend else ''}: {layer.reason}{avoided}")
                 continue
             rows = [
                 (
@@ -162,7 +165,12 @@ def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
         title = name or "(model)"
         if decision is None:
             reason = record.reason or record.plan or "stock"
-            layers.append(Explanation(title, type(module).__name__, record.path or "stock", [], 0, reason))
+            backend = kernels.name_of(_device_of(module)) if record.path == "fast" else ""
+            layers.append(
+                Explanation(
+                    title, type(module).__name__, record.path or "stock", [], record.avoided, reason, backend=backend
+                )
+            )
             continue
         size = _element_size(args)
         device = _device_of(module)

@@ -62,3 +62,12 @@ def test_as_text_and_as_json(explained):
     layers = json.loads(explained.to_json())
     assert [layer["layer"] for layer in layers] == ["first", "second"]
     assert layers[0]["backend"] == explained.layers[0].backend != ""
+
+
+def test_attention_tells_what_it_does_not_build():
+    conv = stretto.accelerate(torch_geometric.nn.GATConv(8, 16, heads=2))
+    told = stretto.explain(conv, torch.randn(50, 8), torch.randint(0, 50, (2, 900)))
+    (layer,) = told.layers
+    assert layer.avoided_bytes >= 850 * 32 * 4
+    assert layer.backend
+    assert "never built" in str(told)

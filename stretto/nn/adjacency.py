@@ -23,13 +23,6 @@ from stretto.nn.base import Decline, Small
 PASSING = 400_000
 PASSING_EDGEWISE = 260_000  # of layers whose stock form makes several arrays an edge: attention and the like
 SMALL = {"SAGEConv": 260_000, "GraphConv": 260_000, "GINConv": 260_000}  # edges below which few launches decide, always
-
-
-def smallest(stock: type) -> int:
-    """Edges below which a layer of a class runs as stock on a GPU, whatever else it is given; 0: it never does."""
-    return SMALL.get(stock.__name__, 0)
-
-
 _glimpsed: weakref.WeakKeyDictionary[Any, dict[int, weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()
 
 
@@ -37,7 +30,7 @@ def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int) -> 
     """Decline a small edge_index on a GPU that this layer has not seen before and nobody has built the graph of."""
     if not isinstance(edge_index, Tensor) or not edge_index.is_cuda or edge_index.layout != torch.strided:
         return
-    if edge_index.size(1) < min(fewest, smallest(type(conv))):
+    if edge_index.size(1) < min(fewest, SMALL.get(type(conv).__name__, 0)):
         raise Small(base.SMALL)
     if edge_index.size(1) >= fewest or Graph.is_known(edge_index, sizes, flow=conv.flow):
         return

@@ -52,6 +52,7 @@ class Record:
     plan: str = ""
     key: Hashable = None
     calls: int = 0
+    avoided: int = 0  # bytes of messages that stock would have built; where the chooser knows, it tells
 
 
 _records: weakref.WeakKeyDictionary[torch.nn.Module, Record] = weakref.WeakKeyDictionary()
@@ -76,6 +77,12 @@ def note_plan(module: torch.nn.Module) -> Callable[[Hashable, Plan], None]:
     return note
 
 
+def note_attention(module: torch.nn.Module, plan: str, num_edges: int, columns: int, x: Tensor) -> None:
+    """What a layer without a choice of plans does, and the messages [edges, columns] it does not build."""
+    record = record_of(module)
+    record.plan, record.avoided = plan, num_edges * columns * x.element_size()
+
+
 Fast = Callable[..., Any]
 _plain = threading.local()
 
@@ -87,17 +94,19 @@ def stock_wanted() -> bool:
 
 def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
     """A forward that runs fast(self, ...) where it may, and stock's own forward elsewhere."""
-    from stretto.nn.adjacency import smallest  # it imports this module
+    from stretto.nn import adjacency  # it imports this module
 
     stock_forward = stock.forward  # type: ignore[attr-defined]
-    least = smallest(stock)
+    least = adjacency.SMALL.get(stock.__name__, 0)
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or stock_wanted():
             return stock_forward(self, *args, **kwargs)
         record = record_of(self)
         record.calls += 1
-        if least and len(args) > 1 and few_on_device(args[1], least):  # before anything is looked at
+        if (
+            least and len(args) > 1 and few_on_device(args[1], min(least, adjacency.PASSING))
+        ):  # before anything is looked at
             if record.reason != SMALL:
                 _tell(self, record, SMALL)
             return _all_stock(stock_forward, self, args, kwargs)
@@ -283,7 +292,7 @@ def shadowed(conv: Any, record: Record, stock: Any, out: Any, args: Any, kwargs:
 
 
 def _tell(conv: Any, record: Record, reason: str) -> None:
-    record.path, record.reason, record.plan, record.key = "stock", reason, "", None
+    record.path, record.reason, record.plan, record.key, record.avoided = "stock", reason, "", None, 0
     text = f"{type(conv).__name__} runs as stock: {reason}"
     if text not in _said:
         _said.add(text)

@@ -13,7 +13,7 @@ from stretto import settings
 from stretto.compile.cost import sum_first_on_gpu
 from stretto.graph import Graph
 from stretto.nn import edges
-from stretto.nn.base import Decline, record_of, weight_of
+from stretto.nn.base import Decline, note_attention, weight_of
 from stretto.nn.features import linear_of_nonzeros
 from stretto.ops import library
 from stretto.ops.attention import attention
@@ -47,7 +47,7 @@ def fast(
     one = own and weight_dst is weight  # the two ends share features and weight
     parts = (weight, conv.att_src, conv.att_dst)
     if one and not first and whole(conv, graph, x_src, edge_attr, return_attention_weights, parts):
-        record_of(conv).plan = "alpha (X W'), one step"
+        note_attention(conv, "alpha (X W'), one step", graph.num_edges, heads * width, x_src)
         drop = conv.dropout if conv.training else 0.0
         return attention_layer(graph, "gat", heads, x_src, conv.bias, parts, slope=conv.negative_slope, dropout=drop)
     if first or x_src.size(1) < 2 * heads * width:
@@ -81,7 +81,8 @@ def fast(
         bias=conv.bias if conv.concat and not first else None,
     )
     out, alpha = found if isinstance(found, tuple) else (found, None)
-    record_of(conv).plan = "(alpha X) W', logits X (W' a)" if first else "alpha (X W'), logits X (W' a)"
+    plan = "(alpha X) W', logits X (W' a)" if first else "alpha (X W'), logits X (W' a)"
+    note_attention(conv, plan, graph.num_edges, heads * width, x_src)
     if first:
         out = project(out, weight, conv.concat)
     elif out.dim() == 3:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from stretto.nn import edges, gat
-from stretto.nn.base import Decline, record_of, weight_of
+from stretto.nn.base import Decline, note_attention, weight_of
 from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer
 from stretto.ops.projections import plus, projections
@@ -33,7 +33,7 @@ def fast(
     drop = conv.dropout if conv.training else 0.0
     parts = (conv.lin_r.weight, conv.lin_r.bias, conv.lin_l.weight, conv.lin_l.bias, conv.att)
     if own and not conv.share_weights and gat.whole(conv, graph, x_src, edge_attr, return_attention_weights, parts):
-        record_of(conv).plan = "alpha (X W'), one step"
+        note_attention(conv, "alpha (X W'), one step", graph.num_edges, heads * width, x_src)
         return attention_layer(graph, "gatv2", heads, x_src, conv.bias, parts, slope=conv.negative_slope, dropout=drop)
     to_left, to_right = (conv.lin_l.weight, conv.lin_l.bias), (conv.lin_r.weight, conv.lin_r.bias)
     if own and conv.share_weights:
@@ -60,7 +60,7 @@ def fast(
         bias=conv.bias if conv.concat else None,
     )
     out, alpha = found if isinstance(found, tuple) else (found, None)
-    record_of(conv).plan = "alpha (X W'), one pass"
+    note_attention(conv, "alpha (X W'), one pass", graph.num_edges, heads * width, x_src)
     if out.dim() == 3:
         out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
     if conv.res is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stretto.nn import edges
-from stretto.nn.base import Decline, record_of, weight_of
+from stretto.nn.base import Decline, note_attention, weight_of
 from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer, takes
 from stretto.ops.projections import plus, projections
@@ -35,7 +35,7 @@ def fast(
     drop = conv.dropout if conv.training else 0.0
     parts = tuple(t for pair in maps for t in pair)
     if x_dst is x_src and not wanted and edge_weight is None and _one_step(conv, graph, x_src, parts):
-        record_of(conv).plan = "alpha (X W_v'), one step"
+        note_attention(conv, "alpha (X W_v'), one step", graph.num_edges, heads * width, x_src)
         return attention_layer(graph, "dot", heads, x_src, None, parts, scale=1 / math.sqrt(width), dropout=drop)
     if x_dst is x_src:
         query, key, value, *skip = projections(x_src, maps)
@@ -59,7 +59,7 @@ def fast(
     )
     results = list(found) if isinstance(found, tuple) else [found]
     out = results[0]
-    record_of(conv).plan = "alpha (X W_v'), one pass"
+    note_attention(conv, "alpha (X W_v'), one pass", graph.num_edges, heads * width, x_src)
     if edge_weight is not None:
         out = out + torch.einsum("nhd,hcd->nhc", results[1], edge_weight)
     out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)

@@ -19,6 +19,7 @@ from stretto.kernels.triton.pieces import pieces
 # registers (benchmarks/results/gpu-attention-tiles.txt). Where scores are made of rows, several tiles live at once.
 WIDEST = 256
 TILE = {"scalars": 512, "rows": 256}
+NARROW = 64  # columns of a tile up to which half of it is enough
 SURVEYED = 32  # edges of a tile of the first look at scalar scores: one for each lane of a warp
 LANES = 512  # bytes that a warp reads at once: a tile as wide holds its edges in the registers of a lane
 BIAS_WIDTH = 256  # columns of a head up to which a bias is added on the way, and its gradient summed
@@ -62,7 +63,7 @@ class Call:
         # Twice what a warp reads at once: two halves of every head, so that a lane has to do with one head only.
         self.two = self.across == 1 and self.block >= 8 and columns * v.element_size() >= 2 * LANES
         self.head_tiles = tiles(self.heads, self.block_heads)
-        self.edges = max(2, min(32, TILE["rows" if self.rows else "scalars"] // columns))
+        self.edges = max(2, min(32, TILE["rows" if self.rows or columns <= NARROW else "scalars"] // columns))
         self.warps = warps if self.two else 1  # two take an edge each, and meet at the end
         # Nothing of a tile of heads and columns sticks out: only missing edges need a mask.
         self.even = self.heads % self.block_heads == 0 and all(

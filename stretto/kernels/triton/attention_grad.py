@@ -37,7 +37,7 @@ def attention_grad(
     """Gradients of a.tensors where needed, rows in their type, scalars in the accumulation type; of a bias, too.
 
     into (dot): arrays that v's, left's and right's may be written to, one of which may be `out`, and the others v and
-    left themselves. totals (gatv2): is given the sums over all rows of left's and right's.
+    left themselves. totals: is given the sums over all rows of left's and right's (gatv2), or of grad (dot).
     """
     if a.bias is not None:
         out, grad = (t.view(csr.num_rows, a.heads, a.values.size(2)) for t in (out, grad.contiguous()))
@@ -55,7 +55,10 @@ def attention_grad(
     ends = dbias = None
     if a.form != "weight":
         more = _more(csr, out_attr, alpha, grad_attr, grad_alpha)
-        ends, dbias = _ends(out, grad, stats, more, a.bias, need_bias=needs[-1])
+        wanted = needs[-1] if a.bias is not None else totals is not None and a.form == "dot"
+        ends, dbias = _ends(out, grad, stats, more, a.bias, need_sum=wanted)
+        if a.bias is None and totals is not None and dbias is not None:
+            totals["out"] = dbias
     need_att = need["att"] and a.att is not None
     need_left = (need["left"] or need_att) and a.left is not None
     need_right = (need["right"] or need_att) and a.right is not None
@@ -269,22 +272,21 @@ def _more(
 
 
 def _ends(
-    out: Tensor, grad: Tensor, stats: Tensor, more: Tensor | None, bias: Tensor | None, *, need_bias: bool
+    out: Tensor, grad: Tensor, stats: Tensor, more: Tensor | None, bias: Tensor | None, *, need_sum: bool
 ) -> tuple[Tensor, Tensor | None]:
     """What backward gathers of a row [n, h, 2]: the log of its sum of exponentials, and the sum of alpha * d alpha,
-    which is grad . out (+ more). With a bias, which out has on top, its gradient: the sum of grad over all rows."""
+    which is grad . out (+ more). bias: what out has on top. need_sum: also the sum of grad over all rows."""
     out, grad = rows(out), rows(grad)
     n, heads, width = grad.shape
     ends = torch.empty_like(stats)
-    need_bias = need_bias and bias is not None
     if ends.numel() == 0:
-        return ends, grad.new_zeros(heads * width) if need_bias else None
+        return ends, grad.new_zeros(heads * width) if need_sum else None
     block = max(power(width, BIAS_WIDTH), 4)
     block_heads = power(heads, max(1, 256 // block))
     edges = max(1, 4096 // (block * block_heads))
     each = max(edges, tiles(n, 512))
     blocks = tiles(n, each)
-    part = grad.new_empty(blocks, heads * width, dtype=stats.dtype) if need_bias else None
+    part = grad.new_empty(blocks, heads * width, dtype=stats.dtype) if need_sum else None
     backward.ends_kernel[(blocks, tiles(heads, block_heads))](
         grad, grad.stride(0), out, out.stride(0), bias, stats, more, ends, part, n, heads, width, each,
         ONE=width <= block, ACC=acc_of(grad.dtype), VEC=vector(grad, out, width=width), BLOCK_E=edges,

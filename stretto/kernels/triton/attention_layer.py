@@ -165,9 +165,11 @@ def _dot(step: Step) -> list[Maybe]:
     a = step.layer.attention(step.seed, None, v=value, left=query, right=key)
     shape = (-1, step.layer.heads, step.layer.width)
     into = {"v": value, "right": total, "left": query} if step.reuse else None
-    found = step.through(a, total.view(shape), step.grad.view(shape), "v left right", into)
+    totals: dict[str, Tensor] = {}
+    found = step.through(a, total.view(shape), step.grad.view(shape), "v left right", into, totals)
     rows = [found[name].view(query.shape) for name in ("left", "right", "v")]
-    dx, dmaps = _through_maps((*rows, step.grad), step.x, step.parameters, step.needs[0], step.needs[2:])
+    columns = (None, None, None, totals["out"])
+    dx, dmaps = _through_maps((*rows, step.grad), step.x, step.parameters, step.needs[0], step.needs[2:], columns)
     return [dx, None, *dmaps]
 
 
