@@ -9,7 +9,7 @@ namespace stretto {
 namespace {
 
 // Nodes per pass. The passes over a block hide one cache miss each: colptr, row, table.
-constexpr int64_t kBlock = 64;
+constexpr int64_t kBlock = 16;
 // Above this many nodes a table entry per node no longer stays in cache, and a hash table of the batch's size wins.
 constexpr int64_t kMostDirect = int64_t{1} << 24;
 
