@@ -24,6 +24,10 @@ def _roofs(machine: Machine) -> tuple[float, dict[str, float]]:
     }
 
 
+def _threads(machine: Machine) -> str:
+    return f"{machine.threads} thread{'s' if machine.threads != 1 else ''}"
+
+
 def _short_op(name: str, shapes: str) -> str:
     return f"{name.partition('::')[2]} [{shapes}]"
 
@@ -149,7 +153,7 @@ def analysis_page(report: Report) -> str:
     ]
     subtitle = (
         f"{g.num_nodes:,} nodes, {g.num_edges:,} edges, largest degree {g.max_degree:,}; {report.mode}; "
-        f"{report.machine.name}, {report.machine.threads} threads. Best: {best.name} on {best.workers}."
+        f"{report.machine.name}, {_threads(report.machine)}. Best: {best.name} on {best.workers}."
     )
     return page(f"Would more hardware help? {report.model}", subtitle, parts)
 
@@ -326,7 +330,7 @@ def profile_page(profile: Profile) -> str:
             ),
         ),
     ]
-    subtitle = f"{found['mode']}; {profile.machine.name}, {profile.machine.threads} threads"
+    subtitle = f"{found['mode']}; {profile.machine.name}, {_threads(profile.machine)}"
     return page(f"Why is it slow? {profile.model}", subtitle, parts)
 
 

@@ -48,7 +48,12 @@ def items(sentences: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(s)}</li>" for s in sentences) + "</ul>"
 
 
-def _cell(value: Any) -> str:
+SHARES = ("share", "attainable")  # columns shown in per cent
+
+
+def _cell(value: Any, column: str = "") -> str:
+    if column in SHARES and isinstance(value, float):
+        return f'<td class="num" data-value="{value!r}">{value:.1%}</td>'
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return f"<td>{escape('' if value is None else str(value))}</td>"
     if isinstance(value, (int, float)):
@@ -65,7 +70,7 @@ def table(name: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> 
         c for c in columns if all(isinstance(r.get(c), (int, float)) and not isinstance(r.get(c), bool) for r in rows)
     }
     head = "".join(f'<th class="{"num" if c in numeric else ""}">{escape(c)}</th>' for c in columns)
-    body = "".join("<tr>" + "".join(_cell(row.get(c)) for c in columns) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(_cell(row.get(c), c) for c in columns) + "</tr>" for row in rows)
     return (
         f'<input type="search" data-for="{name}" placeholder="search {len(rows)} rows" aria-label="search">'
         f'<div class="scroll"><table id="{name}" data-sort><thead><tr>{head}</tr></thead>'

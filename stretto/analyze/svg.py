@@ -18,6 +18,11 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
+def with_unit(value: float, unit: str) -> str:
+    """1230000, "B" -> 1.23MB; 3.4, "ms" -> 3.4 ms."""
+    return f"{short(value)}{unit}" if unit in ("B", "x", "flop") else f"{short(value)} {unit}".strip()
+
+
 def _svg(height: float, body: str, label: str) -> str:
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}" '
@@ -44,9 +49,9 @@ def bars(rows: Sequence[tuple[str, float, str]], label: str, unit: str = "", *, 
         parts.append(_text(0, y + 10, name if len(name) <= 58 else name[:57] + "…"))
         parts.append(
             f'<rect x="0" y="{y + 14:.1f}" width="{max(1.0, share * 330):.1f}" height="11" rx="2" class="{colour}">'
-            f"<title>{escape(name)}: {short(value)} {escape(unit)}</title></rect>"
+            f"<title>{escape(name)}: {escape(with_unit(value, unit))}</title></rect>"
         )
-        parts.append(_text(max(1.0, share * 330) + 5, y + 24, f"{short(value)} {unit}".strip(), extra="dim"))
+        parts.append(_text(max(1.0, share * 330) + 5, y + 24, with_unit(value, unit), extra="dim"))
         y += 33
     return _svg(y + 2, "".join(parts), label)
 
@@ -105,7 +110,8 @@ def _axes(
     parts = [f'<path d="M{sx[0]} {top} V{bottom} H{right}" class="axis"/>']
     parts += [
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" class="grid"/>'
-        + _text(x, bottom + 13, text, "middle", "dim")
+        # The outer names stay inside: one would meet the other axis, the other would leave the picture.
+        + _text(x, bottom + 13, text, "start" if x <= sx[0] else "end" if x > right - 12 else "middle", "dim")
         for x, text in _ticks(sx, right)
     ]
     parts += [

@@ -72,6 +72,7 @@ class Findings:
     memory: list[dict[str, Any]] = field(default_factory=list)  # model, graph, plan, predicted and allocated bytes
     replays: list[dict[str, Any]] = field(default_factory=list)  # model, graph, plan, op, real and shuffled / in-model
     labels: list[bool] = field(default_factory=list)  # hot ops: is the op bound as it is labelled
+    reached: list[float] = field(default_factory=list)  # hot ops: ceiling over time; above 1 it was measured too low
     gains: list[dict[str, Any]] = field(default_factory=list)  # model, graph, gain of a step predicted and realised
     overhead: list[float] = field(default_factory=list)
     attributed: list[float] = field(default_factory=list)
@@ -81,8 +82,8 @@ class Findings:
     def to_rows(self) -> list[dict[str, Any]]:
         """As JSON keeps them."""
         cells = [vars(cell) | {"ratio": cell.ratio, "regret": cell.regret} for cell in self.cells]
-        about = {"load": self.load, "seconds": self.seconds, "labels": self.labels, "overhead": self.overhead,
-                 "attributed": self.attributed, "machine": machine.facts()}  # fmt: skip
+        about = {"load": self.load, "seconds": self.seconds, "labels": self.labels, "reached": self.reached,
+                 "overhead": self.overhead, "attributed": self.attributed, "machine": machine.facts()}  # fmt: skip
         return [*cells, *self.memory, *self.replays, *self.gains, about]
 
 
@@ -139,6 +140,7 @@ def run_pair(
             if plan is workload:
                 found.overhead.append(trace.traced_seconds / trace.step_seconds)
                 found.attributed.append(trace.attributed)
+                found.reached += [group.reached for group in profile.hot(HOT)]
                 found.labels += [row["fits"] for row in profile.check_bounds(share=HOT)] if replays else []
             found.replays += replayed(profile, {"model": model, "graph": graph, "plan": name}) if replays else []
         if replays:
@@ -266,6 +268,10 @@ def summary(found: Findings) -> dict[str, tuple[str, str]]:
         "gain of a step when the advice is applied, realised over predicted": (
             _near([row["agreement"] for row in found.gains if row["agreement"]], 0.2),
             "0.8 to 1.2",
+        ),
+        "hot ops over 10% faster than their ceiling": (
+            f"{sum(r > 1.1 for r in found.reached)} of {len(found.reached)}",
+            "none",
         ),
         "labels that halving an op's rows confirms": (f"{sum(found.labels)} of {len(found.labels)}", "all"),
         "traced step over plain step, largest": (f"{max(found.overhead, default=0.0):.1f}x", "3x"),

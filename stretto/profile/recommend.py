@@ -173,7 +173,8 @@ def _ops(profile: Profile) -> list[dict[str, Any]]:
                 "best": best["candidate"],
                 "advice": f"use {best['candidate']}" if better else "nothing to gain", "speedup": (times, low, high),
                 "saves_ms": group.seconds * 1e3 * (1 - 1 / times) if better else 0.0,
-                "reason": f"{best['candidate']}: {times:.2f}x ({low:.2f}-{high:.2f}) the speed of torch's own way here",
+                "reason": f"{best['candidate']}: {times:.2f}x ({low:.2f}-{high:.2f}) the speed of torch's own way here"
+                + ("" if better else ": a tie"),
                 "reorder": _reorder(mine, best), "winners": _by_order(mine),
             }
         )  # fmt: skip

@@ -19,7 +19,7 @@ from stretto import datasets
 from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
 from stretto.analyze.page import table
-from stretto.analyze.svg import bars, lines, roofline, short
+from stretto.analyze.svg import bars, lines, roofline, short, with_unit
 
 MACHINE = Machine()
 
@@ -174,6 +174,12 @@ def test_fits_and_is_legible(browser, pages, name):
         "return [...document.querySelectorAll('svg text:not(.small)')].map(t=>t.getBoundingClientRect().height)"
     )
     assert min(h for h in heights if h) >= 8
+    outside = browser.js(
+        "return [...document.querySelectorAll('svg text')].filter(t=>{const a=t.getBoundingClientRect(),"
+        "b=t.ownerSVGElement.getBoundingClientRect();return a.right>b.right+1||a.left<b.left-1||a.bottom>b.bottom+1})"
+        ".map(t=>t.textContent)"
+    )
+    assert outside == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -200,6 +206,8 @@ def test_charts_of_nothing():
     assert "<svg" in roofline([], 1e9, {"stream": 1e9}, "x")
     assert short(1234567) == "1.23M"
     assert short(0) == "0"
+    assert (with_unit(2e6, "B"), with_unit(3.2, "ms"), with_unit(3.2, "")) == ("2MB", "3.2 ms", "3.2")
+    assert "43.3%" in table("t", [{"share": 0.433}], ["share"])
 
 
 def test_text_is_escaped():

@@ -9,6 +9,8 @@ from stretto.bench import findings, hosseini
 from stretto.bench.hosseini import Cell, cells, run
 from stretto.tune.timing import Timing
 
+REPEATS = hosseini.REPEATS  # before a test makes it small
+
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
@@ -38,6 +40,20 @@ def test_every_candidate_is_right_and_timed():
         wanted = 3 if cell.structural else 4
         assert len(cell.timings) == wanted * len(cell.candidates), cell.label
         assert all(len(t.samples) >= 2 for t in cell.timings.values())
+
+
+def test_every_row_has_a_spread(monkeypatch):
+    """At least twenty samples, each of its own: quantiles that differ, where the study had none by construction."""
+    assert REPEATS >= 20
+    monkeypatch.setattr(hosseini, "REPEATS", REPEATS)
+    (cell,) = [c for c in cells() if c.op == "index_select" and c.shape == "square" and c.dim == 0]
+    run(cell, 1)
+    for timing in cell.timings.values():
+        assert len(timing.samples) >= 20
+        assert len(set(timing.samples)) > 5
+        row = timing.to_dict()
+        assert row["min_ms"] <= row["q20_ms"] <= row["median_ms"] <= row["q80_ms"] <= row["max_ms"]
+        assert row["min_ms"] < row["max_ms"]
 
 
 def test_a_wrong_candidate_is_not_timed():

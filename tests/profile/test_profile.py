@@ -17,7 +17,7 @@ from stretto.analyze.trace import Trace
 from stretto.nn.classes import STOCK
 from stretto.profile.bounds import halved
 from stretto.profile.command import seconds
-from stretto.profile.profiling import Group
+from stretto.profile.profiling import Group, groups
 from stretto.profile.recommend import dispatch_table
 from stretto.profile.replay import capture, fingerprint, regenerate
 from stretto.profile.sweep import site, sites
@@ -82,6 +82,18 @@ def test_no_point_is_above_its_ceiling(gcn):
         assert point["bound"] in ("launch", "bandwidth", "gather latency", "compute")
 
 
+def test_a_ceiling_that_was_measured_too_low_shows(gcn):
+    """Not hidden by the share that is shown: an op faster than its ceiling reaches more than all of it."""
+    low = dataclasses.replace(MACHINE, launch=10.0)
+    slow = {g.name: g for g in groups(gcn.trace, low)}
+    assert all(g.reached > 1 and g.attainable == 1 for g in slow.values())
+    high = dataclasses.replace(
+        MACHINE, launch=1e-12, stream=[(1e5, 1e20)], gather=[(256, 1e7, 1e20)], scatter=[(256, 1e7, 1e20)],
+        gemm=[(1e6, 64, 1e20)],
+    )  # fmt: skip
+    assert all(g.reached < 1 for g in groups(gcn.trace, high) if g.family in ("gather", "scatter", "gemm"))
+
+
 def test_bound_follows_the_work():
     slow = dataclasses.replace(
         MACHINE, stream=[(1e5, 1e3), (1e8, 1e3)], gather=[(256, 1e7, 1e20)], scatter=[(256, 1e7, 1e20)]
@@ -118,7 +130,8 @@ def test_models_of_the_study(name, mode):
         assert any(profile.trace.ops[op.site].cost.family == "gather" for op in scatters if op.site is not None)
 
 
-def test_attentive_fp():
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_attentive_fp(mode):
     torch.manual_seed(0)
     graph = datasets.load_graph("er:60:150")
     edges = graph.edge_index
@@ -126,8 +139,9 @@ def test_attentive_fp():
         x=torch.randn(60, 8), edge_index=edges, edge_attr=torch.randn(edges.size(1), 4), batch=torch.arange(60) // 20
     )
     model = pyg.AttentiveFP(8, 16, 2, edge_dim=4, num_layers=2, num_timesteps=2)
-    profile = stretto.profile(model, data, machine=MACHINE, repeats=1)
+    profile = stretto.profile(model, data, mode=mode, machine=MACHINE, repeats=1)
     check_time(profile.trace)
+    assert {g.family for g in profile.groups} >= {"gemm", "gather", "pointwise", "scatter"}
     assert profile.trace.unknown == [] or all("gru" in name for name in profile.trace.unknown)
 
 

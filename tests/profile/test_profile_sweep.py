@@ -66,6 +66,42 @@ def test_winners_and_ties():
     assert dispatch_table(rows) == {"a [] f": "tie: a, b"}
 
 
+def test_two_runs_name_the_same_winner(monkeypatch):
+    """Where one candidate is clearly faster, both runs say so; where none is, both call it a tie."""
+    import time
+
+    from stretto.profile import sweep
+
+    def sleeper(index):
+        def call(x):
+            time.sleep(0.003)
+            return x[index]
+
+        return call
+
+    index = torch.arange(50)
+    ways = {"index_select": lambda x: x.index_select(0, index), "sleeper": sleeper(index)}
+    monkeypatch.setitem(sweep.FAMILIES, "gather", lambda index, n: ways)
+    runs = [run_point("gather", index, 50, BASE, repeats=20) for _ in range(2)]
+    assert [winner(rows) for rows in runs] == ["index_select"] * 2
+    same = {"index_select": sleeper(index), "twin": sleeper(index)}
+    monkeypatch.setitem(sweep.FAMILIES, "gather", lambda index, n: same)
+    for rows in (run_point("gather", index, 50, BASE, repeats=20) for _ in range(2)):
+        assert max(r["median_ms"] for r in rows) < 1.5 * min(r["median_ms"] for r in rows)
+        assert winner(rows).startswith("tie") or winner(rows) in same
+
+
+def test_the_winner_may_change_with_the_order():
+    from stretto.profile.recommend import _by_order
+
+    def row(order, candidate, ms):
+        axis = "base" if order == "given" else "order"
+        return {"axis": axis, "order": order, "candidate": candidate, "median_ms": ms, "ci_ms": (ms * 0.95, ms * 1.05)}
+
+    rows = [row("given", "a", 1.0), row("given", "b", 2.0), row("sorted", "a", 1.0), row("sorted", "b", 0.5)]
+    assert _by_order(rows) == {"given": "a", "sorted": "b"}
+
+
 def test_a_wrong_candidate_is_never_timed(monkeypatch):
     from stretto.profile import sweep
 
