@@ -342,6 +342,17 @@ STRETTO_API int stretto_neighbour_statistics(const stretto_csr* g, int dtype, co
 STRETTO_API int stretto_softplus(int dtype, const void* x, const void* grad, int64_t n, double shift, void* out,
                                  int threads);
 
+// relu(z + z_bias) W' + bias for rows of at most 128 values. z [rows, in], weight [in, out_width] (that is W'), out
+// [rows, out_width]; the biases may be null.
+STRETTO_API int stretto_relu_dense(int dtype, const void* z, int64_t rows, int64_t in, const void* z_bias,
+                                   const void* weight, int64_t out_width, const void* bias, void* out, int threads);
+// Its gradients for grad [rows, out_width]: dz [rows, in], may be null; and in shares, for each task, the parts of dW
+// [out_width, in], dbias [out_width] and dz_bias [in] (only where dz is wanted) that add up to them. weight [out_width,
+// in].
+STRETTO_API int stretto_relu_dense_grad(int dtype, const void* z, int64_t rows, int64_t in, const void* z_bias,
+                                        const void* weight, int64_t out_width, const void* grad, void* dz, void* shares,
+                                        int64_t tasks, int threads);
+
 #ifdef __cplusplus
 }
 #endif

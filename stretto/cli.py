@@ -29,6 +29,7 @@ BENCHES = {
     "analysis": "stretto.bench.analysis:command",
     "loader": "stretto.bench.loader:command",
     "models": "stretto.bench.models:command",
+    "grid": "stretto.bench.grid:command",
     "gpu": "stretto.bench.gpu:command",
 }
 

@@ -35,6 +35,8 @@ int softmax_sum_f32(const SoftmaxSumArgs&);
 int softmax_sum_f64(const SoftmaxSumArgs&);
 int softmax_sum_bf16(const SoftmaxSumArgs&);
 int softmax_sum_f16(const SoftmaxSumArgs&);
+int relu_dense_f32(const ReluDenseArgs&);
+int relu_dense_f64(const ReluDenseArgs&);
 int statistics_f32(const StatisticsArgs&);
 int statistics_f64(const StatisticsArgs&);
 int statistics_bf16(const StatisticsArgs&);

@@ -110,6 +110,23 @@ struct RowDotArgs {
     int threads;
 };
 
+constexpr int64_t relu_dense_most = 128;  // values of z in a row
+
+struct ReluDenseArgs {
+    const void* z;
+    int64_t rows, in;
+    const void* z_bias;
+    const void* weight;
+    int64_t out_width;
+    const void* bias;
+    void* out;
+    const void* grad;  // the gradients are wanted where it is given
+    void* dz;
+    void* shares;
+    int64_t tasks;
+    int threads;
+};
+
 struct KernelTable {
     int (*spmm[4])(const SpmmArgs&);  // by stretto_dtype
     int (*spmm_extremum_grad[4])(const ExtremumGradArgs&);
@@ -126,6 +143,7 @@ struct KernelTable {
     int (*row_dot[4])(const RowDotArgs&);
     int (*messages[4])(const MessagesArgs&);
     int (*softmax_sum[4])(const SoftmaxSumArgs&);
+    int (*relu_dense[2])(const ReluDenseArgs&);
     int (*statistics[4])(const StatisticsArgs&);
     int (*softplus[2])(const SoftplusArgs&);
 };

@@ -154,7 +154,7 @@ def run(
     )
     calls: dict[str, Callable[[], object]] = {}
     truth: list[Tensor] | None = None
-    for name, (make, arguments, environment) in _candidates(model, data, x, compiled, ablation).items():
+    for name, (make, arguments, environment) in candidates(model, data, x, compiled, ablation).items():
         if only and name not in only:
             continue
         outcome = Outcome(name)
@@ -169,7 +169,7 @@ def run(
             outcome.reason = f"raises: {str(error).splitlines()[0][:90]}"
             continue
         truth = got if truth is None else truth
-        outcome.error = max(_relative(a, b) for a, b in zip(got, truth, strict=True))
+        outcome.error = max(relative(a, b) for a, b in zip(got, truth, strict=True))
         if outcome.error > 1e-3:
             outcome.reason = f"differs from stock by {outcome.error:.1e}"
             continue
@@ -191,7 +191,7 @@ def run(
     return result
 
 
-def _candidates(model: str, data: Any, x: Tensor, compiled: bool, ablation: bool) -> dict[str, Any]:
+def candidates(model: str, data: Any, x: Tensor, compiled: bool, ablation: bool) -> dict[str, Any]:
     """name -> (what to do with the net, the arguments of forward, environment variables)."""
     plain = (x, data.edge_index)
     found: dict[str, Any] = {"stock edge_index": (lambda net: net, plain, {})}
@@ -267,7 +267,7 @@ def _loss_and_gradients(net: nn.Module, arguments: tuple[Any, ...], y: Tensor, t
     return [loss.detach(), *grads]
 
 
-def _relative(got: Tensor, wanted: Tensor) -> float:
+def relative(got: Tensor, wanted: Tensor) -> float:
     return float((got.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-30))
 
 

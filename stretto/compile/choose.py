@@ -29,7 +29,7 @@ logger = logging.getLogger("stretto")
 
 CLOSE = 1.6  # plans predicted within this factor of the best are worth timing
 MOST_TRIED = 3
-TRIES = 2
+TRIES = 3
 HYSTERESIS = 0.95  # the predicted best is replaced only by a plan at least this much faster
 SMALL = 1 << 20  # gathered values below which the prediction stands: timing would measure noise
 

@@ -100,6 +100,8 @@ SIGNATURES = {
     "stretto_row_dot": "npipiiiipnn",
     "stretto_edge_messages": "pnpnn",
     "stretto_edge_softmax_sum": "pnpnn",
+    "stretto_relu_dense": "npiippippn",
+    "stretto_relu_dense_grad": "npiippipppin",
     "stretto_neighbour_statistics": "pnpnn",
     "stretto_softplus": "nppidpn",
 }

@@ -24,7 +24,7 @@ OTHER = Leaf("R", "n", "i")
 OWN_ROOT = (Term((A, X, Transpose(W))), Term((X, Transpose(W)), "c"))
 OTHER_ROOT = (Term((A, X, Transpose(W))), Term((OTHER, Transpose(W)), "c"))
 NO_ROOT = (Term((A, X, Transpose(W))),)
-Rest = Callable[[Tensor], Tensor]
+Rest = Callable[..., Tensor]  # of the first Linear's result, and its bias if that is still to be added
 
 
 def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
@@ -51,7 +51,10 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     expression = NO_ROOT if x_dst is None else OWN_ROOT if own else OTHER_ROOT
     if expression is OTHER_ROOT:
         tensors["R"] = x_dst
-    return rest(linear(expression, tensors, {"A": adj}, bias=bias, scalars=scalars, note=note_plan(conv)))
+    late = bias if x_src.device.type == "cpu" and _relu_follows(conv.nn) else None  # added where the ReLU is taken
+    bias = None if late is not None else bias
+    out = linear(expression, tensors, {"A": adj}, bias=bias, scalars=scalars, note=note_plan(conv))
+    return rest(out) if late is None else rest(out, late)
 
 
 def _with_norm(nn: Any, first: Any, rest: Rest, weight: Tensor, rows: int) -> tuple[Tensor, Tensor | None, Rest]:
@@ -90,36 +93,51 @@ def first_linear(nn: Any) -> tuple[Any, Rest]:
     if type(nn) in LINEAR and not hooked(nn):
         return nn, lambda x: x
     if type(nn) is torch.nn.Sequential and len(nn) and type(nn[0]) in LINEAR and not hooked(nn, nn[0]):
-        return nn[0], lambda x: _run(list(nn)[1:], x)
+        return nn[0], lambda x, bias=None: _run(list(nn)[1:], x, bias)
     if type(nn) is MLP and type(nn.lins[0]) in LINEAR and not hooked(nn, nn.lins[0]):
-        return nn.lins[0], lambda x: rest_of_mlp(nn, x)
+        return nn.lins[0], lambda x, bias=None: rest_of_mlp(nn, x, bias)
     return None, nn
 
 
 LINEAR = (torch.nn.Linear, Linear)
 
 
-def _run(modules: list[Any], x: Tensor) -> Tensor:
-    """The modules one after the other; a ReLU and the Linear after it in one step."""
+def _relu_follows(nn: Any) -> bool:
+    """Whether after its first Linear nn takes a ReLU, and then another Linear."""
+    if type(nn) is MLP:
+        return _only_relu(nn) and len(nn.lins) > 1
+    return type(nn) is torch.nn.Sequential and len(nn) > 2 and _is_relu_dense(nn[1], nn[2])
+
+
+def _is_relu_dense(module: Any, after: Any) -> bool:
+    return type(module) is torch.nn.ReLU and type(after) in LINEAR and not hooked(module, after)
+
+
+def _run(modules: list[Any], x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The modules one after the other; a ReLU and the Linear after it in one step. bias: to be added to x first."""
     at = 0
     while at < len(modules):
         module, after = modules[at], modules[at + 1] if at + 1 < len(modules) else None
-        if type(module) is torch.nn.ReLU and type(after) is torch.nn.Linear and not hooked(module, after):
-            x = relu_dense(x, after.weight, after.bias)
-            at += 2
+        if _is_relu_dense(module, after):
+            x, bias, at = relu_dense(x, after.weight, after.bias, bias), None, at + 2
             continue
+        assert bias is None
         plain = type(module) is torch.nn.Linear and not hooked(module)
         x = dense(x, module.weight, module.bias) if plain else module(x)
         at += 1
     return x
 
 
-def rest_of_mlp(mlp: Any, x: Tensor, *, normed: bool = False) -> Tensor:
-    """What MLP.forward does after its first Linear; normed: and after the norm. x [n, hidden] -> [n, out]."""
+def rest_of_mlp(mlp: Any, x: Tensor, bias: Tensor | None = None, *, normed: bool = False) -> Tensor:
+    """What MLP.forward does after its first Linear; normed: and after the norm. x [n, hidden] -> [n, out].
+
+    bias: to be added to x first.
+    """
     if _only_relu(mlp):
         for lin in mlp.lins[1:]:
-            x = relu_dense(x, lin.weight, lin.bias)
+            x, bias = relu_dense(x, lin.weight, lin.bias, bias), None
         return x
+    assert bias is None
     for i, (lin, norm) in enumerate(zip(mlp.lins, mlp.norms, strict=False)):  # plain_last: one norm less
         if i > 0:
             x = lin(x)

@@ -9,27 +9,33 @@ from stretto.graph import Graph
 from stretto.kernels import native
 from stretto.kernels.denormals import LEAST, DenormalsAreZero
 from stretto.ops.product import product
-from stretto.ops.relu_dense import BLOCK, _in_blocks, relu_dense
+from stretto.ops.relu_dense import BLOCK, joined, relu_dense
 
 needs_native = pytest.mark.skipif(native.library() is None, reason="libstretto is not loaded")
 ROWS = 2 * BLOCK // (8 * 24) + 77  # more than one block of 24 fp64 columns, and a rest
+WIDTHS = [(24, 10), (1, 1), (17, 128), (128, 33), (48, 48), (200, 10), (24, 140)]  # past 128: torch's GEMM in blocks
 
 
-def _inputs(bias: bool, dtype: torch.dtype = torch.float64) -> list[torch.Tensor | None]:
+def _inputs(i: int, o: int, biases: bool = True) -> list[torch.Tensor | None]:
     torch.manual_seed(0)
-    z = torch.randn(ROWS, 24, dtype=dtype)
+    z = torch.randn(max(ROWS, 3 * LEAST // i), i, dtype=torch.float64)
     z[::7] = 0
-    weight = torch.randn(10, 24, dtype=dtype)
-    return [t.requires_grad_() for t in (z, weight)] + [torch.randn(10, dtype=dtype).requires_grad_() if bias else None]
+    made = [z, torch.randn(o, i, dtype=z.dtype), torch.randn(o, dtype=z.dtype), torch.randn(i, dtype=z.dtype)]
+    return [t.requires_grad_() if k < 2 or biases else None for k, t in enumerate(made)]
+
+
+def _steps(z, weight, bias, z_bias):
+    return F.linear(F.relu(z if z_bias is None else z + z_bias), weight, bias)
 
 
 @needs_native
-@pytest.mark.parametrize("bias", [True, False])
-def test_result_and_gradients_equal_the_two_steps(bias: bool) -> None:
-    z, weight, b = _inputs(bias)
-    assert _in_blocks(z, weight, b)
-    out, wanted = relu_dense(z, weight, b), F.linear(F.relu(z), weight, b)
-    leaves = [t for t in (z, weight, b) if t is not None]
+@pytest.mark.parametrize("biases", [True, False])
+@pytest.mark.parametrize(("i", "o"), WIDTHS)
+def test_result_and_gradients_equal_the_steps(i: int, o: int, biases: bool) -> None:
+    inputs = _inputs(i, o, biases)
+    assert joined(*inputs)
+    out, wanted = relu_dense(*inputs), _steps(*inputs)
+    leaves = [t for t in inputs if t is not None]
     grad = torch.randn_like(wanted)
     torch.testing.assert_close(out, wanted)
     for got, expected in zip(
@@ -37,44 +43,73 @@ def test_result_and_gradients_equal_the_two_steps(bias: bool) -> None:
     ):
         torch.testing.assert_close(got, expected)
     with torch.no_grad():
-        torch.testing.assert_close(relu_dense(z, weight, b), wanted)
+        torch.testing.assert_close(relu_dense(*inputs), wanted)
 
 
 @needs_native
-@pytest.mark.parametrize("frozen", [0, 1, 2])
-def test_what_needs_no_gradient_gets_none(frozen: int) -> None:
-    leaves = _inputs(True)
+@pytest.mark.parametrize("frozen", [0, 1, 2, 3])
+@pytest.mark.parametrize("i", [24, 200])
+def test_what_needs_no_gradient_gets_none(i: int, frozen: int) -> None:
+    leaves = _inputs(i, 10)
     leaves[frozen].requires_grad_(False)
-    relu_dense(*leaves).sum().backward()
-    assert [t.grad is None for t in leaves] == [k == frozen for k in range(3)]
+    relu_dense(*leaves).sum().backward()  # its gradient is one number seen everywhere
+    assert [t.grad is None for t in leaves] == [k == frozen for k in range(4)]
+    again = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
+    _steps(*again).sum().backward()
+    for got, expected in zip(leaves, again, strict=True):
+        torch.testing.assert_close(got.grad, expected.grad)
 
 
 @needs_native
-def test_second_derivatives_equal_those_of_the_two_steps() -> None:
+def test_second_derivatives_equal_those_of_the_steps() -> None:
     found = []
-    for function in (relu_dense, lambda z, w, b: F.linear(F.relu(z), w, b)):
-        leaves = _inputs(True)
+    for function in (relu_dense, _steps):
+        leaves = _inputs(24, 10)
         first = torch.autograd.grad(function(*leaves).square().sum(), leaves, create_graph=True)
         found.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
     for got, expected in zip(*found, strict=True):
         torch.testing.assert_close(got, expected)
 
 
+@needs_native
+def test_threads_and_instruction_sets_change_nothing_but_rounding() -> None:
+    def run() -> list[torch.Tensor]:
+        leaves = [t.detach().float().requires_grad_() for t in _inputs(47, 33)]
+        out = relu_dense(*leaves)
+        out.square().sum().backward()
+        return [out.detach(), *(t.grad for t in leaves)]
+
+    before, isa, first = torch.get_num_threads(), native.isa(), run()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            assert all(torch.equal(a, b) for a, b in zip(first, run(), strict=True))
+        for name in native.isas():
+            native.set_isa(name)
+            for a, b in zip(first, run(), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(a.abs().max()))
+    finally:
+        torch.set_num_threads(before)
+        native.set_isa(isa)
+
+
 def test_small_matrices_and_other_types_take_the_two_steps() -> None:
     z, weight = torch.randn(5, 24), torch.randn(10, 24)
     torch.testing.assert_close(relu_dense(z, weight), F.linear(F.relu(z), weight))
     half = torch.randn(LEAST, 16, dtype=torch.bfloat16)
-    assert not _in_blocks(half, torch.randn(8, 16, dtype=torch.bfloat16), None)
+    assert not joined(half, torch.randn(8, 16, dtype=torch.bfloat16))
 
 
 @needs_native
 def test_nan_is_not_masked() -> None:
-    z, weight, b = _inputs(True)
+    inputs = _inputs(24, 10)
     with torch.no_grad():
-        z[3, 3] = float("nan")
-    out = relu_dense(z, weight, b)
+        inputs[0][3, 3] = float("nan")
+    out = relu_dense(*inputs)
     assert out[3].isnan().all()
     assert not out[4].isnan().any()
+    out[4:].sum().backward()
+    assert not inputs[0].grad[4:].isnan().any()
 
 
 @needs_native

@@ -1,0 +1,33 @@
+// The dense part of the C ABI: packs the arguments and calls the table of the instruction set in use.
+#include "abi.h"
+#include "core/cpu.h"
+#include "core/error.h"
+
+using namespace stretto;
+
+namespace {
+
+int run(const char* name, int dtype, const ReluDenseArgs& a) {
+    if (dtype < 0 || dtype >= 2) return error("%s: dtype %d is not 0 or 1", name, dtype);
+    if (a.in > relu_dense_most)
+        return error("%s: in is %lld, at most %lld", name, (long long)a.in, (long long)relu_dense_most);
+    return kernels().relu_dense[dtype](a);
+}
+
+}  // namespace
+
+extern "C" {
+
+int stretto_relu_dense(int dtype, const void* z, int64_t rows, int64_t in, const void* z_bias, const void* weight,
+                       int64_t out_width, const void* bias, void* out, int threads) {
+    return run("relu_dense", dtype,
+               {z, rows, in, z_bias, weight, out_width, bias, out, nullptr, nullptr, nullptr, 0, threads});
+}
+
+int stretto_relu_dense_grad(int dtype, const void* z, int64_t rows, int64_t in, const void* z_bias, const void* weight,
+                            int64_t out_width, const void* grad, void* dz, void* shares, int64_t tasks, int threads) {
+    return run("relu_dense_grad", dtype,
+               {z, rows, in, z_bias, weight, out_width, nullptr, nullptr, grad, dz, shares, tasks, threads});
+}
+
+}  // extern "C"

@@ -1,0 +1,205 @@
+"""bench grid: one layer, as in the middle of a net, in every cell of models x widths x graphs x training and inference.
+
+A cell compares ours with the best of stock, and the plan that was chosen with the other plans, all in turns. What was
+measured is kept in the JSON file, and a cell found there is not measured again: the whole takes an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import copy
+import json as jsons
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.table import Table
+from torch import Tensor, nn
+
+from stretto import datasets
+from stretto.bench import models, report
+from stretto.bench.run import as_alone
+from stretto.compile.choose import CHOOSER, Decision
+from stretto.errors import expect
+from stretto.nn.base import record_of
+from stretto.tune.timing import Timing, measure
+
+MODELS = ("gcn", "sage", "gin", "gat", "tag", "sgc")
+WIDTHS = (32, 256, 1024)
+GRAPHS = ("rmat:17:1200000", "grid:300", "er:100000:1000000", "rmat:14:4000000")
+ENOUGH = 0.95  # of the best stock
+REGRET = 1.05  # of the fastest plan
+STOCK_BYTES = 1 << 30  # an array of edges x channels beyond it: stock with an edge_index is not tried beside torch CSR
+CANNOT_BYTES = 8 << 30  # and beyond this not at all: it makes several
+LONG = 1.5  # seconds of a step; then three rounds, not five
+Row = dict[str, Any]
+
+
+def cells(graphs: list[str], names: list[str], widths: list[int]) -> Iterator[tuple[str, str, int, int, bool]]:
+    """(graph, model, in, out, training), small first."""
+    yield from sorted(
+        product(graphs, names, widths, widths, (True, False)), key=lambda c: (graphs.index(c[0]), c[2] * c[3])
+    )
+
+
+def run(graph: str, model: str, i: int, o: int, train: bool) -> Row:
+    """One cell."""
+    data = datasets.load_graph(graph)
+    torch.manual_seed(0)
+    x = torch.randn(data.num_nodes, i)
+    grad = torch.randn(data.num_nodes, o)
+    first = models.LAYERS[model](i, o, False)
+    row: Row = {"graph": graph, "model": model, "in": i, "out": o, "train": train}
+    calls: dict[str, Callable[[], object]] = {}
+    truth: list[Tensor] | None = None
+    ours: Any = None
+    for name, (make, arguments, _) in models.candidates(model, data, x, False, False).items():
+        if not _worth_it(name, model, data.edge_index.size(1), max(i, o)):
+            continue
+        net = make(copy.deepcopy(first))
+        step = _step(net, arguments, grad, train)
+        got = step()
+        truth = got if truth is None else truth
+        row[f"error {name}"] = max(models.relative(a, b) for a, b in zip(got, truth, strict=True))
+        calls[name] = as_alone(name, step)
+        ours = net if name == models.OURS else ours
+    slowest = _seconds(calls)
+    repeats = 3 if slowest > LONG else 5
+    for _ in range(10):  # let the plans settle
+        calls[models.OURS]()
+    decision = CHOOSER.decision(record_of(ours).key) if record_of(ours).key is not None else None
+    for number, plan in enumerate(_others(decision)):
+        calls[f"plan {number}: {plan.name}"] = as_alone("plan", _with_plan(decision, plan, calls[models.OURS]))
+    timings = measure(calls, repeats=repeats, warmup=1)
+    return {**row, **_verdict(timings), "repeats": repeats}
+
+
+def _worth_it(name: str, model: str, edges: int, width: int) -> bool:
+    """Whether a candidate is measured: stock on an edge_index where it may be the best, or is all there is."""
+    nbytes = 4 * edges * width
+    if name == models.OURS or name == "stock torch CSR":
+        return True
+    if name == "stock edge_index":
+        return nbytes <= (CANNOT_BYTES if model in models.UNFUSED else STOCK_BYTES)
+    return False  # EdgeIndex: never faster than the two others in any row of bench models
+
+
+def _step(net: nn.Module, arguments: tuple[Any, ...], grad: Tensor, train: bool) -> Callable[[], list[Tensor]]:
+    x = arguments[0].clone().requires_grad_()  # also in inference: a constant x would be aggregated once and kept
+    parameters = list(net.parameters())
+
+    def step() -> list[Tensor]:
+        with torch.set_grad_enabled(train):
+            out = net(x, *arguments[1:])
+        if not train:
+            return [out]
+        return [out.detach(), *torch.autograd.grad(out, [x, *parameters], grad)]
+
+    return step
+
+
+def _seconds(calls: dict[str, Callable[[], object]]) -> float:
+    slowest = 0.0
+    for call in calls.values():
+        start = time.perf_counter()
+        call()
+        slowest = max(slowest, time.perf_counter() - start)
+    return slowest
+
+
+def _others(decision: Decision | None) -> list[Any]:
+    """The plans that compete with the chosen one: the best few by prediction."""
+    if decision is None:
+        return []
+    return [plan for _, plan in decision.ranking.predicted[:4] if plan != decision.chosen]
+
+
+def _with_plan(decision: Any, plan: Any, call: Callable[[], object]) -> Callable[[], object]:
+    def go() -> object:
+        chosen, decision.chosen = decision.chosen, plan
+        try:
+            return call()
+        finally:
+            decision.chosen = chosen
+
+    return go
+
+
+def _verdict(timings: dict[str, Timing]) -> Row:
+    ours = timings[models.OURS].median
+    stock = {name: t.median for name, t in timings.items() if name.startswith("stock")}
+    plans = {name: t.median for name, t in timings.items() if name.startswith("plan")}
+    best = min(stock, key=lambda name: stock[name]) if stock else None
+    return {
+        "ours_ms": ours * 1e3,
+        "ours_q20_ms": timings[models.OURS].quantile(0.2) * 1e3,
+        "ours_q80_ms": timings[models.OURS].quantile(0.8) * 1e3,
+        "best_stock": best,
+        "best_stock_ms": stock[best] * 1e3 if best else None,
+        "times_stock": stock[best] / ours if best else None,
+        "plans": 1 + len(plans),
+        "regret": ours / min([ours, *plans.values()]),
+    }
+
+
+def _named(row: Row) -> tuple[Any, ...]:
+    return row["graph"], row["model"], row["in"], row["out"], row["train"]
+
+
+def show(out: Any, rows: list[Row]) -> None:
+    """How many cells hold, and those that do not."""
+    known = [row for row in rows if row["times_stock"] is not None]
+    slower = [row for row in known if row["times_stock"] < ENOUGH]
+    several = [row for row in rows if row["plans"] > 1]
+    sorry = [row for row in several if row["regret"] > REGRET]
+    out.print(
+        f"{len(rows)} cells; stock runs in {len(known)}: ours is at least {ENOUGH}x of the best stock in "
+        f"{len(known) - len(slower)}; several plans in {len(several)}: the chosen one is within "
+        f"{REGRET - 1:.0%} of the fastest in {len(several) - len(sorry)}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    table = Table(title="cells short of either", title_justify="left", title_style="bold")
+    for column in ("cell", "ours ms", "best stock ms", "times stock", "regret"):
+        table.add_column(column, justify="left" if column == "cell" else "right")
+    for row in [r for r in rows if r in slower or r in sorry]:
+        mode = "train" if row["train"] else "eval"
+        stock, times = row["best_stock_ms"], row["times_stock"]
+        table.add_row(
+            f"{row['model']} {row['in']}-{row['out']} {row['graph']} {mode}",
+            f"{row['ours_ms']:.1f}",
+            "" if stock is None else f"{stock:.1f}",
+            "" if times is None else f"{times:.2f}",
+            f"{row['regret']:.2f}",
+        )
+    out.print(table)
+
+
+def command(
+    json: Annotated[Path, typer.Option(help="rows are kept here; cells found in it are not measured again")],
+    graph: Annotated[str, typer.Option(help="comma-separated graphs")] = ",".join(GRAPHS),
+    model: Annotated[str, typer.Option(help="comma-separated models")] = ",".join(MODELS),
+    widths: Annotated[str, typer.Option(help="comma-separated widths, in and out")] = ",".join(map(str, WIDTHS)),
+    minutes: Annotated[float, typer.Option(help="no cell begins after so many minutes")] = 60.0,
+) -> None:
+    """One layer in every cell of models x widths x graphs: never slower than stock, and the plan well chosen?"""
+    names = model.split(",")
+    for name in names:
+        expect(name in models.LAYERS, f"bench: 'model' is {name!r}, wanted some of {', '.join(models.LAYERS)}")
+    out = report.console()
+    out.print(report.headline(), style="dim")
+    rows: list[Row] = jsons.loads(json.read_text()) if json.exists() else []
+    done = {_named(row) for row in rows}
+    left = [c for c in cells(graph.split(","), names, [int(w) for w in widths.split(",")]) if c not in done]
+    start = time.perf_counter()
+    with report.progress(len(left), "cells") as after:
+        for cell in left:
+            if time.perf_counter() - start > 60 * minutes:
+                break
+            rows.append(run(*cell))
+            report.write_json(json, rows)
+            after(" ".join(map(str, cell[:4])))
+    show(out, rows)
