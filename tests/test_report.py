@@ -65,7 +65,7 @@ def test_as_text_and_as_json(explained):
 
 
 def test_attention_tells_what_it_does_not_build():
-    conv = stretto.accelerate(torch_geometric.nn.GATConv(8, 16, heads=2))
+    conv = stretto.accelerate(GATConv(8, 16, heads=2))
     told = stretto.explain(conv, torch.randn(50, 8), torch.randint(0, 50, (2, 900)))
     (layer,) = told.layers
     assert layer.avoided_bytes >= 850 * 32 * 4
