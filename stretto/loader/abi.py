@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.errors import StrettoError, fail
+from stretto.errors import StrettoError, expect, fail
 from stretto.kernels import native
 
 
@@ -106,16 +106,17 @@ class Seeds:
         self, seed: int, epoch: int, batch: int, seeds: Sequence[Tensor | None], times: Sequence[Tensor | None]
     ) -> None:
         n = len(seeds)
-        seeds = [None if s is None else _int64(s) for s in seeds]
-        times = [None if t is None else _int64(t) for t in times]
-        for s, t in zip(seeds, times, strict=True):
-            if t is not None and (s is None or s.numel() != t.numel()):
-                fail(f"sampler: {0 if s is None else s.numel()} seeds, but {t.numel()} times")
-        pointers = (c.c_void_p * n)(*(address(s) for s in seeds))
-        counts = (c.c_int64 * n)(*(0 if s is None else s.numel() for s in seeds))
-        time_pointers = (c.c_void_p * n)(*(address(t) for t in times))
-        at = c.addressof
-        self.struct: Any = SeedsStruct(
-            seed & 0xFFFFFFFFFFFFFFFF, epoch, batch, at(pointers), at(counts), at(time_pointers)
-        )
-        self.struct.kept = seeds, times, pointers, counts, time_pointers  # what it points to lives as long as it does
+        kept: list[Any] = []
+        words = (c.c_int64 * (3 * n))()  # addresses of seeds, their counts, addresses of times; 0: none
+        for i, (given, at) in enumerate(zip(seeds, times, strict=True)):
+            if given is not None:
+                kept.append(given := _int64(given))
+                words[i], words[n + i] = given.data_ptr(), given.numel()
+            if at is not None:
+                kept.append(at := _int64(at))
+                words[2 * n + i] = at.data_ptr()
+                count = 0 if given is None else given.numel()
+                expect(count == at.numel(), f"sampler: {count} seeds, but {at.numel()} times")
+        start = c.addressof(words)
+        self.struct: Any = SeedsStruct(seed & 0xFFFFFFFFFFFFFFFF, epoch, batch, start, start + 8 * n, start + 16 * n)
+        self.struct.kept = kept, words  # what it points to lives as long as it does
