@@ -26,6 +26,7 @@ from stretto.kernels.triton.operands import power, tiles
 
 PROGRAMS = 132  # of a transposed product: one for each multiprocessor of a large card
 LEAST_ROWS = 512  # of such a program
+TINY = tl.constexpr(2.0**-40)
 REGISTERS = {"maxnreg": 128}  # two programs of 8 warps share a multiprocessor
 
 
@@ -48,7 +49,12 @@ def _split(w, by_row, by_column, out, rows, inner, BLOCK: tl.constexpr):
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = (r < rows)[:, None] & (c < inner)[None, :]
-    high, low = halves(tl.load(w + r[:, None] * by_row + c[None, :] * by_column, mask=live, other=0.0))
+    a = tl.load(w + r[:, None] * by_row + c[None, :] * by_column, mask=live, other=0.0)
+    # Both halves have a's sign, and the second is 0 only where a is: an infinity times each is the same infinity.
+    high = (a.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+    rest = a - high
+    low = rounded(tl.where(rest == rest, rest, 0.0))
+    low = tl.where(low == 0.0, high * TINY, low)
     to = r[:, None] * inner + c[None, :]
     tl.store(out + to, high, mask=live)
     tl.store(out + rows * inner + to, low, mask=live)
