@@ -22,6 +22,9 @@ times: reference.py (plain PyTorch: specification, oracle, fallback), cpu.py ove
     softplus            x, shift; with grad its gradient                      like x
     statistics          x [m, k], own [n, k], names of s statistics           [n, s, k]
     statistics_grad     the same, grad [n, s, k]                              gradients of x and own
+    product             x [m, k], w [k, n], bias or what to add to            [m, n]
+    relu_dense          z [n, i], bias [i], weight [o, i], bias [o]           [n, o]
+    relu_dense_grad     the same, grad [n, o]                                 gradients of z, its bias, weight and bias
 
 n rows (destinations), m columns (sources), E entries; per-edge arrays are in the user's edge order.
 Values are fp32, fp64, bf16 or fp16; weights and scales fp64 for fp64 values, else fp32, and so are sums.

@@ -1,6 +1,6 @@
 """product: the dense products inside our own autograd Functions.
 
-On the CPU torch's GEMM (kernels/cpu_product.py). On a device a tall fp32 matrix times a small one runs by whichever is
+On the CPU torch's GEMM (kernels/cpu_dense.py). On a device a tall fp32 matrix times a small one runs by whichever is
 faster, torch's kernel or ours on the tensor cores, which errs no more (kernels/triton/product.py).
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stretto import kernels, settings
-from stretto.kernels import cpu_product
+from stretto.kernels import cpu_dense
 from stretto.tune import Variant, picker
 from stretto.tune.variants import legal
 
@@ -28,7 +28,7 @@ def product(
     x [m, k], w [k, n] -> [m, n]. A factor only together with add.
     """
     if x.device.type == "cpu":
-        return cpu_product.product(x, w, bias, add=add, factor=factor)
+        return cpu_dense.product(x, w, bias, add=add, factor=factor)
     if add is not None and factor != 1.0:
         return add.addmm_(x, w, alpha=factor)
     if not _ours(x, w, bias if add is None else add):

@@ -7,9 +7,10 @@ from torch.nn import functional as F
 from stretto import ops
 from stretto.graph import Graph
 from stretto.kernels import native
+from stretto.kernels.cpu_dense import BLOCK
 from stretto.kernels.denormals import LEAST, DenormalsAreZero
 from stretto.ops.product import product
-from stretto.ops.relu_dense import BLOCK, joined, relu_dense
+from stretto.ops.relu_dense import joined, relu_dense
 
 needs_native = pytest.mark.skipif(native.library() is None, reason="libstretto is not loaded")
 ROWS = 2 * BLOCK // (8 * 24) + 77  # more than one block of 24 fp64 columns, and a rest

@@ -1,0 +1,135 @@
+"""Dense products inside our own autograd Functions, on the CPU: torch's GEMM into kept buffers; and relu(z + b) W' + c.
+
+The latter runs in a kernel of our own where rows are narrow (csrc/kernels/relu_dense.h), else by torch's GEMM in blocks
+that stay in the cache from one step to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from stretto.kernels import native, pool
+from stretto.kernels.denormals import DenormalsAreZero, matter
+
+BLOCK = 1 << 20  # bytes of z and of the result in a block
+LEAST_ROWS = 1024  # below, a GEMM spends its time on packing W
+WIDEST = 128  # values in a row of z or of the result that our kernel takes
+ROWS_PER_TASK = 2048
+MOST_TASKS = 64
+_DTYPES = {torch.float32: 0, torch.float64: 1}
+
+
+def product(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, add: Tensor | None = None, factor: float = 1.0
+) -> Tensor:
+    """x w + bias, or factor x w + add, which is overwritten; no autograd. x [m, k], w [k, n] -> [m, n]"""
+    if not (matter(x) or matter(w)):
+        return _product(x, w, bias, add, factor)
+    with DenormalsAreZero():
+        return _product(x, w, bias, add, factor)
+
+
+def _product(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, factor: float) -> Tensor:
+    if add is not None:
+        return add.addmm_(x, w, alpha=factor)
+    out = pool.empty((x.size(0), w.size(1)), x.dtype)
+    if bias is not None:
+        return torch.addmm(bias, x, w, out=out)
+    return torch.mm(x, w, out=out)
+
+
+def relu_dense(z: Tensor, z_bias: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """z [n, i], weight [o, i] -> [n, o]"""
+    out = pool.empty((z.size(0), weight.size(0)), z.dtype)
+    if _narrow(z, weight):
+        z, turned = z.contiguous(), weight.t().contiguous()
+        native.call(
+            "stretto_relu_dense",
+            _DTYPES[z.dtype],
+            z.data_ptr(),
+            *z.shape,
+            _pointer(z_bias),
+            turned.data_ptr(),
+            weight.size(0),
+            _pointer(bias),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+    transposed = weight.t()
+    with DenormalsAreZero():
+        for rows in _blocks(z, weight.size(0)):
+            active = _active(z[rows], z_bias)
+            if bias is None:
+                torch.mm(active, transposed, out=out[rows])
+            else:
+                torch.addmm(bias, active, transposed, out=out[rows])
+    return out
+
+
+def relu_dense_grad(
+    z: Tensor, z_bias: Tensor | None, weight: Tensor, grad: Tensor, *, need_z: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+    """Gradients of z, z_bias (with that of z only), weight and bias."""
+    dz = pool.empty(z.shape, z.dtype) if need_z else None
+    if _narrow(z, weight):
+        return _narrow_grad(z.contiguous(), z_bias, weight.contiguous(), grad.contiguous(), dz)
+    dz_bias = z.new_zeros(z.size(1)) if need_z and z_bias is not None else None
+    dweight, dbias = torch.zeros_like(weight), weight.new_zeros(weight.size(0))
+    with DenormalsAreZero():
+        for rows in _blocks(z, weight.size(0)):
+            g, active = grad[rows], _active(z[rows], z_bias)
+            dbias += g.sum(0)
+            dweight.addmm_(g.t(), active)
+            if dz is not None:
+                made = torch.mm(g, weight, out=dz[rows])
+                torch.ops.aten.threshold_backward.grad_input(made, active, 0, grad_input=made)
+                if dz_bias is not None:
+                    dz_bias += made.sum(0)
+    return dz, dz_bias, dweight, dbias
+
+
+def _narrow_grad(
+    z: Tensor, z_bias: Tensor | None, weight: Tensor, grad: Tensor, dz: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+    (rows, i), o = z.shape, weight.size(0)
+    tasks = min(-(-rows // ROWS_PER_TASK), MOST_TASKS)
+    shares = torch.empty(tasks, o * i + o + i, dtype=z.dtype)
+    native.call(
+        "stretto_relu_dense_grad",
+        _DTYPES[z.dtype],
+        z.data_ptr(),
+        rows,
+        i,
+        _pointer(z_bias),
+        weight.data_ptr(),
+        o,
+        grad.data_ptr(),
+        _pointer(dz),
+        shares.data_ptr(),
+        tasks,
+        torch.get_num_threads(),
+    )
+    dweight, dbias, dz_bias = shares.sum(0).split([o * i, o, i])
+    return dz, None if dz is None else dz_bias, dweight.view(o, i), dbias
+
+
+def _narrow(z: Tensor, weight: Tensor) -> bool:
+    """Whether our kernel is made for such sizes."""
+    return z.dtype in _DTYPES and max(weight.shape) <= WIDEST
+
+
+def _blocks(z: Tensor, width: int) -> Iterator[slice]:
+    rows = max(BLOCK // (z.element_size() * (z.size(1) + width)), LEAST_ROWS)
+    return (slice(first, first + rows) for first in range(0, z.size(0), rows))
+
+
+def _active(z: Tensor, z_bias: Tensor | None) -> Tensor:
+    return z.relu() if z_bias is None else (z + z_bias).relu_()
+
+
+def _pointer(t: Tensor | None) -> int | None:
+    return None if t is None else t.data_ptr()
