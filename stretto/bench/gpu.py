@@ -201,7 +201,7 @@ def _race(
         try:
             first = candidates[name]()  # the first call is the one to compare: steps move the weights
             if compared and name in (OURS, STOCK):
-                results[name] = first
+                results[name] = [t.cpu() for t in first]  # not to be counted below
             del first
             torch.cuda.synchronize()
             seconds[name] = time.perf_counter() - start

@@ -97,16 +97,15 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
     from stretto.nn import adjacency  # it imports this module
 
     stock_forward = stock.forward  # type: ignore[attr-defined]
-    least = adjacency.SMALL.get(stock.__name__, 0)
+    name = stock.__name__
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or stock_wanted():
             return stock_forward(self, *args, **kwargs)
         record = record_of(self)
         record.calls += 1
-        if (
-            least and len(args) > 1 and few_on_device(args[1], min(least, adjacency.PASSING))
-        ):  # before anything is looked at
+        least = adjacency.SMALL.get(name, 0)  # the first thing looked at: where it decides, the rest costs too much
+        if least and len(args) > 1 and few_on_device(args[1], min(least, adjacency.PASSING)):
             if record.reason != SMALL:
                 _tell(self, record, SMALL)
             return _all_stock(stock_forward, self, args, kwargs)

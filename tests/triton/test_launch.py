@@ -37,6 +37,8 @@ class Function:
 def kernel(triton_kernels, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     launch = importlib.import_module("stretto.kernels.triton.launch")
+    monkeypatch.setattr(launch, "stream_of", None)  # a stand-in has no stream
+    monkeypatch.setattr(launch, "device_now", None)
     return launch.Kernel(Function(lambda x, n, beta, BLOCK: None))
 
 

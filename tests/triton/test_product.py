@@ -21,6 +21,14 @@ def test_products(m, k, n, device, triton_kernels):
     torch.testing.assert_close(total.double(), expected, **limit)
 
 
+def test_infinities_stay_what_they_are(device, triton_kernels):
+    x, w = torch.randn(6, 8, device=device), torch.randn(4, 8, device=device)
+    w[0] = 1.0  # has no second half
+    x[1, 2], x[3, 4], x[5, 6] = float("inf"), float("-inf"), float("nan")
+    got, wanted = triton_kernels.product(x, w.t()), x @ w.t()
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
 def test_torch_multiplies_what_is_not_on_a_device():
     product = import_module("stretto.ops.product").product
     x, w, b = torch.randn(40_000, 8), torch.randn(8, 4), torch.randn(4)
