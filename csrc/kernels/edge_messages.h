@@ -289,6 +289,7 @@ struct EdgeMessages {
 
 template <class T>
 int run_messages(const MessagesArgs& a) {
+#if defined(__AVX2__) || defined(__aarch64__)  // elsewhere the general form: each of these takes seconds to compile
     if constexpr (std::is_same_v<T, float>) {  // the layers of PyG, in the type most models have
         const int64_t first = a.m->act[0], second = a.m->act[1];
         if (first == STRETTO_ACT_RELU && second == STRETTO_ACT_ONE)
@@ -300,6 +301,7 @@ int run_messages(const MessagesArgs& a) {
         if (first == STRETTO_ACT_SIGMOID && second == STRETTO_ACT_SOFTPLUS)
             return EdgeMessages<T, STRETTO_ACT_SIGMOID, STRETTO_ACT_SOFTPLUS>(*a.g, *a.m).run(a);
     }
+#endif
     return EdgeMessages<T, -1, -1>(*a.g, *a.m).run(a);
 }
 
