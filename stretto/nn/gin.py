@@ -12,6 +12,7 @@ from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.models import MLP
 
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
+from stretto.kernels import denormals
 from stretto.nn import adjacency, folds
 from stretto.nn.base import Decline, check_input, hooked, note_plan, record_of, weight_of
 from stretto.nn.sage import destinations
@@ -42,7 +43,7 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     if first is None or not linear_sum:
         record_of(conv).plan = "nn(A X + c X)"
         root = None if x_dst is None else (1 + conv.eps) * x_dst
-        return conv.nn(spmm(graph, x_src, reduce=conv.aggr, y=root))
+        return network(conv.nn, spmm(graph, x_src, reduce=conv.aggr, y=root))
     weight, bias, rest = _with_norm(conv.nn, first, rest, weight_of(first, x_src), graph.num_rows)
     scale_type = torch.float64 if x_src.dtype == torch.float64 else torch.float32
     adj = Adjacency(graph, graph.mean_scale(scale_type) if conv.aggr == "mean" else None)
@@ -100,6 +101,16 @@ def first_linear(nn: Any) -> tuple[Any, Rest]:
 
 
 LINEAR = (torch.nn.Linear, Linear)
+
+
+def network(nn: Any, x: Tensor) -> Tensor:
+    """nn(x); on the CPU with its first bias, the ReLU and the next Linear in one step. x [n, i] -> [n, o]"""
+    first, rest = first_linear(nn)
+    if first is None or x.device.type != "cpu" or x.dim() != 2 or not _relu_follows(nn):
+        return nn(x)
+    if x.size(0) * first.weight.size(0) < denormals.LEAST or torch.is_autocast_enabled("cpu"):
+        return nn(x)
+    return rest(torch.nn.functional.linear(x, first.weight), first.bias)
 
 
 def _relu_follows(nn: Any) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, hooked, record_of, weight_of
 from stretto.nn.edge_pairs import features_of
-from stretto.nn.gin import number
+from stretto.nn.gin import network, number
 from stretto.ops.edge_messages import edge_messages
 from stretto.ops.edge_packed import linear_of_data, rooted_messages
 
@@ -41,19 +41,19 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
             steady=streaming.row_by_row([conv.lin]),
         )
         record_of(conv).plan = f"nn(sum relu(X_j + E W') + c X), messages {how}"
-        return conv.nn(out if x_dst is None else out + (1 + conv.eps) * x_dst)
+        return network(conv.nn, out if x_dst is None else out + (1 + conv.eps) * x_dst)
     if reduce == "sum" and x_dst is x_src and not conv.eps.requires_grad:
         scale = 1.0 + number(conv.eps)
         found = None if conv.lin is None or hooked(conv.lin) else features_of(graph, attr)
         if found is None:
             attr = attr if conv.lin is None else conv.lin(attr)
-            return conv.nn(rooted_messages(graph, x_src, attr, scale, act="relu"))
+            return network(conv.nn, rooted_messages(graph, x_src, attr, scale, act="relu"))
         attr = linear_of_data(found.data, weight_of(conv.lin, found.attr), conv.lin.bias)
-        return conv.nn(rooted_messages(graph, x_src, attr, scale, found.pairs, act="relu"))
+        return network(conv.nn, rooted_messages(graph, x_src, attr, scale, found.pairs, act="relu"))
     if conv.lin is not None:
         attr = conv.lin(attr)
     if reduce in ("sum", "mean"):
         out = edge_messages(graph, None, x_src, attr, act="relu", reduce=reduce)
     else:
         out = edges.reduce_edges(graph, (edges.at_sources(graph, x_src) + attr).relu(), reduce)
-    return conv.nn(out if x_dst is None else out + (1 + conv.eps) * x_dst)
+    return network(conv.nn, out if x_dst is None else out + (1 + conv.eps) * x_dst)
