@@ -65,7 +65,8 @@ def evaluate(function: Callable[..., Tensor], sample: Sample, cotangent: Tensor 
     if not out.requires_grad:  # a reference may lose the path where nothing flows: no edges, no rows
         assert out.numel() == 0 or not any(leaf.numel() for leaf in leaves) or function.__name__.startswith("reference")
         return [out, *map(torch.zeros_like, leaves)]
-    gradients = torch.autograd.grad(out, leaves, cotangent.to(out.dtype).reshape(out.shape))
+    # What cancels out of every result (own, in a variance) may have no path either: its gradient is 0 all the same.
+    gradients = torch.autograd.grad(out, leaves, cotangent.to(out.dtype).reshape(out.shape), materialize_grads=True)
     return [out.detach(), *gradients]
 
 

@@ -311,8 +311,8 @@ int run_spmm(const SpmmArgs& a) {
         use(v, is_last ? last : whole, block * width + t * per * L, is_last ? last_tail : L,
             slots + i * g.num_slots * slot_size);
     };
-    // Not where they decide which entry is the largest, nor in fp16, where they are ordinary numbers once widened.
-    const bool flush = a.reduce == STRETTO_SUM && !std::is_same_v<T, f16>;
+    // Not where they decide which entry is the largest, nor where numbers are stored in 16 bits.
+    const bool flush = a.reduce == STRETTO_SUM && std::is_same_v<T, A>;
     const auto run = [&](int64_t task, int64_t i) {
         tile_at(i, [&](const SpmmView<T>& v, const Tile<T>& tile, int64_t c, int tail, A* s) {
             tile.task(v, g, g.tasks + 5 * task, c, tail, s);
