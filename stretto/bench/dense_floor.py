@@ -1,6 +1,7 @@
 """The dense products of a step, replayed alone: no re-association of the sparse part makes the step faster than them.
 
-They run on torch's own GEMM, with the shapes and orders in memory they had in the step, into memory made beforehand.
+Products inside kernels of our own (narrow ReLU and Linear, kernels/cpu_dense.py) are not seen, and not in it. The others
+run on torch's own GEMM, with the shapes and orders in memory they had in the step, into memory made beforehand.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ PRODUCTS = {
     _ATEN.mm.default: (0, False),
     _ATEN.mm.out: (0, False),
     _ATEN.addmm.default: (1, False),
+    _ATEN.addmm.out: (1, False),
     _ATEN.addmm_.default: (1, True),
 }
 

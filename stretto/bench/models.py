@@ -63,7 +63,11 @@ LAYERS: dict[str, Callable[[int, int, bool], nn.Module]] = {
     "gatv2": lambda i, o, last: pyg.GATv2Conv(i, o if last else o // 4, heads=1 if last else 4),
     "transformer": lambda i, o, last: pyg.TransformerConv(i, o if last else o // 4, heads=1 if last else 4),
 }
-NORMALISED = ("gcn", "tag", "sgc", "appnp")  # stock computes their norm anew each step, unless it is handed in
+NORMALISED = (
+    "gcn",
+    "tag",
+    "appnp",
+)  # stock computes their norm anew each step, unless it is handed in; SGConv does always
 UNFUSED = ("gat", "gatv2", "transformer")  # stock has no path for sparse matrices
 
 
@@ -225,10 +229,8 @@ def _csr(model: str, data: Any, x: Tensor) -> Tensor:
 def _raw(net: nn.Module) -> nn.Module:
     """Stock with the norm already in the adjacency: the best a careful user gets."""
     for module in net.modules():
-        if isinstance(module, (pyg.GCNConv, pyg.TAGConv)):
+        if isinstance(module, (pyg.GCNConv, pyg.TAGConv, pyg.APPNP)):
             module.normalize = False
-        if isinstance(module, (pyg.SGConv, pyg.APPNP)):
-            module.add_self_loops = False
     return net
 
 

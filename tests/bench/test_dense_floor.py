@@ -37,3 +37,15 @@ def test_accumulating_products_count():
 
 def test_a_step_without_products_has_no_floor():
     assert dense_floor(lambda: torch.ones(3).sum()) is None
+
+
+def test_products_into_given_memory_count():
+    bias, left, right = torch.zeros(3), torch.randn(4, 5), torch.randn(5, 3)
+
+    def step() -> None:
+        torch.mm(left, right, out=torch.empty(4, 3))
+        torch.addmm(bias, left, right, out=torch.empty(4, 3))
+
+    floor = dense_floor(step)
+    assert floor is not None
+    assert flops(floor) == 2 * 2 * 4 * 5 * 3

@@ -83,8 +83,9 @@ def test_no_point_is_above_its_ceiling(gcn):
 def test_a_ceiling_that_was_measured_too_low_shows(gcn):
     """Not hidden by the share that is shown: an op faster than its ceiling reaches more than all of it."""
     low = dataclasses.replace(MACHINE, launch=10.0)
-    slow = {g.name: g for g in groups(gcn.trace, low)}
-    assert all(g.reached > 1 and g.attainable == 1 for g in slow.values())
+    slow = [g for g in groups(gcn.trace, low) if g.seconds]  # a call of which nothing remains without its hook has none
+    assert len(slow) > 3
+    assert all(g.reached > 1 and g.attainable == 1 for g in slow)
     high = dataclasses.replace(
         MACHINE, launch=1e-12, stream=[(1e5, 1e20)], gather=[(256, 1e7, 1e20)], scatter=[(256, 1e7, 1e20)],
         gemm=[(1e6, 64, 1e20)],
