@@ -1,7 +1,7 @@
 """The dense products of a step, replayed alone: no re-association of the sparse part makes the step faster than them.
 
-Products inside kernels of our own (narrow ReLU and Linear, kernels/cpu_dense.py) are not seen, and not in it. The others
-run on torch's own GEMM, with the shapes and orders in memory they had in the step, into memory made beforehand.
+Products inside kernels of our own (narrow ReLU and Linear, kernels/cpu_dense.py) are not seen and not in it. The
+others run on torch's own GEMM, with the shapes and orders in memory they had in the step, into memory made beforehand.
 """
 
 from __future__ import annotations

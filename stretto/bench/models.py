@@ -63,11 +63,8 @@ LAYERS: dict[str, Callable[[int, int, bool], nn.Module]] = {
     "gatv2": lambda i, o, last: pyg.GATv2Conv(i, o if last else o // 4, heads=1 if last else 4),
     "transformer": lambda i, o, last: pyg.TransformerConv(i, o if last else o // 4, heads=1 if last else 4),
 }
-NORMALISED = (
-    "gcn",
-    "tag",
-    "appnp",
-)  # stock computes their norm anew each step, unless it is handed in; SGConv does always
+# Stock computes their norm anew each step, unless it is handed in (SGConv computes it even then).
+NORMALISED = ("gcn", "tag", "appnp")
 UNFUSED = ("gat", "gatv2", "transformer")  # stock has no path for sparse matrices
 
 

@@ -12,6 +12,7 @@ from stretto.bench import grid, models
 def test_a_cell_agrees_with_stock_and_names_the_best(model, train):
     row = grid.run("er:300:2000", model, 8, 16, train)
     assert row[f"error {models.OURS}"] < 1e-4
+    assert all(error < 1e-4 for name, error in row.items() if name.startswith("error stock"))
     assert row["best_stock"].startswith("stock")
     assert row["times_stock"] == pytest.approx(row["best_stock_ms"] / row["ours_ms"])
     assert row["regret"] >= 1
