@@ -26,7 +26,7 @@ from stretto.bench.loader_setting import OURS, Setting, make_data
 from stretto.tune.timing import Timing, ratio
 
 HIDDEN, DROPOUT, RATE, DECAY = 16, 0.5, 0.01, 5e-4
-FANOUT, BATCH, BATCHES = [15, 10, 5], 1024, 4
+FANOUT, BATCH, BATCHES = [15, 10, 5], 1024, 24  # fewer would show how long the first ones take
 LARGE, WIDTHS = "rmat:17:1200000", [128, 256, 40]
 
 
@@ -140,7 +140,7 @@ def _large(out: Console, graph: str, repeats: int) -> None:
 
 def _sampled(out: Console, graph: str, repeats: int) -> None:
     """A pass over some batches, sampled and sliced, by our loader and by PyG's."""
-    setting = Setting(make_data(graph, WIDTHS[0]), FANOUT, BATCH, BATCHES, 2, max(repeats, 2), graph)
+    setting = Setting(make_data(graph, WIDTHS[0]), FANOUT, BATCH, BATCHES, 2, max(repeats, 5), graph)
     rows = [row for row in loader.whole(setting) if row.timing is not None]
     table = Table(title=f"mini-batches of {graph}, fan-out {FANOUT}, {BATCH} seeds", title_justify="left")
     for column in ("loader", "ms a batch", "speed-up of stretto"):
