@@ -118,7 +118,7 @@ def _scale_first(csr: Csr, x: Tensor) -> bool:
 
     A rule and not a choice of the tuner's: the two round differently, and results must not depend on timings.
     """
-    narrow = x.dim() == 2 and x.size(1) <= 64 and x.dtype in (torch.float32, torch.float64)
+    narrow = x.dim() == 2 and x.size(1) <= 32 and x.dtype in (torch.float32, torch.float64)
     return narrow and csr.num_edges >= MANY_EDGES and csr.num_edges >= 8 * csr.num_cols
 
 
