@@ -1,6 +1,6 @@
 // Numbers too small for a full mantissa (below 1.2e-38 in float) taken for zero, on the thread that asks.
 //
-// The processor handles them outside its pipelines, a hundred times slower. Gradients are full of them once a softmax
+// The processor handles them outside its pipelines, many times slower. Gradients are full of them once a softmax
 // has made up its mind: exp(-90) divided by the number of nodes is one.
 #pragma once
 #if defined(__x86_64__)

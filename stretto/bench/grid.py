@@ -1,7 +1,7 @@
 """bench grid: one layer, as in the middle of a net, in every cell of models x widths x graphs x training and inference.
 
 A cell compares ours with the best of stock, and the plan that was chosen with the other plans, all in turns. What was
-measured is kept in the JSON file, and a cell found there is not measured again: the whole takes an hour on two cores.
+measured is kept in the JSON file, and a cell found there is not measured again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Numbers too small for a full mantissa (below 1.2e-38 in fp32) are taken for zero while our dense products run.
 
-The processor handles such numbers a hundred times slower than others, and the gradient of a softmax that has made up
+The processor handles such numbers many times slower than others, and the gradient of a softmax that has made up
 its mind consists of them. Our own kernels see to it themselves (csrc/core/denormals.h); torch's GEMM runs on threads
 of the same pool, whose mode is set before it and put back after it. What the user's own code computes is not touched.
 """

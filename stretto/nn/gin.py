@@ -128,7 +128,7 @@ def _run(modules: list[Any], x: Tensor, bias: Tensor | None = None) -> Tensor:
     """The modules one after the other; a ReLU and the Linear after it in one step. bias: to be added to x first."""
     at = 0
     while at < len(modules):
-        module, after = modules[at], ([*modules, None])[at + 1]
+        module, after = modules[at], [*modules, None][at + 1]
         if _is_relu_dense(module, after):
             x, bias, at = relu_dense(x, after.weight, after.bias, bias), None, at + 2
             continue

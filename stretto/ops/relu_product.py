@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stretto import kernels
+from stretto.kernels.reference_dense import relu_dense_grad
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
 from stretto.ops.dense import column_sum
@@ -42,11 +43,8 @@ class _ReluProduct(torch.autograd.Function):
         (grad,) = grads
         need_z, need_weight, need_bias = ctx.needs_input_grad
         if torch.is_grad_enabled():  # create_graph=True: gradients must be differentiable themselves
-            return (
-                torch.ops.aten.threshold_backward(grad @ weight, z, 0) if need_z else None,
-                grad.t() @ z.relu() if need_weight else None,
-                grad.sum(0) if need_bias else None,
-            )
+            of_z, _, of_weight, of_bias = relu_dense_grad(z, None, weight, grad)
+            return of_z if need_z else None, of_weight if need_weight else None, of_bias if need_bias else None
         grad = grad.contiguous()
         backend = kernels.backend(z.device)
         dz = backend.product(grad, weight, gate=z) if need_z else None
