@@ -66,12 +66,13 @@ STRETTO_INLINE void combine(Vec<A>& acc, Vec<A>& count, Vec<A> value, Vec<A> val
 }
 
 // What each of the edges [begin, end) multiplies its row by. Done for many edges at once, of many rows if they are
-// short: their reads, at random places for a scale per column, then overlap.
+// short: their reads, at random places for a scale per column, then overlap. Never inlined: the loop over rows that
+// calls it once in 512 edges would spill its registers for it at every row.
 constexpr int factors_at_once = 512;  // a multiple of every number of edges in flight
 
 template <class T, class Index>
-STRETTO_INLINE void edge_factors(const SpmmView<T>& v, const Index* col, const Index* edge_id, int64_t begin,
-                                 int64_t end, Acc<T>* factor) {
+__attribute__((noinline)) void edge_factors(const SpmmView<T>& v, const Index* col, const Index* edge_id, int64_t begin,
+                                            int64_t end, Acc<T>* factor) {
     using A = Acc<T>;
     const int64_t n = end - begin, stride = v.weight_stride;
     const A *weight = v.weight, *scale = v.col_scale;

@@ -15,6 +15,8 @@ from stretto.kernels.schema import DTYPES, REDUCES, accumulate_type
 
 # From this many edges on, weights are brought into the order of the rows before they are used.
 MANY_EDGES = 1 << 14
+# Up to this many bytes, reading a scale for every row of x that is read costs a fifth of the time.
+NARROW_BYTES = 256
 
 
 class _CsrStruct(ctypes.Structure):
@@ -83,8 +85,11 @@ def spmm(
         weight, in_row_order = _in_row_order(csr, weight), True
     weight, weight_heads = _weight(weight, dtype)
     row_scale, col_scale = _plain(row_scale, dtype), _plain(col_scale, dtype)
-    if col_scale is not None and weight is None and REDUCES[reduce] == REDUCES["sum"] and _scale_first(csr, x):
-        x, col_scale = torch.mul(x, col_scale.unsqueeze(1), out=empty(x.shape, dtype)), None
+    narrow = x.element_size() in (4, 8) and x.element_size() * heads * width <= NARROW_BYTES
+    if col_scale is not None and weight is None and narrow:
+        weight = _scale_of_edges(csr, col_scale)
+        if weight is not None:
+            weight_heads, col_scale, in_row_order = 1, None, True
     if y is not None:
         y = _rows(y.to(dtype))
     status = _lib().stretto_spmm(
@@ -111,15 +116,6 @@ def spmm(
     )
     native.check(status)
     return out, ties
-
-
-def _scale_first(csr: Csr, x: Tensor) -> bool:
-    """Whether to scale narrow rows of x once, rather than each time an edge reads one and its scale.
-
-    A rule and not a choice of the tuner's: the two round differently, and results must not depend on timings.
-    """
-    narrow = x.dim() == 2 and x.size(1) <= 32 and x.dtype in (torch.float32, torch.float64)
-    return narrow and csr.num_edges >= MANY_EDGES and csr.num_edges >= 8 * csr.num_cols
 
 
 def spmm_extremum_grad(
@@ -260,6 +256,23 @@ def _in_row_order(csr: Csr, weight: Tensor) -> Tensor:
     if constant:
         csr.cache["weight"] = (weakref.ref(weight), weight._version, ordered)
     return ordered
+
+
+def _scale_of_edges(csr: Csr, scale: Tensor) -> Tensor | None:
+    """A scale per column as a weight per edge, kept beside the matrix: the same factors, but read one after another.
+
+    None until the same scale comes a second time: then it is likely to stay (the degrees of the graph).
+    """
+    few = csr.num_edges < MANY_EDGES or csr.num_edges < 4 * csr.num_cols
+    if csr.col is None or few or scale.requires_grad or scale.is_inference():
+        return None
+    kept = csr.cache.get("scale")
+    if kept is None or kept[0]() is not scale or kept[1] != scale._version:
+        csr.cache["scale"] = (weakref.ref(scale), scale._version, None)
+        return None
+    if kept[2] is None:
+        kept = csr.cache["scale"] = (*kept[:2], gather_rows(scale, csr.col))
+    return kept[2]
 
 
 def _lib() -> ctypes.CDLL:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from stretto.graph import Graph
 from stretto.kernels import accumulate_type, cpu, reference
 from stretto.ops import Sample
 from stretto.tune.variants import VARIANTS
@@ -169,3 +170,19 @@ def test_non_finite_numbers_stay_in_their_columns():
         wide[:, :width] = 1
         out = cpu.spmm(csr, wide[:, :width])[0]
         assert torch.equal(out, csr.rowptr.diff().float().unsqueeze(1).expand(-1, width))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "max", "min"])
+def test_a_scale_that_stays_changes_no_bit_and_one_that_changes_is_noticed(reduce):
+    edge_index = torch.randint(2000, (2, 5 * cpu.MANY_EDGES))
+    csr = Graph.of(edge_index, num_nodes=2000).csr
+    x, scale, other = torch.randn(2000, 20), torch.rand(2000), torch.rand(2000)
+    first, second, third = (cpu.spmm(csr, x, reduce=reduce, col_scale=scale)[0] for _ in range(3))
+    assert csr.cache["scale"][2] is not None
+    assert torch.equal(first, second)
+    assert torch.equal(first, third)
+    check("spmm", csr, x, reduce=reduce, col_scale=other, terms=longest(csr))
+    check("spmm", csr, x, reduce=reduce, col_scale=scale, terms=longest(csr))
+    check("spmm", csr, x, reduce=reduce, col_scale=scale, terms=longest(csr))
+    scale.mul_(2)
+    assert torch.equal(cpu.spmm(csr, x, reduce=reduce, col_scale=scale)[0], 2 * first)
