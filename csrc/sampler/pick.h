@@ -12,41 +12,44 @@
 
 namespace stretto {
 
+// Which of the numbers below kMarks were met since begin(), told by a stamp: nothing is cleared in between.
+class Marks {
+  public:
+    static constexpr int64_t kMarks = 1024;
+
+    void begin() {
+        if (++stamp_ != 0) return;
+        std::fill_n(mark_, kMarks, 0);
+        stamp_ = 1;
+    }
+    // Of a number beyond kMarks only the last bits are looked at.
+    bool met(uint64_t t) const { return mark_[t % kMarks] == stamp_; }
+    void meet(uint64_t t) { mark_[t % kMarks] = stamp_; }
+
+  private:
+    uint32_t mark_[kMarks] = {};
+    uint32_t stamp_ = 0;
+};
+
 struct PickScratch {
+    Marks marks;
     std::vector<uint64_t> bits;                        // one bit per candidate, all zero between calls
     std::vector<std::pair<double, int64_t>> ranked;    // (key, candidate) of the k best so far
     std::vector<std::pair<uint32_t, int64_t>> hashed;  // the same with integer keys
 };
 
 // Floyd's method: for j = n-k .. n-1 draw t from [0, j]; take t, or j where t was taken already. Every k-subset is
-// equally likely. Of at most 64 candidates a word remembers which are taken. Of more, up to kScan picks, it remembers
-// their last six bits, and only a pick that meets one of its own is compared with all before it. Else a bitmap does.
+// equally likely. Up to kScan picks are compared with all before them, more are marked in a bitmap.
 constexpr int64_t kScan = 32;
 
-inline int64_t pick_uniform(Stream& stream, int64_t first, int64_t n, int64_t k, PickScratch& scratch, int64_t* out) {
-    if (n <= 64) {
-        uint64_t taken = 0;
-        for (int64_t i = 0; i < k; ++i) {
-            const auto j = static_cast<uint64_t>(n - k + i);
-            uint64_t t = stream.below(j + 1);
-            t = taken >> t & 1 ? j : t;
-            taken |= uint64_t{1} << t;
-            out[i] = first + static_cast<int64_t>(t);
-        }
-        return k;
-    }
+inline int64_t pick_slowly(Stream stream, int64_t first, int64_t n, int64_t k, PickScratch& scratch, int64_t* out) {
     if (k <= kScan) {
-        uint64_t met = 0;
         for (int64_t i = 0; i < k; ++i) {
             const int64_t j = n - k + i;
             int64_t t = first + static_cast<int64_t>(stream.below(static_cast<uint64_t>(j) + 1));
-            if (met >> (t & 63) & 1) {
-                bool hit = false;
-                for (int64_t s = 0; s < i; ++s) hit |= out[s] == t;
-                if (hit) t = first + j;
-            }
-            met |= uint64_t{1} << (t & 63);
-            out[i] = t;
+            bool hit = false;
+            for (int64_t s = 0; s < i; ++s) hit |= out[s] == t;
+            out[i] = hit ? first + j : t;
         }
         return k;
     }
@@ -60,6 +63,39 @@ inline int64_t pick_uniform(Stream& stream, int64_t first, int64_t n, int64_t k,
         out[i] = first + t;
     }
     for (int64_t i = 0; i < k; ++i) bits[(out[i] - first) >> 6] = 0;
+    return k;
+}
+
+// The same picks without a branch that depends on a draw, nearly always: what the draws alone do not settle (a number
+// that has to be drawn again, a mark that may be another candidate's) is left to pick_slowly.
+inline int64_t pick_uniform(const Stream& stream, int64_t first, int64_t n, int64_t k, PickScratch& scratch,
+                            int64_t* out) {
+    const bool exact = n <= Marks::kMarks;
+    if (n > UINT32_MAX || (!exact && k > kScan)) return pick_slowly(stream, first, n, k, scratch, out);
+    Stream ahead = stream;
+    auto& marks = scratch.marks;
+    marks.begin();
+    bool met = false;
+    auto remainder = UINT32_MAX;
+    auto draw = [&](int64_t i, uint32_t half) {
+        const auto j = static_cast<uint64_t>(n - k + i);
+        const uint64_t product = half * (j + 1);
+        remainder = std::min(remainder, static_cast<uint32_t>(product));
+        uint64_t t = product >> 32;
+        const bool hit = marks.met(t);
+        met |= hit;
+        t = hit ? j : t;
+        marks.meet(t);
+        out[i] = first + static_cast<int64_t>(t);
+    };
+    int64_t i = 0;
+    for (; i + 1 < k; i += 2) {
+        const uint64_t word = ahead.next();
+        draw(i, static_cast<uint32_t>(word));
+        draw(i + 1, static_cast<uint32_t>(word >> 32));
+    }
+    if (i < k) draw(i, static_cast<uint32_t>(ahead.next()));
+    if (remainder < n || (met && !exact)) return pick_slowly(stream, first, n, k, scratch, out);
     return k;
 }
 

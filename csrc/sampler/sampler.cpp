@@ -13,6 +13,9 @@ constexpr int64_t kBlock = 16;
 // Above this many nodes a table entry per node no longer stays in cache, and a hash table of the batch's size wins.
 constexpr int64_t kMostDirect = int64_t{1} << 24;
 
+// Fan-outs up to this are written in loops of one length.
+constexpr int64_t kSteps = 16;
+
 std::string number(int64_t value) { return std::to_string(value); }
 
 template <class Row>
@@ -182,6 +185,9 @@ void Sampler::expand(Scratch& scratch, size_t r, int64_t hop, int64_t begin, int
     const int64_t fanout = fanouts[r][hop];
     const bool replace = has(STRETTO_REPLACE), disjoint = has(STRETTO_DISJOINT), last = has(STRETTO_LAST);
     const bool labor = has(STRETTO_LABOR);
+    // A node with few neighbours writes as many entries as one with many, and takes what it has: loops of one length
+    // are guessed right.
+    const int64_t steps = fanout <= kSteps ? std::max(fanout, int64_t{0}) : 0;
     auto& targets = scratch.nodes[relation.target];
     auto& sources = scratch.nodes[relation.source];
     auto& edges = scratch.edges[r];
@@ -222,7 +228,7 @@ void Sampler::expand(Scratch& scratch, size_t r, int64_t hop, int64_t begin, int
             const int64_t degree = high[i] - low[i];
             bound += fanout < 0 || (degree < fanout && !replace) ? degree : fanout;
         }
-        edges.position.reserve(bound);
+        edges.position.reserve(bound + steps);
         edges.source.reserve(bound);
         const int64_t start = edges.position.size();
 
@@ -230,26 +236,26 @@ void Sampler::expand(Scratch& scratch, size_t r, int64_t hop, int64_t begin, int
         int32_t* count = edges.count.data() + edges.count.size();
         for (int64_t i = 0; i < size; ++i) {
             const int64_t n = high[i] - low[i];
-            int64_t taken;
-            if (n == 0) {
-                taken = 0;
-            } else if (relation.running != nullptr && fanout >= 0) {
-                Stream stream(keys[i]);
-                taken = pick_weighted(stream, relation.running + low[i], low[i], n, fanout, replace, scratch.pick, out);
-            } else if (fanout < 0 || (n <= fanout && !replace)) {
-                taken = pick_all(low[i], n, out);
-            } else if (last) {
-                taken = pick_all(high[i] - std::min(fanout, n), std::min(fanout, n), out);
-            } else if (replace) {
-                Stream stream(keys[i]);
-                taken = pick_replace(stream, low[i], n, fanout, out);
-            } else if (labor) {
-                taken = pick_labor(labor_key, row, low[i], n, fanout, scratch.pick, out);
+            int64_t taken = n;
+            if (n == 0 || fanout < 0 || (n <= fanout && !replace && relation.running == nullptr)) {
+                pick_all(low[i], std::max(n, steps), out);
+                __builtin_prefetch(row + low[i]);
+                __builtin_prefetch(row + high[i] - 1);
             } else {
                 Stream stream(keys[i]);
-                taken = pick_uniform(stream, low[i], n, fanout, scratch.pick, out);
+                if (relation.running != nullptr)
+                    taken =
+                        pick_weighted(stream, relation.running + low[i], low[i], n, fanout, replace, scratch.pick, out);
+                else if (last)
+                    taken = pick_all(high[i] - std::min(fanout, n), std::min(fanout, n), out);
+                else if (replace)
+                    taken = pick_replace(stream, low[i], n, fanout, out);
+                else if (labor)
+                    taken = pick_labor(labor_key, row, low[i], n, fanout, scratch.pick, out);
+                else
+                    taken = pick_uniform(stream, low[i], n, fanout, scratch.pick, out);
+                for (int64_t e = 0; e < taken; ++e) __builtin_prefetch(row + out[e]);
             }
-            for (int64_t e = 0; e < taken; ++e) __builtin_prefetch(row + out[e]);
             out += taken;
             count[i] = static_cast<int32_t>(taken);
         }
@@ -270,11 +276,10 @@ void Sampler::expand(Scratch& scratch, size_t r, int64_t hop, int64_t begin, int
             for (int64_t e = 0; e < added; ++e) table->prefetch(static_cast<uint64_t>(row[position[e]]));
             for (int64_t e = 0; e < added; ++e) {
                 const auto v = static_cast<int64_t>(row[position[e]]);
-                const uint32_t at = table->insert(static_cast<uint64_t>(v), static_cast<uint32_t>(num_sources));
-                // Written always, kept only if new: the branch would be a coin toss.
-                ids[num_sources] = v;
-                num_sources += at == static_cast<uint32_t>(num_sources);
-                source[e] = static_cast<int32_t>(at);
+                const Place place = table->insert(static_cast<uint64_t>(v), static_cast<uint32_t>(num_sources));
+                ids[num_sources] = v;  // written always, kept only if new
+                num_sources += place.is_new;
+                source[e] = static_cast<int32_t>(place.position);
             }
         } else {
             const uint64_t trees = scratch.num_trees;
@@ -288,12 +293,12 @@ void Sampler::expand(Scratch& scratch, size_t r, int64_t hop, int64_t begin, int
                 const int32_t tree = targets.tree[block + i];
                 for (const int64_t stop = e + count[i]; e < stop; ++e) {
                     const auto v = static_cast<int64_t>(row[position[e]]);
-                    const uint32_t at = table->insert(static_cast<uint64_t>(v) * trees + static_cast<uint64_t>(tree),
+                    const Place place = table->insert(static_cast<uint64_t>(v) * trees + static_cast<uint64_t>(tree),
                                                       static_cast<uint32_t>(num_sources));
                     ids[num_sources] = v;
                     tree_of[num_sources] = tree;
-                    num_sources += at == static_cast<uint32_t>(num_sources);
-                    source[e] = static_cast<int32_t>(at);
+                    num_sources += place.is_new;
+                    source[e] = static_cast<int32_t>(place.position);
                 }
             }
             sources.tree.set_size(num_sources);
