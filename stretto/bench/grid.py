@@ -29,12 +29,14 @@ from stretto.tune.timing import Timing, measure
 
 MODELS = ("gcn", "sage", "gin", "gat", "tag", "sgc")
 WIDTHS = (32, 256, 1024)
-GRAPHS = ("rmat:17:1200000", "grid:300", "er:100000:1000000", "rmat:14:4000000")
+GRAPHS = ("rmat:17:1200000", "grid:300", "er:50000:500000", "rmat:14:4000000")
 ENOUGH = 0.95  # of the best stock
 REGRET = 1.05  # of the fastest plan
 STOCK_BYTES = 1 << 30  # an array of edges x channels beyond it: stock with an edge_index is not tried beside torch CSR
 CANNOT_BYTES = 8 << 30  # and beyond this not at all: it makes several
-LONG = 1.5  # seconds of a step; then three rounds, not five
+ROUNDS = (5, 21)  # as many as fit into SECONDS, within these: the shorter a step, the more it takes to tell two apart
+SECONDS = 4.0
+LONG = 1.5  # seconds of a step; then three rounds will do
 Row = dict[str, Any]
 
 
@@ -66,15 +68,13 @@ def run(graph: str, model: str, i: int, o: int, train: bool) -> Row:
         row[f"error {name}"] = max(models.relative(a, b) for a, b in zip(got, truth, strict=True))
         calls[name] = as_alone(name, step)
         ours = net if name == models.OURS else ours
-    slowest = _seconds(calls)
-    repeats = 3 if slowest > LONG else 5
     for _ in range(10):  # let the plans settle
         calls[models.OURS]()
     decision = CHOOSER.decision(record_of(ours).key) if record_of(ours).key is not None else None
     for number, plan in enumerate(_others(decision)):
         calls[f"plan {number}: {plan.name}"] = as_alone("plan", _with_plan(decision, plan, calls[models.OURS]))
-    timings = measure(calls, repeats=repeats, warmup=1)
-    return {**row, **_verdict(timings), "repeats": repeats}
+    timings = measure(calls, repeats=_rounds(calls), warmup=0)
+    return {**row, **_verdict(timings)}
 
 
 def _worth_it(name: str, model: str, edges: int, width: int) -> bool:
@@ -101,13 +101,17 @@ def _step(net: nn.Module, arguments: tuple[Any, ...], grad: Tensor, train: bool)
     return step
 
 
-def _seconds(calls: dict[str, Callable[[], object]]) -> float:
-    slowest = 0.0
-    for call in calls.values():
-        start = time.perf_counter()
-        call()
-        slowest = max(slowest, time.perf_counter() - start)
-    return slowest
+def _rounds(calls: dict[str, Callable[[], object]]) -> int:
+    """How many rounds, by what one takes (which is the warm-up, too)."""
+    seconds = [_seconds(call) for call in calls.values()]
+    least, most = ROUNDS
+    return 3 if max(seconds) > LONG else max(least, min(most, int(SECONDS / sum(seconds))))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 def _others(decision: Decision | None) -> list[Any]:
@@ -140,6 +144,7 @@ def _verdict(timings: dict[str, Timing]) -> Row:
         "best_stock": best,
         "best_stock_ms": stock[best] * 1e3 if best else None,
         "times_stock": stock[best] / ours if best else None,
+        "repeats": len(timings[models.OURS].samples),
         "plans": 1 + len(plans),
         "regret": ours / min([ours, *plans.values()]),
     }
