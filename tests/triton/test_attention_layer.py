@@ -87,6 +87,27 @@ def test_first_recorded_and_played_calls_agree_with_plain_ops(form, dropout, gra
     assert [type(t).__name__ for t in graph.edge_csr.cache["tapes"].values()] == ["Tape", "Tape"]
 
 
+@pytest.mark.parametrize("inner", [8, 300])
+@pytest.mark.parametrize("heads", [2, 3])
+def test_an_input_that_needs_no_gradient(inner, heads, graph, device, triton_kernels):
+    """gat: its scores' share of the weight's gradient comes from sums over x (two tiles of columns here)."""
+    generator = torch.Generator().manual_seed(4)
+    shapes = ((heads * 40, inner), (1, heads, 40), (1, heads, 40), (heads * 40,), (NODES, inner))
+    *leaves, x = (torch.randn(*shape, generator=generator).mul(0.3).to(device) for shape in shapes)
+    for t in leaves:
+        t.requires_grad_()
+    double = [t.detach().double().requires_grad_() for t in leaves]
+    *parameters, bias = double
+    layer = triton_kernels.attention_layer.Layer("gat", heads, 40)
+    expected = wanted(layers.plainly(graph, layer, None, x.double(), bias, parameters), double)
+    *parameters, bias = leaves
+    for _ in range(CALLS):
+        with kernels.forced(triton_kernels):
+            out = layers.attention_layer(graph, "gat", heads, x, bias, tuple(parameters))
+        for one, other in zip(gradients(triton_kernels, out, leaves), expected, strict=True):
+            assert (one.double() - other).norm() <= 1e-4 * other.norm()
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_step_that_is_kept_gives_its_gradients_again(form, graph, device, triton_kernels):
     for call in range(CALLS):

@@ -12,7 +12,7 @@ import triton.language as tl
 from stretto.kernels.triton.attention_forward import SIZES, plus
 from stretto.kernels.triton.launch import jit, kernel
 from stretto.kernels.triton.operands import at_entry, locate
-from stretto.kernels.triton.scores import DOT, SUM, SUM_ROWS, WEIGHT, dropped, inner, key_of, row_dot, scores
+from stretto.kernels.triton.scores import DOT, SUM, SUM_ROWS, WEIGHT, dropped, inner, key_of, own_term, row_dot, scores
 
 
 @kernel(*SIZES, "ldg")
@@ -27,6 +27,7 @@ def pieces_kernel(
     row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
     if row < 0:
         return
+    start, end = start.to(INT), end.to(INT)
     slope, scale, keep = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     mh = (h < heads) | EVEN
@@ -47,6 +48,7 @@ def pieces_kernel(
     if TWO:
         values2 = tl.load(v + at + BLOCK_F, mask=live2, other=0.0).to(ACC)
     key = key_of(seed, RAW) if DROP else 0
+    mine = own_term(right, ldr, j, h, mh, FORM, ACC)
     acc = tl.full((1 if WIDE else BLOCK_E, BLOCK_H, BLOCK_F), 0.0, ACC)
     acc2, acc_right, acc_right2 = acc, acc, acc
     acc_sum = tl.full((BLOCK_E, BLOCK_H), 0.0, ACC)
@@ -67,8 +69,9 @@ def pieces_kernel(
         if TWO:
             g2 = tl.load(from_grad + BLOCK_F, mask=there[:, None, None] & live2, other=0.0).to(ACC)
         s, z, near, far, rows, near2, far2, rows2 = scores(
-            left, ldl, right, ldr, att, edge, attr, query, i, there, j, own, number, there, h, mh, heads, score_width,
-            attr_width, right_step, slope, scale, FORM, ONE, TWO, EVEN, ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
+            mine, left, ldl, None if FORM == SUM else right, ldr, att, edge, attr, query, i, there, j, own, number,
+            there, h, mh, heads, score_width, attr_width, right_step, slope, scale, FORM, ONE, TWO, EVEN, ACC, BLOCK_E,
+            BLOCK_H, BLOCK_F, BLOCK_D,
         )  # fmt: skip
         scalar = (i * heads)[:, None] + h[None, :]
         at_edge = (number * heads)[:, None] + h[None, :]
@@ -200,6 +203,7 @@ def left_kernel(
     row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
     if row < 0:
         return
+    start, end = start.to(INT), end.to(INT)
     slope = tl.load(constants)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     mh = (h < heads) | EVEN

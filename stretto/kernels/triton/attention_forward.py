@@ -1,8 +1,8 @@
 """Attention forward in Triton: score, softmax and weighted sum in one launch over the pieces of rows.
 
 A program takes as many heads as fit a tile, so that indices and per-edge numbers are read once for all of them. Scores
-that are sums of scalars are read twice, first for their maximum and the sum of exponentials: that costs less than to
-rescale what has been summed at every step. Scores made of rows are met once, tile by tile. A wide tile holds its edges
+that are sums of scalars are read twice, first for their maximum: that costs less than to rescale what has been summed
+at every step. Scores made of rows are met once, tile by tile. A wide tile holds its edges
 in the registers of a lane, and they are summed at once; a narrow one has some of them in other lanes, and its sums
 meet at the end.
 """
@@ -14,7 +14,7 @@ import triton.language as tl
 
 from stretto.kernels.triton.launch import jit, kernel
 from stretto.kernels.triton.operands import at_entry, hub_of, locate
-from stretto.kernels.triton.scores import DOT, GIVEN, SUM, SUM_ROWS, WEIGHT, dropped, key_of, scores
+from stretto.kernels.triton.scores import DOT, GIVEN, SUM, SUM_ROWS, WEIGHT, dropped, key_of, own_term, scores
 
 SIZES = [
     "ldv", "ldl", "ldr", "heads", "width", "score_width", "attr_width", "value_step", "right_step", "windows",
@@ -63,29 +63,42 @@ def plus(acc, tile, WIDE: tl.constexpr):
 
 
 @jit
-def survey(
-    col, edge_id, left, ldl, right, ldr, edge, i, own, start, end, h, mh, heads, slope,
+def edges_ahead(
+    mine, left, ldl, right, ldr, att, edge, attr, query, col, edge_id, i, own, j, base, end, h, mh, heads, score_width,
+    attr_width, right_step, slope, scale,
+    FORM: tl.constexpr, ONE: tl.constexpr, TWO: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr, INT: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """How a tile of edges starts: which are there, their numbers and scores; and the sources of the tile after it,
+    while this one's rows arrive."""
+    e = base + tl.arange(0, BLOCK_E)
+    there = e < end
+    ahead = at_entry(col, e + BLOCK_E, e + BLOCK_E < end, INT)
+    number = at_entry(edge_id, e, there, INT)
+    s, z, near, far, both, near2, far2, both2 = scores(
+        mine, left, ldl, right, ldr, att, edge, attr, query, i, own, j, there, number, there, h, mh, heads,
+        score_width, attr_width, right_step, slope, scale, FORM, ONE, TWO, EVEN, ACC, BLOCK_E, BLOCK_H, BLOCK_F,
+        BLOCK_D,
+    )  # fmt: skip
+    return there, number, ahead, s, far, far2
+
+
+@jit
+def highest(
+    mine, right, ldr, edge, col, edge_id, i, own, start, end, h, mh, heads, slope,
     FORM: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr, INT: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """The largest score of a piece and the sum of exponentials, for scores that are sums of scalars. [heads]"""
-    m = tl.full((BLOCK_S, BLOCK_H), float("-inf"), ACC)
-    total = tl.full((BLOCK_S, BLOCK_H), 0.0, ACC)
+    """The largest score of a piece, for scores that are sums of scalars. [heads]"""
+    most = tl.full((BLOCK_S, BLOCK_H), float("-inf"), ACC)
+    j = at_entry(col, start + tl.arange(0, BLOCK_S), start + tl.arange(0, BLOCK_S) < end, INT)
     for base in range(start, end, BLOCK_S):
-        e = base + tl.arange(0, BLOCK_S)
-        there = e < end
-        j = at_entry(col, e, there, INT)
-        number = at_entry(edge_id, e, there, INT)
-        s, z, near, far, both, near2, far2, both2 = scores(
-            left, ldl, right, ldr, None, edge, None, None, i, own, j, there, number, there, h, mh, heads, 0, 0, 0,
-            slope, slope, FORM, True, False, EVEN, ACC, BLOCK_S, BLOCK_H, 1, 1,
+        there, _, j, s, _, _ = edges_ahead(
+            mine, None, 0, right, ldr, None, edge, None, None, col, edge_id, i, own, j, base, end, h, mh, heads, 0, 0,
+            0, slope, slope, FORM, True, False, EVEN, ACC, INT, BLOCK_S, BLOCK_H, 1, 1,
         )  # fmt: skip
-        most = tl.where(there[:, None] & ((s > m) | (s != s)), s, m)
-        p = tl.where(there[:, None] & (s != float("-inf")), tl.exp(s - most), 0.0)
-        total = total * rescale(m, most) + p
-        m = most
-    most = tl.max(m, 0)
-    return most, tl.sum(total * rescale(m, most[None, :]), 0)
+        most = tl.where(there[:, None] & (s > most), s, most)
+    return tl.max(most, 0)
 
 
 @kernel(*SIZES)
@@ -101,6 +114,7 @@ def pieces_kernel(
     row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
     if row < 0:
         return
+    start, end = start.to(INT), end.to(INT)
     slope, scale, keep = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     mh = (h < heads) | EVEN
@@ -118,24 +132,22 @@ def pieces_kernel(
     key = key_of(seed, RAW) if DROP else 0
     most = tl.full((BLOCK_H,), float("-inf"), ACC)
     total = tl.full((BLOCK_H,), 0.0, ACC)
+    totals = tl.full((BLOCK_E, BLOCK_H), 0.0, ACC)
+    mine = own_term(left, ldl, i, h, mh, FORM, ACC)
     if FORM == GIVEN or FORM == SUM:
-        most, total = survey(
-            col, edge_id, left, ldl, right, ldr, edge, i, own, start, end, h, mh, heads, slope,
+        most = highest(
+            mine, right, ldr, edge, col, edge_id, i, own, start, end, h, mh, heads, slope,
             FORM, EVEN, ACC, INT, BLOCK_S, BLOCK_H,
         )  # fmt: skip
     safe = tl.where(most == float("-inf"), 0.0, most)
     acc = tl.full((1 if WIDE else BLOCK_E, BLOCK_H, BLOCK_F), 0.0, ACC)
     acc2 = tl.full((1 if WIDE else BLOCK_E, BLOCK_H, BLOCK_F), 0.0, ACC)
-    e = start + tl.arange(0, BLOCK_E)
-    j = at_entry(col, e, e < end, INT)
+    j = at_entry(col, start + tl.arange(0, BLOCK_E), start + tl.arange(0, BLOCK_E) < end, INT)
     for base in range(start, end, BLOCK_E):
-        e = base + tl.arange(0, BLOCK_E)
-        there = e < end
-        ahead = at_entry(col, e + BLOCK_E, e + BLOCK_E < end, INT)  # the next tile's, while this one's rows arrive
-        number = at_entry(edge_id, e, there, INT)
-        s, z, near, far, both, near2, far2, both2 = scores(
-            left, ldl, right, ldr, att, edge, attr, query, i, own, j, there, number, there, h, mh, heads, score_width,
-            attr_width, right_step, slope, scale, FORM, ONE, TWO, EVEN, ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
+        there, number, ahead, s, far, far2 = edges_ahead(
+            mine, None if FORM == SUM else left, ldl, right, ldr, att, edge, attr, query, col, edge_id, i, own, j,
+            base, end, h, mh, heads, score_width, attr_width, right_step, slope, scale,
+            FORM, ONE, TWO, EVEN, ACC, INT, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
         )  # fmt: skip
         if SAME:  # the values are the rows just read for the score
             rows, rows2 = far, far2
@@ -149,6 +161,7 @@ def pieces_kernel(
             p = tl.where(there[:, None], s, 0.0)
         elif FORM == GIVEN or FORM == SUM:
             p = tl.where(there[:, None], tl.exp(s - safe[None, :]), 0.0)
+            totals += p
         else:
             s = tl.where(there[:, None], s, float("-inf"))
             before = most
@@ -166,6 +179,8 @@ def pieces_kernel(
             acc2 = plus(acc2, p[:, :, None] * rows2, WIDE)
         j = ahead
     acc, acc2 = tl.sum(acc, 0), tl.sum(acc2, 0)
+    if FORM == GIVEN or FORM == SUM:
+        total = tl.sum(totals, 0)
     if slot >= 0:
         place = slot.to(tl.int64) * heads + h
         at_slot = part + place[:, None] * width + f[None, :]
@@ -236,14 +251,16 @@ def alpha_kernel(
     mh = (h < heads) | EVEN
     i = (row + tl.zeros((1,), tl.int64)).to(INT)
     own = i >= 0
+    mine = own_term(left, ldl, i, h, mh, FORM, ACC)
     for base in range(start, end, BLOCK_E):
         e = base + tl.arange(0, BLOCK_E)
         there = e < end
         j = at_entry(col, e, there, INT)
         number = at_entry(edge_id, e, there, INT)
         s, z, near, far, both, near2, far2, both2 = scores(
-            left, ldl, right, ldr, att, edge, attr, query, i, own, j, there, number, there, h, mh, heads, score_width,
-            attr_width, right_step, slope, scale, FORM, ONE, TWO, EVEN, ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
+            mine, None if FORM == SUM else left, ldl, right, ldr, att, edge, attr, query, i, own, j, there, number,
+            there, h, mh, heads, score_width, attr_width, right_step, slope, scale, FORM, ONE, TWO, EVEN, ACC, BLOCK_E,
+            BLOCK_H, BLOCK_F, BLOCK_D,
         )  # fmt: skip
         if FORM != WEIGHT:
             at = (row * heads + h) * 2

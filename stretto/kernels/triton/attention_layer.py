@@ -27,6 +27,8 @@ from stretto.kernels.triton.operands import power, tiles
 from stretto.kernels.triton.product import product, product_with_scores, weight_grad
 
 WIDEST = 128  # columns of a head
+FEW = 8  # heads at most, for sums over x
+SPARED = 3  # times as wide as v that x may be, for sums over x to cost less than to go through v
 Maybe = Tensor | None
 
 
@@ -137,12 +139,18 @@ def _gat(step: Step) -> list[Maybe]:
     a = step.layer.attention(step.seed, step.bias, v=v, left=left, right=right)
     found = step.through(a, step.out, step.grad, "v left right")
     dv = found["v"].view(v.shape)
-    datt_src, datt_dst = _through_scores(dv, v, found["right"], found["left"], att_src, att_dst)
     need_x, _, need_weight, need_src, need_dst = step.needs
+    ends = (found["right"], found["left"], att_src, att_dst)
+    if need_x or not need_weight or att_src.size(-2) > FEW or step.x.size(1) > SPARED * v.size(1):
+        datt_src, datt_dst = _through_scores(dv, v, *ends)
+        dweight = weight_grad(dv, step.x) if need_weight else None
+    else:
+        dweight = weight_grad(dv, step.x)
+        datt_src, datt_dst = _through_weight(dweight, step.x, weight, *ends)
     return [
         product(dv, weight) if need_x else None,
         found["bias"],
-        weight_grad(dv, step.x) if need_weight else None,
+        dweight,
         datt_src if need_src else None,
         datt_dst if need_dst else None,
     ]
@@ -243,3 +251,81 @@ def _scores_kernel(
     to = tl.program_id(0) * (heads * width) + k
     tl.store(part + to, tl.sum(acc, 0), mask=live)
     tl.store(part2 + to, tl.sum(acc2, 0), mask=live)
+
+
+def _through_weight(
+    dweight: Tensor, x: Tensor, weight: Tensor, dright: Tensor, dleft: Tensor, att_src: Tensor, att_dst: Tensor
+) -> tuple[Tensor, Tensor]:
+    """gat, where nobody asks for the gradient of x: adds to dweight [h * f, i] what the scores [n, h] owe to it; the
+    gradients of the attention vectors. Both follow from sums over rows of scores times x, so that x is read once and v
+    and its gradient not at all."""
+    rows, inner = x.shape
+    heads = dright.size(1)
+    width = weight.size(0) // heads
+    each = max(64, tiles(rows, 2048))
+    blocks, block = tiles(rows, each), power(inner, 128)
+    part = x.new_empty(blocks, 2 * heads * inner)
+    _few_kernel[(blocks, tiles(inner, block))](
+        x, x.stride(0), dright, dleft, part, rows, inner, each,
+        HEADS=heads, BLOCK_H=power(heads, FEW), BLOCK_R=8, BLOCK_K=block, num_warps=1,
+    )  # fmt: skip
+    datt_src, datt_dst = x.new_empty(att_src.shape), x.new_empty(att_dst.shape)
+    _weights_kernel[(weight.size(0),)](
+        sum_few(part), weight, att_src, att_dst, dweight, datt_src, datt_dst, heads, width, inner,
+        BLOCK_K=power(inner, 256), num_warps=1,
+    )  # fmt: skip
+    return datt_src, datt_dst
+
+
+@kernel("ldx", "rows", "inner", "rows_each")
+def _few_kernel(
+    x, ldx, dright, dleft, part, rows, inner, rows_each,
+    HEADS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Sums over a block of rows of dright[r, h] * x[r], and of dleft. [2, heads, columns]"""
+    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    live = k < inner // 4 * 4
+    h = tl.arange(0, BLOCK_H)
+    first = tl.program_id(0).to(tl.int64) * rows_each
+    count = tl.minimum(rows_each, rows - first).to(tl.int32)
+    x += first * (ldx // 4 * 4)
+    dright += first * HEADS
+    dleft += first * HEADS
+    acc = tl.full((BLOCK_H, BLOCK_K), 0.0, tl.float32)
+    acc2 = tl.full((BLOCK_H, BLOCK_K), 0.0, tl.float32)
+    for base in range(0, count, BLOCK_R):
+        r = base + tl.arange(0, BLOCK_R)
+        there = r < count
+        values = tl.load(x + r[:, None] * (ldx // 4 * 4) + k[None, :], mask=there[:, None] & live[None, :], other=0.0)
+        for head in tl.static_range(HEADS):
+            right = tl.load(dright + r * HEADS + head, mask=there, other=0.0)
+            left = tl.load(dleft + r * HEADS + head, mask=there, other=0.0)
+            mine = (h == head)[:, None]
+            acc += tl.where(mine, tl.sum(right[:, None] * values, 0)[None, :], 0.0)
+            acc2 += tl.where(mine, tl.sum(left[:, None] * values, 0)[None, :], 0.0)
+    to = (tl.program_id(0) * 2 * HEADS + h)[:, None] * inner + k[None, :]
+    inside = (h < HEADS)[:, None] & live[None, :]
+    tl.store(part + to, acc, mask=inside)
+    tl.store(part + to + HEADS * inner, acc2, mask=inside)
+
+
+@kernel("heads", "width", "inner")
+def _weights_kernel(sums, weight, att, att2, dweight, datt, datt2, heads, width, inner, BLOCK_K: tl.constexpr):
+    """A row of the weight: what _few_kernel summed times its entries of the attention vectors, and their gradients."""
+    row = tl.program_id(0)
+    head = row // width
+    one, other = tl.load(att + row), tl.load(att2 + row)
+    total = tl.full((BLOCK_K,), 0.0, tl.float32)
+    total2 = tl.full((BLOCK_K,), 0.0, tl.float32)
+    for base in range(0, inner, BLOCK_K):
+        k = base + tl.arange(0, BLOCK_K)
+        live = k < inner
+        right = tl.load(sums + head * inner + k, mask=live, other=0.0)
+        left = tl.load(sums + (heads + head) * inner + k, mask=live, other=0.0)
+        values = tl.load(weight + row * inner + k, mask=live, other=0.0)
+        total += right * values
+        total2 += left * values
+        to = dweight + row * inner + k
+        tl.store(to, tl.load(to, mask=live, other=0.0) + one * right + other * left, mask=live)
+    tl.store(datt + row, tl.sum(total, 0))
+    tl.store(datt2 + row, tl.sum(total2, 0))

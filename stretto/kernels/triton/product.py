@@ -8,7 +8,6 @@ whose sums are added in order. Both err less than torch's own fp32 product (docs
 round to tf32, it does.
 """
 
-# ruff: noqa: SIM102 -- kernels are written in Triton's subset of Python
 from __future__ import annotations
 
 import functools
@@ -20,11 +19,11 @@ from torch import Tensor
 
 from stretto.kernels.triton import tape
 from stretto.kernels.triton.activations import positive
-from stretto.kernels.triton.column_sum import sum_few
+from stretto.kernels.triton.column_sum import column_sum, sum_few
 from stretto.kernels.triton.launch import call, interpreted, jit, kernel
 from stretto.kernels.triton.operands import power, tiles
 
-PROGRAMS = 132  # of a transposed product: one for each multiprocessor of a large card
+ACROSS = {"m": 128, "n": 128, "warps": 8, "stages": 3, "programs": 132}  # tiles of a transposed product
 LEAST_ROWS = 512  # of such a program
 TINY = tl.constexpr(2.0**-40)
 REGISTERS = {"maxnreg": 128}  # two programs of 8 warps share a multiprocessor
@@ -105,24 +104,23 @@ def _tiles(
 
 @kernel("lda", "ldb", "rows", "width", "width_b", "rows_each")
 def _across(
-    a, lda, b, ldb, part, sums, rows, width, width_b, rows_each,
+    a, lda, b, ldb, part, rows, width, width_b, rows_each,
     RELU: tl.constexpr, BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     lda, ldb, m, n = lda // 4 * 4, ldb // 4 * 4, width // 4 * 4, width_b // 4 * 4
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     j = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     first = tl.program_id(2).to(tl.int64) * rows_each
-    last = tl.minimum(first + rows_each, rows)
+    count = tl.minimum(rows_each, rows - first).to(tl.int32)
+    a += first * lda
+    b += first * ldb
     acc = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
-    total = tl.full((BLOCK_M,), 0.0, tl.float32)
-    for base in range(first, last, BLOCK_K):
+    for base in range(0, count, BLOCK_K):
         r = base + tl.arange(0, BLOCK_K)
-        p = tl.load(a + r[:, None] * lda + i[None, :], mask=(r < last)[:, None] & (i < m)[None, :], other=0.0)
-        q = tl.load(b + r[:, None] * ldb + j[None, :], mask=(r < last)[:, None] & (j < n)[None, :], other=0.0)
+        p = tl.load(a + r[:, None] * lda + i[None, :], mask=(r < count)[:, None] & (i < m)[None, :], other=0.0)
+        q = tl.load(b + r[:, None] * ldb + j[None, :], mask=(r < count)[:, None] & (j < n)[None, :], other=0.0)
         if RELU:
             q = positive(q)
-        if sums is not None:
-            total += tl.sum(p, 0)
         p1, p2, p3 = thirds(tl.trans(p))
         q1, q2, q3 = thirds(q)
         some = plus_dot(None, p3, q1, BITS)  # the small ones first
@@ -133,9 +131,6 @@ def _across(
         acc += plus_dot(some, p1, q1, BITS)
     to = (tl.program_id(2) * width + i)[:, None] * width_b + j[None, :]
     tl.store(part + to, acc, mask=(i < width)[:, None] & (j < width_b)[None, :])
-    if sums is not None:
-        if tl.program_id(1) == 0:
-            tl.store(sums + tl.program_id(2) * width + i, total, mask=i < width)
 
 
 @jit
@@ -148,12 +143,24 @@ def plus_dot(sums, p, q, BITS: tl.constexpr):
 
 @jit
 def thirds(a):
-    """a as the sum of three bf16 numbers; infinities have no others."""
-    one = a.to(tl.bfloat16)
-    rest = a - one.to(tl.float32)
+    """a as the sum of three bf16 numbers, of eight of its bits each; infinities have no others."""
+    one = upper(a)
+    rest = a - one
     rest = tl.where(rest == rest, rest, 0.0)
-    two = rest.to(tl.bfloat16)
-    return one, two, (rest - two.to(tl.float32)).to(tl.bfloat16)
+    two = upper(rest)
+    return half(one), half(two), half(rest - two)
+
+
+@jit
+def upper(a):
+    """The number of the first eight bits of a's fraction: nothing is rounded, which costs less."""
+    return (a.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+
+
+@jit
+def half(a):
+    """A number of eight bits as bf16."""
+    return (a.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
 def split(w: Tensor) -> Tensor:
@@ -245,17 +252,22 @@ def transposed_product(a: Tensor, b: Tensor, *, relu: bool = False, sums: bool =
 
 
 def _transposed_product(relu: bool, sums: bool, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor | None]:
+    return across(a, b, relu=relu), column_sum(a) if sums else None
+
+
+def across(a: Tensor, b: Tensor, *, relu: bool = False) -> Tensor:
+    """a' b, or a' relu(b), by programs that take blocks of rows, whose sums are added in order."""
     rows, m, n = a.size(0), a.size(1), b.size(1)
-    block_m, block_n = max(16, power(m, 128)), max(16, power(n, 128))
-    down, across = tiles(m, block_m), tiles(n, block_n)
-    blocks = max(1, min(tiles(rows, LEAST_ROWS), PROGRAMS // (down * across)))
+    block_m, block_n = max(16, power(m, ACROSS["m"])), max(16, power(n, ACROSS["n"]))
+    down, over = tiles(m, block_m), tiles(n, block_n)
+    blocks = max(1, min(tiles(rows, LEAST_ROWS), ACROSS["programs"] // (down * over)))
     part = a.new_empty(blocks, m * n)
-    total = a.new_empty(blocks, m) if sums else None
-    _across[(down, across, blocks)](
-        a, a.stride(0), b, b.stride(0), part, total, rows, m, n, tiles(rows, 32 * blocks) * 32, RELU=relu,
-        BITS=interpreted(_across), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=32, num_warps=8, num_stages=3,
+    _across[(down, over, blocks)](
+        a, a.stride(0), b, b.stride(0), part, rows, m, n, tiles(rows, 32 * blocks) * 32, RELU=relu,
+        BITS=interpreted(_across), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=32, num_warps=ACROSS["warps"],
+        num_stages=ACROSS["stages"],
     )  # fmt: skip
-    return sum_few(part).view(m, n), None if total is None else sum_few(total)
+    return sum_few(part).view(m, n)
 
 
 def weight_grad(grad: Tensor, x: Tensor) -> Tensor:

@@ -86,14 +86,40 @@ def inner(
 
 
 @jit
+def plus_block(
+    dots, left, ldl, right, ldr, att, edge, i, mi, j, mj, e, there, h, mh, columns, heads, score_width, right_step,
+    slope, FORM: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """inner() of some columns, and dots plus what they add to the score."""
+    p, q, z = inner(
+        left, ldl, right, ldr, edge, i, mi, j, mj, e, there, h, mh, columns, heads, score_width, right_step, EVEN, ACC
+    )
+    if FORM == SUM_ROWS:
+        dots += weighed(att, h, mh, columns, score_width, z, slope)
+    else:
+        dots += p * q
+    return p, q, z, dots
+
+
+@jit
+def own_term(scalars, ld, own, h, mh, FORM: tl.constexpr, ACC: tl.constexpr):
+    """SUM: what the program's own end adds to the score of its edges. [1, heads]"""
+    if FORM == SUM:
+        return tl.load(scalars + (own * ld)[:, None] + h[None, :], mask=mh[None, :], other=0.0)
+    else:
+        return tl.full((1, 1), 0.0, ACC)
+
+
+@jit
 def scores(
-    left, ldl, right, ldr, att, edge, attr, query, i, mi, j, mj, e, there, h, mh, heads, score_width, attr_width,
-    right_step, slope, scale,
+    mine, left, ldl, right, ldr, att, edge, attr, query, i, mi, j, mj, e, there, h, mh, heads, score_width,
+    attr_width, right_step, slope, scale,
     FORM: tl.constexpr, ONE: tl.constexpr, TWO: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """-> score [edges, heads], the argument of its leaky_relu (SUM); where ONE tile holds a row: left, right, sum, and
-    the same of its second half, where it has TWO."""
+    the same of its second half, where it has TWO. SUM: `mine` is the term of the program's own end, and
+    left or right is given: the end that is gathered."""
     none = tl.full((1, 1, 1), 0.0, ACC)
     at_edge = (e * heads)[:, None] + h[None, :]
     inside = there[:, None] & mh[None, :]
@@ -101,46 +127,33 @@ def scores(
         s = tl.load(edge + at_edge, mask=inside, other=0.0)
         return s, s, none, none, none, none, none, none
     elif FORM == SUM:
-        z = tl.load(left + (i * ldl)[:, None] + h[None, :], mask=mi[:, None] & mh[None, :], other=0.0)
-        z += tl.load(right + (j * ldr)[:, None] + h[None, :], mask=mj[:, None] & mh[None, :], other=0.0)
+        if left is not None:
+            z = mine + tl.load(left + (i * ldl)[:, None] + h[None, :], mask=mi[:, None] & mh[None, :], other=0.0)
+        else:
+            z = mine + tl.load(right + (j * ldr)[:, None] + h[None, :], mask=mj[:, None] & mh[None, :], other=0.0)
         if edge is not None:
             z += tl.load(edge + at_edge, mask=inside, other=0.0)
         return leaky(z, slope), z, none, none, none, none, none, none
     else:
+        p, q, z, p2, q2, z2 = none, none, none, none, none, none
+        c = tl.arange(0, BLOCK_C)
         dots = tl.full((BLOCK_E, BLOCK_H, BLOCK_C), 0.0, ACC)
-        p2, q2, z2 = none, none, none
         if ONE:
-            c = tl.arange(0, BLOCK_C)
-            p, q, z = inner(
-                left, ldl, right, ldr, edge, i, mi, j, mj, e, there, h, mh, c, heads, score_width, right_step,
-                EVEN, ACC,
+            p, q, z, dots = plus_block(
+                dots, left, ldl, right, ldr, att, edge, i, mi, j, mj, e, there, h, mh, c, heads, score_width,
+                right_step, slope, FORM, EVEN, ACC,
             )  # fmt: skip
-            if FORM == SUM_ROWS:
-                dots += weighed(att, h, mh, c, score_width, z, slope)
-            else:
-                dots += p * q
             if TWO:
-                c = BLOCK_C + tl.arange(0, BLOCK_C)
-                p2, q2, z2 = inner(
-                    left, ldl, right, ldr, edge, i, mi, j, mj, e, there, h, mh, c, heads, score_width, right_step,
-                    EVEN, ACC,
+                p2, q2, z2, dots = plus_block(
+                    dots, left, ldl, right, ldr, att, edge, i, mi, j, mj, e, there, h, mh, BLOCK_C + c, heads,
+                    score_width, right_step, slope, FORM, EVEN, ACC,
                 )  # fmt: skip
-                if FORM == SUM_ROWS:
-                    dots += weighed(att, h, mh, c, score_width, z2, slope)
-                else:
-                    dots += p2 * q2
         else:
-            p, q, z = none, none, none
             for first in range(0, score_width, BLOCK_C):
-                c = first + tl.arange(0, BLOCK_C)
-                p1, q1, z1 = inner(
-                    left, ldl, right, ldr, edge, i, mi, j, mj, e, there, h, mh, c, heads, score_width, right_step,
-                    EVEN, ACC,
+                _, _, _, dots = plus_block(
+                    dots, left, ldl, right, ldr, att, edge, i, mi, j, mj, e, there, h, mh, first + c, heads,
+                    score_width, right_step, slope, FORM, EVEN, ACC,
                 )  # fmt: skip
-                if FORM == SUM_ROWS:
-                    dots += weighed(att, h, mh, c, score_width, z1, slope)
-                else:
-                    dots += p1 * q1
         s = tl.sum(dots, 2)
         if FORM == DOT:
             if query is not None:

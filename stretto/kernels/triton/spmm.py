@@ -20,6 +20,7 @@ from stretto.kernels.triton.launch import jit, kernel
 from stretto.kernels.triton.operands import acc_of, at_entry, hub_of, locate, offsets, plain, power, rows, tiles, vector
 from stretto.kernels.triton.pieces import pieces
 
+AHEAD = True
 TILE = 512  # values of a tile: loads in flight against registers (benchmarks/results/gpu-sweep.json)
 SIZES = ["windows", "chunk", "ldx", "ldy", "heads", "head_width", "width"]
 OTHERS = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "mul": 1.0}  # what changes nothing
@@ -82,21 +83,27 @@ def _pieces(
     rowptr, row_of, windows, chunk, col, edge_id, x, ldx, weight, heads, head_width, row_scale, col_scale, y, ldy, beta,
     out, ties, part, part_ties, width,
     REDUCE: tl.constexpr, OTHER: tl.constexpr, PER_HEAD: tl.constexpr, TIES: tl.constexpr, ACC: tl.constexpr,
-    INT: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+    INT: tl.constexpr, AHEAD: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
     if row < 0:
         return
+    start, end = start.to(INT), end.to(INT)
     wide = width // VEC * VEC  # the same number, known to be divisible: loads of VEC values at once
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     live = k < wide
     offs = tl.arange(0, BLOCK_E)
     acc = identity(REDUCE, ACC, BLOCK_E, BLOCK_K)
     count = tl.full((BLOCK_E, BLOCK_K), 0.0, ACC)
+    ahead = at_entry(col, start + offs, start + offs < end, INT)
     for base in range(start, end, BLOCK_E):
         e = base + offs
         there = e < end
-        j = at_entry(col, e, there, INT)
+        j = ahead
+        if AHEAD:  # the next tile's places, while this one's rows arrive
+            ahead = at_entry(col, e + BLOCK_E, e + BLOCK_E < end, INT)
+        else:
+            j = at_entry(col, e, there, INT)
         at = j * (ldx // VEC) * VEC
         inside = there[:, None] & live[None, :]
         # A missing edge reads as what changes nothing; for max and min that still counts as a tie (see below).
@@ -235,7 +242,7 @@ def _spmm(
         plain(weight, x.dtype), heads, head_width, row_scale, plain(col_scale, x.dtype), y, ldy, beta,
         out, ties, partial, partial_ties, width,
         OTHER=OTHERS[reduce], PER_HEAD=weight is not None and weight.dim() == 2, VEC=vec, BLOCK_E=edges,
-        INT=offsets(x, weight, most=csr.num_edges), num_warps=num_warps, **flags,
+        INT=offsets(x, weight, most=csr.num_edges), AHEAD=AHEAD, num_warps=num_warps, **flags,
     )  # fmt: skip
     if cut.windows:
         _hubs[(cut.windows, across)](
