@@ -353,6 +353,32 @@ STRETTO_API int stretto_relu_dense_grad(int dtype, const void* z, int64_t rows, 
                                         const void* weight, int64_t out_width, const void* grad, void* dz, void* shares,
                                         int64_t tasks, int threads);
 
+// Linears and activations one after the other over n rows of at most 256 values. SCALE: weight [n] has a factor for
+// each row. out: where the result goes (RELU may have the same as the stage before it); in backward, what forward kept:
+// of DENSE and SOFTPLUS the argument, of RELU the result. dweight, dbias: gradients, or null.
+enum stretto_stage_kind {
+    STRETTO_STAGE_DENSE = 0,
+    STRETTO_STAGE_RELU = 1,
+    STRETTO_STAGE_SOFTPLUS = 2,  // log(1 + e^x) - shift
+    STRETTO_STAGE_SCALE = 3
+};
+typedef struct {
+    int64_t kind, width;  // width: columns of the result
+    const void* weight;   // DENSE: [width, columns of the argument]
+    const void* bias;     // [width] or null
+    double shift;
+    void* out;
+    void* dweight;
+    void* dbias;
+} stretto_stage;
+// rows [n, in], f32 or f64. scratch: as many values as all weights have.
+STRETTO_API int stretto_chain(int dtype, const void* rows, int64_t n, int64_t in, const stretto_stage* stages,
+                              int64_t count, void* scratch, int threads);
+// grad: of the last result. drows [n, in] may be null. scratch: for every task as many values as all weights and one
+// bias for each of them have.
+STRETTO_API int stretto_chain_grad(int dtype, const void* grad, int64_t n, int64_t in, const stretto_stage* stages,
+                                   int64_t count, void* drows, void* scratch, int64_t tasks, int threads);
+
 #ifdef __cplusplus
 }
 #endif

@@ -74,8 +74,8 @@ def switch(kept: bool) -> None:
 
 def _set(kept: bool) -> None:
     global _kept
-    libc = _libc()
-    if libc is None or kept == _kept:
+    libc = None if kept == _kept else _libc()
+    if libc is None:
         return
     wanted = {MMAP_MAX: 0, TRIM_THRESHOLD: _most_kept()} if kept else USUAL
     for name, value in wanted.items():

@@ -14,6 +14,16 @@ int run(const char* name, int dtype, const ReluDenseArgs& a) {
     return kernels().relu_dense[dtype](a);
 }
 
+int run(const char* name, int dtype, const ChainArgs& a) {
+    if (dtype < 0 || dtype >= 2) return error("%s: dtype %d is not 0 or 1", name, dtype);
+    int64_t widest = a.in;
+    for (int64_t s = 0; s < a.count; ++s) widest = a.stages[s].width > widest ? a.stages[s].width : widest;
+    if (widest > chain_most)
+        return error("%s: a row has %lld values, at most %lld", name, (long long)widest, (long long)chain_most);
+    if (a.count < 1 || a.n < 1) return error("%s: wanted at least one stage and one row", name);
+    return kernels().chain[dtype](a);
+}
+
 }  // namespace
 
 extern "C" {
@@ -28,6 +38,16 @@ int stretto_relu_dense_grad(int dtype, const void* z, int64_t rows, int64_t in, 
                             int64_t out_width, const void* grad, void* dz, void* shares, int64_t tasks, int threads) {
     return run("relu_dense_grad", dtype,
                {z, rows, in, z_bias, weight, out_width, nullptr, nullptr, grad, dz, shares, tasks, threads});
+}
+
+int stretto_chain(int dtype, const void* rows, int64_t n, int64_t in, const stretto_stage* stages, int64_t count,
+                  void* scratch, int threads) {
+    return run("chain", dtype, {stages, count, rows, nullptr, n, in, nullptr, scratch, 0, threads});
+}
+
+int stretto_chain_grad(int dtype, const void* grad, int64_t n, int64_t in, const stretto_stage* stages, int64_t count,
+                       void* drows, void* scratch, int64_t tasks, int threads) {
+    return run("chain_grad", dtype, {stages, count, nullptr, grad, n, in, drows, scratch, tasks, threads});
 }
 
 }  // extern "C"

@@ -6,6 +6,7 @@
 #pragma once
 #include <cmath>
 
+#include "core/denormals.h"
 #include "core/parallel.h"
 #include "kernels/simd.h"
 #include "kernels/table.h"
@@ -14,6 +15,11 @@ namespace stretto::STRETTO_ISA {
 
 constexpr int block_edges = 32;  // 32 rows of 1 KiB stay in the first-level cache
 constexpr int prefetch_edges = 6;
+
+// Whether sums of T take numbers without a full mantissa for zero. 16-bit ones do not: converting them needs such
+// numbers.
+template <class T>
+constexpr bool flushes = std::is_same_v<T, Acc<T>>;
 
 // e^x to about 1 ulp in fp32 (0 below the smallest normal number, NaN stays NaN); libm in fp64.
 STRETTO_INLINE vf32 exponential_of(vf32 x) {
@@ -336,10 +342,11 @@ struct Attention {
     }
 };
 
-// Sums over rows: edges(row, begin, end, ahead_end, into, scratch, task) adds to into[0, size), finish(row, into)
-// stores the row. `extra` bytes of scratch per task.
-template <class A, class Edges, class Finish>
+// Sums over rows of values of type T: edges(row, begin, end, ahead_end, into, scratch, task) adds to into[0, size),
+// finish(row, into) stores the row. `extra` bytes of scratch per task.
+template <class T, bool Flush = flushes<T>, class Edges, class Finish>
 int sum_over_rows(const stretto_csr& g, int threads, int64_t size, int64_t extra, Edges&& edges, Finish&& finish) {
+    using A = Acc<T>;
     A* slots = nullptr;
     const int64_t row_bytes = (size * static_cast<int64_t>(sizeof(A)) + 63) / 64 * 64;
     if (g.num_slots > 0) {
@@ -348,6 +355,7 @@ int sum_over_rows(const stretto_csr& g, int threads, int64_t size, int64_t extra
     }
     bool failed = false;
     parallel_for(g.num_tasks, threads, [&](int64_t t) {
+        const DenormalsAreZero mode(Flush);
         const int64_t* task = g.tasks + 5 * t;
         Scratch scratch(row_bytes + extra + 1024);
         if (!scratch.memory) {
@@ -367,6 +375,7 @@ int sum_over_rows(const stretto_csr& g, int threads, int64_t size, int64_t extra
     });
     if (slots && !failed) {
         parallel_for(g.num_hubs, threads, [&](int64_t h) {
+            const DenormalsAreZero mode(Flush);
             const int64_t* hub = g.hubs + 3 * h;
             A* into = slots + hub[1] * size;
             for (int64_t s = hub[1] + 1; s < hub[2]; ++s)

@@ -208,7 +208,7 @@ struct AttentionBackward : Attention<T> {
             parts = static_cast<A*>(__builtin_calloc(static_cast<size_t>(g.num_tasks * H * K), sizeof(A)));
             if (!parts) return -2;
         }
-        const int status = sum_over_rows<A>(
+        const int status = sum_over_rows<T>(
             g, threads, values + place, 3 * H * B * static_cast<int64_t>(sizeof(A)),
             [&](int64_t j, int64_t begin, int64_t end, int64_t ahead_end, A* into, Scratch& scratch, int64_t task) {
                 edges(j, begin, end, ahead_end, into, parts ? parts + task * H * K : nullptr, scratch);
@@ -239,7 +239,7 @@ struct AttentionBackward : Attention<T> {
     int run_left(int threads) const {
         const bool scalar = a.form == STRETTO_SCORE_SUM;
         const int64_t lefts = !a.dleft ? 0 : scalar ? H : H * K, queries = a.dquery ? H * D : 0;
-        return sum_over_rows<A>(
+        return sum_over_rows<T>(
             g, threads, lefts + queries, 2 * H * B * static_cast<int64_t>(sizeof(A)),
             [&](int64_t i, int64_t begin, int64_t end, int64_t ahead_end, A* into, Scratch& scratch, int64_t) {
                 A* ds = scratch.take<A>(H * B);
@@ -295,6 +295,7 @@ int run_row_dot(const RowDotArgs& r) {
     const auto *p = static_cast<const T*>(r.a), *q = static_cast<const T*>(r.b);
     auto* out = static_cast<A*>(r.out);
     parallel_for((r.rows + chunk - 1) / chunk, r.threads, [&](int64_t t) {
+        const DenormalsAreZero mode(flushes<T>);
         const int64_t stop = (t + 1) * chunk < r.rows ? (t + 1) * chunk : r.rows;
         for (int64_t i = t * chunk; i < stop; ++i)
             for (int64_t h = 0; h < r.heads; ++h) {

@@ -121,6 +121,7 @@ struct AttentionForward : Attention<T> {
         }
         bool failed = false;
         parallel_for(g.num_tasks, threads, [&](int64_t t) {
+            const DenormalsAreZero mode(flushes<T>);
             const int64_t* task = g.tasks + 5 * t;
             Scratch scratch((size + 2 * H * B) * static_cast<int64_t>(sizeof(A)) + 512);
             if (!scratch.memory) {
@@ -137,7 +138,11 @@ struct AttentionForward : Attention<T> {
                 if (!piece) finish(row, state);
             }
         });
-        if (!failed) parallel_for(g.num_hubs, threads, [&](int64_t hub) { merge(g.hubs + 3 * hub, slots); });
+        if (!failed)
+            parallel_for(g.num_hubs, threads, [&](int64_t hub) {
+                const DenormalsAreZero mode(flushes<T>);
+                merge(g.hubs + 3 * hub, slots);
+            });
         __builtin_free(slots);
         return failed ? -2 : 0;
     }

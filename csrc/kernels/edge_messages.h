@@ -133,7 +133,7 @@ struct EdgeMessages {
     }
 
     int forward(int threads) const {
-        return sum_over_rows<A>(
+        return sum_over_rows<T>(
             g, threads, K, 0,
             [&](int64_t i, int64_t begin, int64_t end, int64_t ahead_end, A* into, Scratch&, int64_t) {
                 for_each_block(g, begin, end, ahead_end, [&](const EdgeBlock& block) {
@@ -205,7 +205,7 @@ struct EdgeMessages {
     int backward(bool by_row, int threads) const {
         T* const* own = by_row ? drow : dcol;
         const int64_t* ld = by_row ? m.ld_drow : m.ld_dcol;
-        return sum_over_rows<A>(
+        return sum_over_rows<T>(
             g, threads, 2 * K, 0,
             [&](int64_t near, int64_t begin, int64_t end, int64_t ahead_end, A* into, Scratch&, int64_t) {
                 for_each_block(g, begin, end, ahead_end, [&](const EdgeBlock& block) {
@@ -227,7 +227,7 @@ struct EdgeMessages {
     int sum_edges(bool by_row, int threads) const {
         T* const* own = by_row ? drow : dcol;
         const int64_t* ld = by_row ? m.ld_drow : m.ld_dcol;
-        return sum_over_rows<A>(
+        return sum_over_rows<T>(
             g, threads, 2 * K, 0,
             [&](int64_t, int64_t begin, int64_t end, int64_t ahead_end, A* into, Scratch&, int64_t) {
                 for_each_block(g, begin, end, ahead_end, [&](const EdgeBlock& block) {
@@ -261,6 +261,7 @@ struct EdgeMessages {
     int backward_pairs(int threads) const {
         constexpr int64_t chunk = 256;
         parallel_for((m.num_pairs + chunk - 1) / chunk, threads, [&](int64_t c) {
+            const DenormalsAreZero mode(flushes<T>);
             const int64_t last = (c + 1) * chunk < m.num_pairs ? (c + 1) * chunk : m.num_pairs;
             for (int64_t p = c * chunk; p < last; ++p)
                 for_each_tile([&](int64_t k) { backward_pair<tile>(p, k, L); },
@@ -312,6 +313,7 @@ int run_softplus(const SoftplusArgs& a) {
     const auto *x = static_cast<const A*>(a.x), *grad = static_cast<const A*>(a.grad);
     auto* out = static_cast<A*>(a.out);
     parallel_for((a.n + chunk - 1) / chunk, a.threads, [&](int64_t c) {
+        const DenormalsAreZero mode;
         const int64_t last = (c + 1) * chunk < a.n ? (c + 1) * chunk : a.n;
         for (int64_t k = c * chunk; k < last; k += L) {
             const int n = static_cast<int>(last - k < L ? last - k : L);

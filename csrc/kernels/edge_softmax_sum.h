@@ -40,6 +40,7 @@ struct SoftmaxSum {
     int forward(int threads) const {
         constexpr int L = lanes<A>;
         parallel_for(g.num_tasks, threads, [&](int64_t t) {
+            const DenormalsAreZero mode(flushes<T>);
             const int64_t* task = g.tasks + 5 * t;
             if (task[4] >= 0 && task[2] != g.rowptr[task[0]]) return;  // a cut row belongs to its first piece
             for (int64_t i = task[0]; i < task[1]; ++i) {
@@ -75,7 +76,7 @@ struct SoftmaxSum {
         constexpr int L = lanes<A>;
         A* parts = static_cast<A*>(__builtin_calloc(static_cast<size_t>(g.num_tasks * K + 1), sizeof(A)));
         if (!parts) return -2;
-        const int status = sum_over_rows<A>(
+        const int status = sum_over_rows<T>(
             g, threads, K, 0,
             [&](int64_t j, int64_t begin, int64_t end, int64_t ahead_end, A* into, Scratch&, int64_t task) {
                 A* part = parts + task * K;

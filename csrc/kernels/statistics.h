@@ -257,7 +257,7 @@ struct Statistics {
 
     // Over the transposed edges, from packed rows: dx.
     int backward(int threads) const {
-        return sum_over_rows<A>(
+        return sum_over_rows<T, false>(  // extrema are compared: every number counts
             g, threads, K, 0,
             [&](int64_t j, int64_t begin, int64_t end, int64_t ahead_end, A* into, Scratch&, int64_t) {
                 for_each_block(g, begin, end, ahead_end, [&](const EdgeBlock& block) {

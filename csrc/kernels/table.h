@@ -127,6 +127,20 @@ struct ReluDenseArgs {
     int threads;
 };
 
+constexpr int64_t chain_most = 256;  // values in a row
+
+struct ChainArgs {
+    const stretto_stage* stages;
+    int64_t count;
+    const void* rows;
+    const void* grad;  // the gradients are wanted where it is given
+    int64_t n, in;
+    void* drows;
+    void* scratch;
+    int64_t tasks;
+    int threads;
+};
+
 struct KernelTable {
     int (*spmm[4])(const SpmmArgs&);  // by stretto_dtype
     int (*spmm_extremum_grad[4])(const ExtremumGradArgs&);
@@ -144,6 +158,7 @@ struct KernelTable {
     int (*messages[4])(const MessagesArgs&);
     int (*softmax_sum[4])(const SoftmaxSumArgs&);
     int (*relu_dense[2])(const ReluDenseArgs&);
+    int (*chain[2])(const ChainArgs&);
     int (*statistics[4])(const StatisticsArgs&);
     int (*softplus[2])(const SoftplusArgs&);
 };

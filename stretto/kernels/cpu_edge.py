@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import struct as struct_module
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,32 +16,16 @@ from stretto.kernels.csr import Csr
 from stretto.kernels.reference_edge import ACTS
 from stretto.kernels.schema import DTYPES, accumulate_type
 
-_Pair = ctypes.c_void_p * 2
-_Steps = ctypes.c_int64 * 2
-_TERMS = ("row", "col", "edge")
 FORWARD, BY_COLUMN, BY_ROW, _, SUM_BY_ROW, PAIRS = range(6)  # stretto_messages_pass of csrc/abi.h
 
 Terms = tuple[Tensor | None, ...]  # row, col, edge of the first factor, then of the second
 
 
-class _MessagesStruct(ctypes.Structure):
-    """stretto_messages of csrc/abi.h."""
-
-    _fields_ = (
-        ("width", ctypes.c_int64),
-        ("act", _Steps),
-        *[(name, _Pair) for name in _TERMS],
-        ("out", ctypes.c_void_p),
-        ("grad", ctypes.c_void_p),
-        *[(f"d{name}", _Pair) for name in _TERMS],
-        *[(f"ld_{name}", _Steps) for name in _TERMS],
-        *[(f"ld_d{name}", _Steps) for name in _TERMS],
-        ("root", ctypes.c_void_p),
-        ("ld_root", ctypes.c_int64),
-        ("root_scale", ctypes.c_double),
-        ("pairs", ctypes.c_void_p),
-        ("num_pairs", ctypes.c_int64),
-    )
+# stretto_messages of csrc/abi.h: width and activations; addresses of the six terms, of the result and its gradient, of
+# the six gradients; steps from row to row of terms and gradients; root, pairs. Packed rather than a ctypes.Structure:
+# on mini-batches setting a field at a time takes longer than the kernel.
+_MESSAGES = struct_module.Struct("3q 8P 6P 12q P q d P q")
+_ORDER = (0, 3, 1, 4, 2, 5)  # row of both factors, col of both, edge of both
 
 
 class _SoftmaxSumStruct(ctypes.Structure):
@@ -54,9 +41,9 @@ class _SoftmaxSumStruct(ctypes.Structure):
     )
 
 
-def _call(name: str, csr: Csr, dtype: torch.dtype, fields: ctypes.Structure, step: int) -> None:
+def _call(name: str, csr: Csr, dtype: torch.dtype, fields: Any, step: int) -> None:
     function = getattr(_lib(), name)
-    native.check(function(struct(csr), DTYPES[dtype], ctypes.byref(fields), step, torch.get_num_threads()))
+    native.check(function(struct(csr), DTYPES[dtype], fields, step, torch.get_num_threads()))
 
 
 def _rows(tensor: Tensor | None) -> Tensor | None:
@@ -64,21 +51,21 @@ def _rows(tensor: Tensor | None) -> Tensor | None:
     return tensor if tensor is None or tensor.stride(1) == 1 else tensor.contiguous()
 
 
-def _point(fields: _MessagesStruct, tensors: Terms, prefix: str = "") -> None:
-    """Write addresses and steps of the six terms, or of their gradients."""
-    for at, name in enumerate(_TERMS):
-        pair = (tensors[at], tensors[at + 3])
-        setattr(fields, prefix + name, _Pair(*[_pointer(t) for t in pair]))
-        setattr(fields, f"ld_{prefix}{name}", _Steps(*[0 if t is None else t.stride(0) for t in pair]))
+_ABSENT = (0,) * 6
 
 
-def _messages_struct(tensors: Terms, acts: tuple[str, str], root: tuple[Tensor, float] | None) -> _MessagesStruct:
-    width = next(t.size(1) for t in tensors if t is not None)
-    fields = _MessagesStruct(width, _Steps(ACTS.index(acts[0]), ACTS.index(acts[1])))
-    _point(fields, tensors)
-    if root is not None:
-        fields.root, fields.ld_root, fields.root_scale = root[0].data_ptr(), root[0].stride(0), root[1]
-    return fields
+def _points(tensors: Terms) -> tuple[Sequence[int], Sequence[int]]:
+    """Addresses of the six terms, or of their gradients, and their steps from row to row."""
+    addresses, steps = [0] * 6, [0] * 6
+    for place, at in enumerate(_ORDER):
+        tensor = tensors[at]
+        if tensor is not None:
+            addresses[place], steps[place] = tensor.data_ptr(), tensor.stride(0)
+    return addresses, steps
+
+
+def _rooted(root: tuple[Tensor, float] | None) -> tuple[int, int, float]:
+    return (0, 0, 0.0) if root is None else (root[0].data_ptr(), root[0].stride(0), root[1])
 
 
 def edge_messages(
@@ -87,11 +74,15 @@ def edge_messages(
     """Sum of act(row_i + col_j + edge) * act2(row2_i + col2_j + edge2), plus c * r_i of root (r, c). -> [n, k]"""
     tensors = tuple(map(_rows, tensors))
     pages.read_at_random(tensors[1], tensors[4])
-    fields = _messages_struct(tensors, acts, root)
-    dtype = next(t.dtype for t in tensors if t is not None)
-    out = empty((csr.num_rows, fields.width), dtype)
-    fields.out = out.data_ptr()
+    first = next(t for t in tensors if t is not None)
+    width, dtype = first.size(1), first.dtype
+    out = empty((csr.num_rows, width), dtype)
     if out.numel():
+        codes = ACTS.index(acts[0]), ACTS.index(acts[1])
+        addresses, steps = _points(tensors)
+        fields = _MESSAGES.pack(
+            width, *codes, *addresses, out.data_ptr(), 0, *_ABSENT, *steps, *_ABSENT, *_rooted(root), 0, 0
+        )
         _call("stretto_edge_messages", csr, dtype, fields, FORWARD)
     return out
 
@@ -115,22 +106,24 @@ def edge_messages_grad(
     """
     tensors, grad = tuple(map(_rows, tensors)), grad.contiguous()
     pages.read_at_random(*tensors, grad)
-    fields = _messages_struct(tensors, acts, root)
     if into is None:
         into = tuple(
             empty(t.shape, t.dtype) if need and t is not None else None for t, need in zip(tensors, needs, strict=True)
         )
-    fields.grad = grad.data_ptr()
     row, col, edge, row2, col2, edge2 = into
-    if not fields.width:
+    width = grad.size(1)
+    if not width:
         return into
+    addresses, steps = _points(tensors)
+    terms = width, ACTS.index(acts[0]), ACTS.index(acts[1]), *addresses, 0, grad.data_ptr()
+    rest = *_rooted(root), *((0, 0) if pairs is None else (pairs.data_ptr(), pairs.size(1)))
 
     def run(graph: Csr, step: int, *wanted: Tensor | None) -> None:
-        _point(fields, wanted, "d")
+        places, dsteps = _points(wanted)
+        fields = _MESSAGES.pack(*terms, *places, *steps, *dsteps, *rest)
         _call("stretto_edge_messages", graph, grad.dtype, fields, step)
 
     if pairs is not None:
-        fields.pairs, fields.num_pairs = pairs.data_ptr(), pairs.size(1)
         if edge is not None or edge2 is not None:
             run(csr, PAIRS, None, None, edge, None, None, edge2)
         edge = edge2 = None
@@ -179,7 +172,7 @@ def softmax_sum(
         inverse=inverse.data_ptr(),
     )
     if out.numel():
-        _call("stretto_edge_softmax_sum", csr, x.dtype, fields, 0)
+        _call("stretto_edge_softmax_sum", csr, x.dtype, ctypes.byref(fields), 0)
     return out, most, inverse
 
 
@@ -222,5 +215,5 @@ def softmax_sum_grad(
         dtemperature=_pointer(dheat),
     )
     if x.numel():
-        _call("stretto_edge_softmax_sum", csr_t, x.dtype, fields, 1)
+        _call("stretto_edge_softmax_sum", csr_t, x.dtype, ctypes.byref(fields), 1)
     return dx, dedge, dheat

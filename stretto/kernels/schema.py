@@ -23,6 +23,8 @@ times: reference.py (plain PyTorch: specification, oracle, fallback), cpu.py ove
     statistics          x [m, k], own [n, k], names of s statistics           [n, s, k]
     statistics_grad     the same, grad [n, s, k]                              gradients of x and own
     product             x [m, k], w [k, n], bias or what to add to            [m, n]
+    chain               stages, rows [n, i], their weights and biases         [n, o]
+    chain_grad          the same, grad [n, o]                                 gradients of rows and tensors
     relu_dense          z [n, i], bias [i], weight [o, i], bias [o]           [n, o]
     relu_dense_grad     the same, grad [n, o]                                 gradients of z, its bias, weight and bias
 
@@ -105,6 +107,8 @@ SIGNATURES = {
     "stretto_edge_softmax_sum": "pnpnn",
     "stretto_relu_dense": "npiippippn",
     "stretto_relu_dense_grad": "npiippipppin",
+    "stretto_chain": "npiipipn",
+    "stretto_chain_grad": "npiipippin",
     "stretto_neighbour_statistics": "pnpnn",
     "stretto_softplus": "nppidpn",
 }

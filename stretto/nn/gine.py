@@ -6,10 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
+from stretto.graph import Graph
 from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, hooked, record_of, weight_of
+from stretto.nn.chains import chain_of
 from stretto.nn.edge_pairs import features_of
 from stretto.nn.gin import network, number
+from stretto.ops.edge_layer import Chain, Form, edge_layer, takes
 from stretto.ops.edge_messages import edge_messages
 from stretto.ops.edge_packed import linear_of_data, rooted_messages
 
@@ -44,6 +47,9 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
         return network(conv.nn, out if x_dst is None else out + (1 + conv.eps) * x_dst)
     if reduce == "sum" and x_dst is x_src and not conv.eps.requires_grad:
         scale = 1.0 + number(conv.eps)
+        made = _at_once(conv, graph, x_src, attr, scale)
+        if made is not None:
+            return made
         found = None if conv.lin is None or hooked(conv.lin) else features_of(graph, attr)
         if found is None:
             attr = attr if conv.lin is None else conv.lin(attr)
@@ -57,3 +63,14 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     else:
         out = edges.reduce_edges(graph, (edges.at_sources(graph, x_src) + attr).relu(), reduce)
     return network(conv.nn, out if x_dst is None else out + (1 + conv.eps) * x_dst)
+
+
+def _at_once(conv: Any, graph: Graph, x: Tensor, attr: Tensor, scale: float) -> Tensor | None:
+    """The whole layer as one step, where it is small and its networks are Linears and ReLUs; else None."""
+    edge = Chain() if conv.lin is None else chain_of(conv.lin)
+    after = chain_of(conv.nn)
+    if edge is None or after is None or not takes(graph, x, attr, edge, after):
+        return None
+    found = None if conv.lin is None else features_of(graph, attr)
+    pairs, rows = (None, attr) if found is None else (found.pairs, found.attr)
+    return edge_layer(graph, x, rows, Chain(), edge, after, Form("relu", scale, pairs))

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.models.schnet import ShiftedSoftplus
 
+from stretto.graph import Graph
 from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, record_of, weight_of
+from stretto.nn.chains import chain_of
 from stretto.nn.edge_pairs import Features, features_of
 from stretto.nn.gin import LINEAR, hooked
+from stretto.ops.edge_layer import Chain, Form, edge_layer, takes
 from stretto.ops.edge_packed import linear_of_data, product_messages, shifted_softplus
 
 
@@ -29,26 +32,45 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor, edge_attr: 
     plain = type(conv.nn) is torch.nn.Sequential and not hooked(conv.nn)
     shared = plain and streaming.row_by_row(m for m in conv.nn if type(m) is not ShiftedSoftplus or hooked(m))
     found = features_of(graph, attr, length, shared=shared)
+    pairs = None if found is None else found.pairs
+    record_of(conv).plan = "sum of W_e X_j, one pass" + ("; one filter for both directions" if pairs else "")
     if found is None:
         filters = _run(conv.nn, plain, attr) * _window(conv, length)
     else:
+        made = _at_once(conv, graph, x, found)
+        if made is not None:
+            return made
         filters = _filters(conv, plain, found)
-    pairs = None if found is None else found.pairs
-    record_of(conv).plan = "sum of W_e X_j, one pass" + ("; one filter for both directions" if pairs else "")
     return conv.lin2(product_messages(graph, conv.lin1(x), filters, pairs))
 
 
-def _filters(conv: Any, plain: bool, found: Features) -> Tensor:
-    """W of every edge or pair of edges. [E or P, filters]."""
+def _at_once(conv: Any, graph: Graph, x: Tensor, found: Features) -> Tensor | None:
+    """The whole layer as one step, where it is small and its networks are Linears and known activations; else None."""
+    chains = chain_of(conv.lin1), chain_of(conv.nn), chain_of(conv.lin2)
+    before, edge, after = chains
+    if before is None or edge is None or after is None or not takes(graph, x, found.attr, before, edge, after):
+        return None
+    window = _kept_window(conv, found).view(-1)
+    edge = Chain((*edge.stages, ("scale", None)), (*edge.tensors, window))
+    return edge_layer(graph, x, found.attr, before, edge, after, Form("product", None, found.pairs))
+
+
+def _kept_window(conv: Any, found: Features) -> Tensor:
     assert found.length is not None
     key = ("window", conv.cutoff)
     if key not in found.kept:
         found.kept[key] = _window(conv, found.length)
+    return found.kept[key]
+
+
+def _filters(conv: Any, plain: bool, found: Features) -> Tensor:
+    """W of every edge or pair of edges. [E or P, filters]."""
+    window = _kept_window(conv, found)
     first = conv.nn[0] if plain and len(conv.nn) else None
     if first is None or type(first) not in LINEAR or hooked(first):
-        return _run(conv.nn, plain, found.attr) * found.kept[key]
+        return _run(conv.nn, plain, found.attr) * window
     made = linear_of_data(found.data, weight_of(first, found.attr), first.bias)
-    return _run(list(conv.nn)[1:], True, made) * found.kept[key]
+    return _run(list(conv.nn)[1:], True, made) * window
 
 
 def _window(conv: Any, length: Tensor) -> Tensor:

@@ -1,0 +1,196 @@
+// Linears and activations one after the other over the rows of a small matrix, forward and backward: a block of rows
+// goes through all of them while it is in the first cache, and threads meet once for the whole chain.
+//
+// What backward needs is stored on the way, where the caller says. Gradients of weights are summed per task, and tasks
+// are as many as the caller says, so that threads change no bit.
+#pragma once
+#include "kernels/edge_messages.h"
+#include "kernels/relu_dense.h"
+
+namespace stretto::STRETTO_ISA {
+
+template <class T>
+struct ChainOf {
+    static constexpr int L = lanes<T>;
+    const ChainArgs& a;
+
+    STRETTO_INLINE int64_t width_before(int64_t s) const { return s ? a.stages[s - 1].width : a.in; }
+    static STRETTO_INLINE int lanes_at(int64_t c, int64_t width) {
+        return static_cast<int>(width - c < L ? width - c : L);
+    }
+    static STRETTO_INLINE Vec<T> positive(Vec<T> value) {  // NaN stays NaN
+        return value <= Vec<T>{} ? Vec<T>{} : value;
+    }
+
+    // Every [width, in] weight as [in, width], one after the other.
+    void turn_weights(T* turned) const {
+        for (int64_t s = 0; s < a.count; ++s) {
+            const stretto_stage& stage = a.stages[s];
+            if (stage.kind != STRETTO_STAGE_DENSE) continue;
+            const int64_t in = width_before(s), width = stage.width;
+            const T* weight = static_cast<const T*>(stage.weight);
+            for (int64_t r0 = 0; r0 < width; r0 += 16)
+                for (int64_t k = 0; k < in; ++k)
+                    for (int64_t r = r0; r < r0 + 16 && r < width; ++r) turned[k * width + r] = weight[r * in + k];
+            turned += in * width;
+        }
+    }
+
+    // Whether a Linear's result meets a ReLU in the place where it is stored.
+    STRETTO_INLINE bool meets_relu(int64_t s) const {
+        return s + 1 < a.count && a.stages[s + 1].kind == STRETTO_STAGE_RELU && a.stages[s + 1].out == a.stages[s].out;
+    }
+
+    void forward_block(int64_t first, int64_t rows, const T* turned) const {
+        const T* from = static_cast<const T*>(a.rows) + first * a.in;
+        for (int64_t s = 0; s < a.count; ++s) {
+            const stretto_stage& stage = a.stages[s];
+            const int64_t in = width_before(s), width = stage.width;
+            T* to = static_cast<T*>(stage.out) + first * width;
+            if (stage.kind == STRETTO_STAGE_DENSE) {
+                const T* bias = static_cast<const T*>(stage.bias);
+                const bool relu = meets_relu(s);
+                product_of(from, in, 1, rows, turned, width, width, in, [&](int64_t r, int64_t c, int n, Vec<T> value) {
+                    if (bias) value += load_lanes(bias + c, n);
+                    store_lanes(to + r * width + c, relu ? positive(value) : value, n);
+                });
+                turned += in * width;
+                if (relu) ++s;
+            } else {
+                each(stage, first, rows, width, from, nullptr, to);
+            }
+            from = to;
+        }
+    }
+
+    // An activation of `from`; or with kept, what backward finds of it, its gradient for `from`.
+    void each(const stretto_stage& stage, int64_t first, int64_t rows, int64_t width, const T* from, const T* kept,
+              T* to) const {
+        const T* factors = static_cast<const T*>(stage.weight);
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t c = 0; c < width; c += L) {
+                const int n = lanes_at(c, width);
+                const int64_t at = r * width + c;
+                Vec<T> value = load_lanes(from + at, n);
+                if (stage.kind == STRETTO_STAGE_SCALE)
+                    value *= factors[first + r];
+                else if (stage.kind == STRETTO_STAGE_RELU)
+                    value = kept ? (load_lanes(kept + at, n) <= Vec<T>{} ? Vec<T>{} : value) : positive(value);
+                else if (kept)
+                    value *= activate<T>(STRETTO_ACT_SOFTPLUS, load_lanes(kept + at, n)).slope;
+                else
+                    value = activate<T>(STRETTO_ACT_SOFTPLUS, value).value - static_cast<T>(stage.shift);
+                store_lanes(to + at, value, n);
+            }
+    }
+
+    int forward() const {
+        T* turned = static_cast<T*>(a.scratch);
+        turn_weights(turned);
+        parallel_for((a.n + block_rows - 1) / block_rows, a.threads, [&](int64_t block) {
+            const DenormalsAreZero mode;
+            const int64_t first = block * block_rows;
+            forward_block(first, a.n - first < block_rows ? a.n - first : block_rows, turned);
+        });
+        return 0;
+    }
+
+    // The first stage that still has something to do in backward.
+    int64_t lowest() const {
+        if (a.drows) return 0;
+        for (int64_t s = 0; s < a.count; ++s)
+            if (a.stages[s].dweight || a.stages[s].dbias) return s;
+        return a.count;
+    }
+
+    // Where the share of a stage begins, and where all end.
+    int64_t place(int64_t stage) const {
+        int64_t at = 0;
+        for (int64_t s = 0; s < stage; ++s)
+            if (a.stages[s].kind == STRETTO_STAGE_DENSE) at += a.stages[s].width * (width_before(s) + 1);
+        return at;
+    }
+
+    void backward_block(int64_t first, int64_t rows, int64_t down_to, T* share, T* const* buffers) const {
+        const T* g = static_cast<const T*>(a.grad) + first * a.stages[a.count - 1].width;
+        int turn = 0;
+        for (int64_t s = a.count - 1; s >= down_to; --s) {
+            const stretto_stage& stage = a.stages[s];
+            const int64_t in = width_before(s), width = stage.width;
+            const T* kept = static_cast<const T*>(stage.out);
+            T* to = s == 0 && a.drows ? static_cast<T*>(a.drows) + first * in : buffers[turn];
+            if (stage.kind != STRETTO_STAGE_DENSE) {
+                if (stage.kind == STRETTO_STAGE_SCALE) kept = nullptr;
+                each(stage, first, rows, width, g, kept ? kept + first * width : nullptr, to);
+            } else {
+                T* dweight = share + place(s);
+                if (stage.dweight) add_outer(g, width, kept + first * in, in, rows, dweight);
+                if (stage.dbias) add_columns(g, width, rows, dweight + width * in);
+                if (s == down_to && !a.drows) return;
+                // A ReLU below is met here: its result says where the gradient passes.
+                const bool relu = s > down_to && a.stages[s - 1].kind == STRETTO_STAGE_RELU && s - 1 > 0;
+                const T* gate = relu ? static_cast<const T*>(a.stages[s - 1].out) + first * in : nullptr;
+                product_of(g, width, 1, rows, static_cast<const T*>(stage.weight), in, in, width,
+                           [&](int64_t r, int64_t c, int n, Vec<T> value) {
+                               if (gate) value = load_lanes(gate + r * in + c, n) <= Vec<T>{} ? Vec<T>{} : value;
+                               store_lanes(to + r * in + c, value, n);
+                           });
+                if (relu) --s;
+            }
+            g = to;
+            turn ^= 1;
+        }
+    }
+
+    // dweight [width, in] += g' x
+    static void add_outer(const T* g, int64_t width, const T* x, int64_t in, int64_t rows, T* dweight) {
+        product_of(g, 1, width, width, x, in, in, rows, [&](int64_t r, int64_t c, int n, Vec<T> value) {
+            T* to = dweight + r * in + c;
+            store_lanes(to, load_lanes(to, n) + value, n);
+        });
+    }
+    static void add_columns(const T* g, int64_t width, int64_t rows, T* dbias) {
+        for (int64_t c = 0; c < width; c += L) {
+            const int n = lanes_at(c, width);
+            Vec<T> sum = load_lanes(dbias + c, n);
+            for (int64_t r = 0; r < rows; ++r) sum += load_lanes(g + r * width + c, n);
+            store_lanes(dbias + c, sum, n);
+        }
+    }
+
+    int backward() const {
+        const int64_t down_to = lowest(), all = place(a.count);
+        const int64_t blocks = (a.n + block_rows - 1) / block_rows, per_task = (blocks + a.tasks - 1) / a.tasks;
+        T* shares = static_cast<T*>(a.scratch);
+        parallel_for(a.tasks, a.threads, [&](int64_t task) {
+            const DenormalsAreZero mode;
+            alignas(64) T first_buffer[block_rows * chain_most], second_buffer[block_rows * chain_most];
+            T* const buffers[2] = {first_buffer, second_buffer};
+            T* share = shares + task * all;
+            __builtin_memset(share, 0, static_cast<size_t>(all) * sizeof(T));
+            for (int64_t block = task * per_task; block < (task + 1) * per_task && block < blocks; ++block) {
+                const int64_t first = block * block_rows;
+                backward_block(first, a.n - first < block_rows ? a.n - first : block_rows, down_to, share, buffers);
+            }
+        });
+        for (int64_t s = down_to; s < a.count; ++s) {
+            const stretto_stage& stage = a.stages[s];
+            if (stage.kind != STRETTO_STAGE_DENSE) continue;
+            const int64_t size = stage.width * width_before(s);
+            if (stage.dweight) add_up(shares + place(s), all, size, static_cast<T*>(stage.dweight));
+            if (stage.dbias) add_up(shares + place(s) + size, all, stage.width, static_cast<T*>(stage.dbias));
+        }
+        return 0;
+    }
+
+    void add_up(const T* share, int64_t step, int64_t size, T* to) const {
+        for (int64_t c = 0; c < size; c += L) {
+            const int n = lanes_at(c, size);
+            Vec<T> sum = load_lanes(share + c, n);
+            for (int64_t task = 1; task < a.tasks; ++task) sum += load_lanes(share + task * step + c, n);
+            store_lanes(to + c, sum, n);
+        }
+    }
+};
+
+}  // namespace stretto::STRETTO_ISA

@@ -1,0 +1,239 @@
+"""edge_layer: a whole layer with edge features as one step of autograd.
+
+    before(x_j) and edge(attr)  ->  messages, summed  ->  after
+
+before, edge and after are chains of Linears and activations. On mini-batches of small graphs the calls between a
+layer's products cost as much as the products; here a layer is one call forward and one backward, nothing is checked in
+between, and what is made on the way is overwritten in place once it has been used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.graph import Graph
+from stretto.kernels import cpu_chain, cpu_edge, pool, reference_chain, reference_edge
+from stretto.kernels.cpu_chain import Stage
+from stretto.ops import library, twice
+from stretto.ops.batched import one_by_one
+from stretto.ops.edge_messages import backend
+from stretto.ops.edge_packed import Pairs, _apart, _of
+
+COUNTS = {"dense": 1, "relu": 0, "softplus": 0, "scale": 1}  # tensors of a stage, but for a Linear's bias
+MOST = 1 << 20  # values in an array from which on memory decides, not the number of calls
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Linears and activations one after the other, as kernels/cpu_chain.py takes them. tensors: their parameters."""
+
+    stages: tuple[Stage, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Form:
+    """How messages are made of before(x) and edge(attr): act(x_j + e), x_j * e ("product"), or gates ("gate").
+
+    root: how often x_i is added to the sum. pairs: attr has one row for both directions of an edge.
+    """
+
+    act: str = "identity"
+    root: float | None = None
+    pairs: Pairs | None = None
+
+
+def takes(graph: Graph, x: Tensor, attr: Tensor, *chains: Chain) -> bool:
+    """Whether such a call is small and plain enough to be one step."""
+    widths = [t.size(0) for chain in chains for t in chain.tensors if t.dim() == 2]
+    widest = max(*widths, x.size(1), attr.size(1))
+    if widest > cpu_chain.WIDEST or max(x.size(0), attr.size(0)) * widest >= MOST:
+        return False
+    if x.dtype not in (torch.float32, torch.float64) or attr.dtype != x.dtype or not x.numel() or not attr.numel():
+        return False
+    if library.traced(x) or library.traced(attr) or backend(graph.device) is not cpu_edge:
+        return False
+    return all(
+        t.dtype == x.dtype and t.device == x.device and t.is_contiguous() for chain in chains for t in chain.tensors
+    )
+
+
+def edge_layer(graph: Graph, x: Tensor, attr: Tensor, before: Chain, edge: Chain, after: Chain, form: Form) -> Tensor:
+    """after(sum of messages). x [n, i], attr [E or P, d] -> [n, o], where `takes` agrees."""
+    plan = (graph, (before.stages, edge.stages, after.stages), form)
+    tensors = (x, attr, *before.tensors, *edge.tensors, *after.tensors)
+    if library.recorded(*tensors):
+        return _EdgeLayer.apply(plan, *tensors)
+    return _forward(plan, tensors, [])
+
+
+def gated_layer(
+    graph: Graph,
+    x: Tensor,
+    attr: Tensor,
+    weights: tuple[Tensor, Tensor],
+    biases: tuple[Tensor, ...],
+    root: float | None,
+) -> Tensor:
+    """Sum of sigmoid(F [x_i, x_j, e]) * softplus(S [x_i, x_j, e]) + root * x_i. Both weights [k, 2 i + d]; biases: of
+    both, or none. x [n, i], attr [E, d] -> [n, k], where `takes` agrees."""
+    plan = (graph, ((("dense", 0),), (("dense", int(bool(biases))),), ()), Form("gate", root))
+    tensors = (x, attr, *weights, *biases)
+    if library.recorded(*tensors):
+        return _EdgeLayer.apply(plan, *tensors)
+    return _forward(plan, _packed(plan, tensors), [])
+
+
+def _packed(plan: Any, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The tensors as the chains want them: of gates one weight for nodes (own ends, then others) and one for edges."""
+    if plan[2].act != "gate":
+        return tensors
+    x, attr, first, second, *biases = tensors
+    i = x.size(1)
+    ends = [w[:, at : at + i] for at in (0, i) for w in (first, second)]
+    joined = [torch.cat(biases)] if biases else []
+    return x, attr, torch.cat(ends), torch.cat([first[:, 2 * i :], second[:, 2 * i :]]), *joined
+
+
+def _unpacked(plan: Any, found: Sequence[Any]) -> Sequence[Any]:
+    """Gradients of the tensors from those of the packed ones."""
+    if plan[2].act != "gate":
+        return found
+    dx, dattr, nodes, edges, *joined = found
+    weights: Any = (None, None)
+    if nodes is not None:
+        own, own2, other, other2 = nodes.chunk(4)
+        edge, edge2 = edges.chunk(2)
+        weights = torch.cat([own, other, edge], dim=1), torch.cat([own2, other2, edge2], dim=1)
+    biases: Any = () if not joined else (None, None) if joined[0] is None else joined[0].chunk(2)
+    return dx, dattr, *weights, *biases
+
+
+def _packed_needs(plan: Any, needs: Sequence[bool]) -> Sequence[bool]:
+    if plan[2].act != "gate":
+        return needs
+    some = any(needs[2:4])
+    return *needs[:2], some, some, *([any(needs[4:])] if len(needs) > 4 else [])
+
+
+def _parts(plan: Any, parameters: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """The parameters (or their gradients) of each chain."""
+    at = 0
+    for stages in plan[1]:
+        count = sum(COUNTS[name] + (name == "dense" and detail) for name, detail in stages)
+        yield parameters[at : at + count]
+        at += count
+
+
+# ---- messages ----
+
+
+def _terms(form: Form, h: Tensor, e: Tensor) -> tuple[tuple[Tensor | None, ...], tuple[str, str]]:
+    """The six terms of edge_messages, and its two activations."""
+    if form.act == "gate":
+        return _apart(h, e), ("sigmoid", "softplus")
+    if form.act == "product":
+        return _of(h, None, e), ("identity", "identity")
+    return _of(h, e, None), (form.act, "one")
+
+
+def _forward(plan: Any, tensors: Sequence[Tensor], kept: list[Tensor]) -> Tensor:
+    """kept gets before(x), edge(attr), and what the three chains keep."""
+    graph, (before, edge, after), form = plan
+    x, attr, *parameters = tensors
+    parts = list(_parts(plan, parameters))
+    chains: list[Tensor] = []
+    h = cpu_chain.chain(before, x, parts[0], chains).contiguous()
+    e = cpu_chain.chain(edge, attr, parts[1], chains)
+    terms, acts = _terms(form, h, e)
+    csr = graph.edge_csr if form.pairs is None else form.pairs.csr
+    root = None if form.root is None else (x.contiguous() if form.act == "gate" else h, form.root)
+    out = cpu_edge.edge_messages(csr, terms, acts, root=root)
+    out = cpu_chain.chain(after, out, parts[2], chains)
+    kept += [h, e, *chains]
+    return out
+
+
+def _backward(plan: Any, tensors: Sequence[Tensor], kept: Sequence[Tensor], grad: Tensor, needs: Any) -> Any:
+    graph, (before, edge, after), form = plan
+    parts, wanted = list(_parts(plan, tensors[2:])), list(_parts(plan, needs[2:]))
+    h, e, *chains = kept
+    cuts = len(before), len(before) + len(edge)
+    need_h, need_e = needs[0] or any(wanted[0]), needs[1] or any(wanted[1])
+    dx = dattr = None
+    of_before: Any = [None] * len(parts[0])
+    of_edge: Any = [None] * len(parts[1])
+    g, of_after = cpu_chain.chain_grad(after, chains[cuts[1] :], parts[2], grad, wanted[2], need_h or need_e)
+    if g is not None:
+        g = g.contiguous()
+        dh, de = _messages_back(graph, form, h, e, g, need_h, need_e)
+        if de is not None:
+            dattr, of_edge = cpu_chain.chain_grad(edge, chains[cuts[0] : cuts[1]], parts[1], de, wanted[1], needs[1])
+        if dh is not None:
+            dx, of_before = cpu_chain.chain_grad(before, chains[: cuts[0]], parts[0], dh, wanted[0], needs[0])
+        if dx is not None and form.act == "gate" and form.root is not None:
+            dx = dx.add_(g, alpha=form.root)
+    return dx, dattr, *of_before, *of_edge, *of_after
+
+
+def _messages_back(
+    graph: Graph, form: Form, h: Tensor, e: Tensor, g: Tensor, need_h: bool, need_e: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of before(x) and edge(attr); of gates both, whoever needs them: one makes the other."""
+    terms, acts = _terms(form, h, e)
+    csrs = (graph.edge_csr, graph.T.edge_csr) if form.pairs is None else (form.pairs.csr, form.pairs.csr_t)
+    if form.act == "gate":
+        dh, de = pool.empty(h.shape, h.dtype), pool.empty(e.shape, e.dtype)
+        cpu_edge.edge_messages_grad(*csrs, terms, acts, g, (True,) * 6, into=_apart(dh, de))
+        return dh, de
+    first = form.act != "product"
+    found = cpu_edge.edge_messages_grad(
+        *csrs,
+        terms,
+        acts,
+        g,
+        (False, need_h, need_e and first, False, False, need_e and not first),
+        root=None if form.root is None else (h, form.root),
+        pairs=None if form.pairs is None else form.pairs.ends,
+    )
+    return found[1], found[2] if first else found[5]
+
+
+def _reference(plan: Any, tensors: Sequence[Tensor]) -> Tensor:
+    """The layer in plain PyTorch, for second derivatives."""
+    graph, (before, edge, after), form = plan
+    x, attr, *parameters = tensors
+    parts = list(_parts(plan, parameters))
+    h, e = reference_chain.chain(before, x, parts[0]), reference_chain.chain(edge, attr, parts[1])
+    e = e if form.pairs is None else e[form.pairs.number]
+    out = reference_edge.edge_messages(graph.edge_csr, *_terms(form, h, e))
+    if form.root is not None:
+        out = out + form.root * (x if form.act == "gate" else h)
+    return reference_chain.chain(after, out, parts[2])
+
+
+class _EdgeLayer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: Any, *tensors: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+        packed = _packed(plan, tensors)
+        out = _forward(plan, packed, kept)
+        ctx.plan, ctx.counts = plan, (len(tensors), 0 if packed is tensors else len(packed))
+        ctx.save_for_backward(*tensors, *(() if packed is tensors else packed), *kept)
+        return out
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, *grads: Any) -> Any:
+        saved, needs, (given, made) = ctx.saved_tensors, ctx.needs_input_grad[1:], ctx.counts
+        if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
+            tensors = saved[:given]
+            return None, *twice.gradients([_reference(ctx.plan, _packed(ctx.plan, tensors))], grads, tensors, needs)
+        packed, kept = saved[given : given + made] if made else saved[:given], saved[given + made :]
+        found = _backward(ctx.plan, packed, kept, grads[0], _packed_needs(ctx.plan, needs))
+        return None, *(g if need else None for g, need in zip(_unpacked(ctx.plan, found), needs, strict=True))
