@@ -123,8 +123,9 @@ def test_gather(dtype):
             assert cpu.gather_rows(x, index[:0]).shape == (0, *shape)
 
 
-def test_gather_ceiling():
-    x, index = torch.randn(100, 64), torch.randint(100, (5000,), dtype=torch.int32)
+@pytest.mark.parametrize("width", [16, 32, 48, 64, 80, 144])
+def test_gather_ceiling(width):
+    x, index = torch.randn(100, width), torch.randint(100, (5000,), dtype=torch.int32)
     torch.testing.assert_close(cpu.gather_ceiling(x, index, 8).sum(), x[index.long()].sum(), rtol=1e-3, atol=1e-2)
 
 
