@@ -48,12 +48,12 @@ class Slot:
         # .data: a version counter of its own, so that changing one attribute in place leaves the others as they were.
         return (self.memory if memory is None else memory).narrow(0, offset, count * dtype.itemsize).view(dtype).data
 
-    def _wide(self, offset: int, count: int, memory: Tensor | None = None) -> Tensor:
-        """The same for int64, by fewer steps: small batches feel each."""
+    def _wide(self, offset: int, *shape: int, memory: Tensor | None = None) -> Tensor:
+        """The same for int64 of one or two dimensions, by fewer steps: small batches feel each."""
         memory = self.memory if memory is None else memory
         if memory is not self._words[0]:
             self._words = memory, memory.view(torch.int64)
-        return self._words[1].narrow(0, offset // 8, count).data
+        return self._words[1].as_strided(shape, (shape[-1], 1)[-len(shape) :], offset // 8).data
 
     def _nodes(self, node_type: int) -> int:
         return 2 + node_type * (4 + self.sampler.num_hops)
@@ -71,7 +71,7 @@ class Slot:
     def n_id(self, node_type: int = 0, *, host: bool = False) -> Tensor:
         """Global ids of the sampled nodes, seeds first. [nodes]"""
         at = self._nodes(node_type)
-        return self._wide(self.table[at + 1], self.table[at], self.host if host else None)
+        return self._wide(self.table[at + 1], self.table[at], memory=self.host if host else None)
 
     def tree(self, node_type: int = 0) -> Tensor | None:
         """In disjoint sampling, the seed each node belongs to. [nodes]"""
@@ -85,7 +85,7 @@ class Slot:
     def edge_index(self, relation: int = 0) -> Tensor:
         """Local source and target of every edge, grouped by target. [2, edges]"""
         at = self._edges(relation)
-        return self._wide(self.table[at + 1], 2 * self.table[at]).view(2, self.table[at])
+        return self._wide(self.table[at + 1], 2, self.table[at])
 
     def rowptr(self, relation: int = 0, *, host: bool = False) -> Tensor | None:
         """Where each target's edges start; host: as it was before the slot went to a device. [targets + 1]"""
@@ -93,7 +93,7 @@ class Slot:
         targets = self.num_nodes(self.sampler.relations[relation].target)
         if self.table[at + 2] < 0:
             return None
-        return self._wide(self.table[at + 2], targets + 1, self.host if host else None)
+        return self._wide(self.table[at + 2], targets + 1, memory=self.host if host else None)
 
     def col(self, relation: int = 0) -> Tensor | None:
         """Local source of every edge, int32. [edges]"""
@@ -105,7 +105,7 @@ class Slot:
         at = self._edges(relation)
         if self.table[at + 4] < 0:
             return None
-        return self._wide(self.table[at + 4], self.table[at], self.host if host else None)
+        return self._wide(self.table[at + 4], self.table[at], memory=self.host if host else None)
 
     def edges_per_hop(self, relation: int = 0) -> list[int]:
         at = self._edges(relation)
