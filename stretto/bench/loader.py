@@ -149,7 +149,7 @@ def gather(setting: Setting) -> list[Row]:
     plain = x.clone()  # the loader's features are moved into large pages (kernels/pages.py), stock's are not
     out = torch.empty(batches[0].numel(), x.size(1), dtype=x.dtype)
     turn = itertools.cycle(batches)
-    # The ceiling: as many cache lines in the same order, added up, nothing stored.
+    # The ceilings: as many cache lines in the same order, added up, nothing stored; and as much stored, nothing read.
     lines = torch.ones(n, -(-x.size(1) * x.element_size() // LINE) * LINE // 4)
     pages.enlarge(lines.data_ptr(), lines.nbytes)
     narrow = itertools.cycle([b.to(torch.int32) for b in batches])
@@ -163,6 +163,7 @@ def gather(setting: Setting) -> list[Row]:
                 "indexing": lambda: plain[next(turn)],
                 "index_select(out=)": lambda: torch.index_select(plain, 0, next(turn), out=out),
                 "reading alone": lambda: cpu.gather_ceiling(lines, next(narrow), 8),
+                "writing alone": out.zero_,
             },
             repeats=max(setting.repeats, 45),  # a call is short, and the memory of a shared machine uneven
             warmup=2,

@@ -1,6 +1,7 @@
 """Accuracy: sampled inference against full inference on real graphs, and LABOR against uniform sampling."""
 
 import logging
+import statistics
 
 import pytest
 import torch
@@ -63,19 +64,24 @@ def test_sampled_inference_is_as_good_as_full(name):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("name", "rate", "epochs"), [("pubmed", 0.005, 6), ("coauthor-physics", 0.005, 6), ("amazon-computers", 0.01, 15)]
+    ("name", "rate", "epochs"), [("pubmed", 0.005, 6), ("coauthor-physics", 0.005, 6), ("amazon-computers", 0.003, 30)]
 )
 def test_labor_trains_as_well_as_uniform_sampling(name, rate, epochs):
-    """The mean of four runs each, within 0.3 points; single runs differ by more than the two methods do."""
+    """Within 0.3 points in the mean of runs that differ in nothing but the method, and known to 0.15 points.
+
+    Pairs share their first weights and the order of their batches. Rates are such that training has settled: with 0.01
+    amazon-computers swings by a point from epoch to epoch, and no mean of a few runs tells 0.3 points.
+    """
     data = graph(name)
-    means = {}
-    for method in ("uniform", "labor"):
-        tests = []
-        for seed in range(4):
-            run = Run("", "sage", (10, 5), hidden=64, batch=512, lr=rate, seed=seed, method=method)
-            tests.append(train(run, epochs=epochs, data=data).test)
-        means[method] = 100 * sum(tests) / len(tests)
-    logger.info("%s, test accuracy: %s", name, means)
-    assert abs(means["labor"] - means["uniform"]) <= 0.3
+
+    def accuracy(method: str, seed: int) -> float:
+        run = Run("", "sage", (10, 5), hidden=64, batch=512, lr=rate, seed=seed, method=method)
+        return 100 * train(run, epochs=epochs, data=data).test
+
+    gains = [accuracy("labor", seed) - accuracy("uniform", seed) for seed in range(6)]
+    mean, error = statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5
+    logger.info("%s: LABOR gains %.2f points, standard error %.2f: %s", name, mean, error, gains)
+    assert error <= 0.15, gains
+    assert abs(mean) <= 0.3, gains

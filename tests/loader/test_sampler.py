@@ -94,9 +94,25 @@ def test_induced_holds_every_edge_between_the_sampled_nodes():
     assert torch.equal(slot.n_id()[slot.edge_index()], edge_index[:, slot.edge_id()])
 
 
-@pytest.mark.parametrize(("n", "k"), [(6, 5), (100, 5), (2, 1), (40000, 15), (100, 50), (300, 290)])
+# The last four: marks told apart exactly, marks that may be another's, the bitmap, the first that is not exact
+# (csrc/sampler/pick.h).
+UNIFORM = [
+    (6, 5),
+    (100, 5),
+    (2, 1),
+    (40000, 15),
+    (100, 50),
+    (300, 290),
+    (1024, 40),
+    (1500, 30),
+    (3000, 200),
+    (1025, 32),
+]
+
+
+@pytest.mark.parametrize(("n", "k"), UNIFORM)
 def test_uniform_over_a_million_draws(n, k):
-    """Chi-square of how often each neighbour is taken; 16-bit modulo sampling fails at (40000, 15)."""
+    """Chi-square of how often each neighbour is taken, and none twice; 16-bit modulo sampling fails at (40000, 15)."""
     draws = 1_000_000 if n < 40000 else 4_000_000
     times = draws // k
     row = torch.arange(1, n + 1, dtype=torch.int32)
@@ -107,6 +123,7 @@ def test_uniform_over_a_million_draws(n, k):
     for batch in range(times // chunk + 1):
         slot = take(native, torch.zeros(min(chunk, times), dtype=torch.int64), seed=3, batch=batch)
         counts += torch.bincount(slot.edge_id(), minlength=n)
+        assert bool((slot.edge_id().view(-1, k).sort(dim=1).values.diff(dim=1) > 0).all())
     total = int(counts.sum())
     expected = total / n
     # Draws without replacement vary less than independent ones, by (n - k) / (n - 1).
