@@ -13,7 +13,6 @@ import gc
 import itertools
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,10 +29,10 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 import stretto
 from stretto import ops
-from stretto.bench.gpu_parts import dense_products
+from stretto.bench.gpu_parts import ceilings, dense_products, milliseconds, spread, timed
+from stretto.bench.gpu_targets import geomean, targets
 from stretto.errors import expect
 from stretto.kernels import vendor
-from stretto.tune.timing import measure
 
 logger = logging.getLogger("stretto")
 pyg: Any = torch_geometric.nn  # its layers look abstract to a type checker
@@ -94,29 +93,6 @@ def rmat(scale: int, draws: int, *, seed: int = 0) -> Tensor:
     return torch.stack([keys >> scale, keys & ((1 << scale) - 1)])
 
 
-def timed(candidates: dict[str, Callable[[], object]], *, repeats: int = 7) -> dict[str, float]:
-    """Median milliseconds of each, in turns. A sample holds many calls in a row, as a training loop does: what the host
-    does for one is hidden behind the device's work on the one before, where it is less."""
-    timings = measure(candidates, repeats=repeats, warmup=2, device="cuda", sample_seconds=0.06)
-    return {name: t.median * 1e3 for name, t in timings.items()}
-
-
-def ceilings(sheet: Sheet) -> None:
-    """What the card can do at most: copying, multiplying, gathering rows."""
-    buffers = torch.randn(2, 1 << 28, device="cuda")
-    ms = timed({"copy": lambda: buffers[0].copy_(buffers[1])})["copy"]
-    sheet.add(kind="ceiling", name="copy", ms=ms, rate=buffers.numel() * 4 / ms / 1e9, unit="TB/s")
-    for name, dtype in (("gemm f32", torch.float32), ("gemm bf16", torch.bfloat16)):
-        ms = timed({name: partial(torch.mm, *torch.randn(2, 8192, 8192, device="cuda", dtype=dtype))})[name]
-        sheet.add(kind="ceiling", name=name, ms=ms, rate=2 * 8192**3 / ms / 1e9, unit="TFLOP/s")
-    rows = torch.randn(1 << 21, 256, device="cuda")
-    index = torch.randint(0, 1 << 21, (4_000_000,), device="cuda")
-    ms = timed({"gather": lambda: rows.index_select(0, index)})["gather"]
-    sheet.add(
-        kind="ceiling", name="gather (read and write)", ms=ms, rate=2 * index.numel() * 1024 / ms / 1e9, unit="TB/s"
-    )
-
-
 def operators(sheet: Sheet, name: str, edge_index: Tensor, num_nodes: int) -> None:
     """spmm of every width against cuSPARSE."""
     graph = stretto.Graph.of(edge_index, num_nodes)
@@ -132,13 +108,15 @@ def operators(sheet: Sheet, name: str, edge_index: Tensor, num_nodes: int) -> No
             }
             if dtype == torch.float32:
                 calls["stretto max"] = partial(ops.spmm, graph, x, reduce="max")
-            ms = timed(calls)
+            timings = timed(calls)
+            ms = milliseconds(timings)
             sheet.add(
                 kind="spmm",
                 graph=name,
                 width=width,
                 dtype=str(dtype).removeprefix("torch."),
                 ms=ms,
+                spread=spread(timings),
                 error=relative(got, wanted),
                 speedup=ms["cusparse"] / ms[OURS],
                 gathered_tb_s=graph.num_edges * width * x.element_size() / ms[OURS] / 1e9,
@@ -186,7 +164,8 @@ def _both(layer: nn.Module, x: Tensor, edges: Tensor, upstream: Tensor) -> Calla
 def _race(
     sheet: Sheet, row: dict[str, object], candidates: dict[str, Callable[[], Any]], *, settle: int, repeats: int = 7
 ) -> None:
-    """Check, warm, time; peak memory of each; what cannot run says why."""
+    """Check, warm, time; what cannot run says why. Memory of each: the peak of a call above inputs and parameters, its
+    results, gradients and whatever the layer keeps included."""
     results: dict[str, Any] = {}
     compared = OURS in candidates and STOCK in candidates  # results take memory: kept only to be compared
     memory: dict[str, float] = {}
@@ -219,10 +198,13 @@ def _race(
         pairs = zip(results[OURS], results[STOCK], strict=True)
         row["error"] = max(relative(g, w, least) for g, w in pairs)
     results.clear()
-    ms = timed(candidates, repeats=repeats) if candidates else {}
+    timings = timed(candidates, repeats=repeats) if candidates else {}
+    ms = milliseconds(timings)
     if OURS in ms:
         row["speedup"] = {name: value / ms[OURS] for name, value in ms.items() if name != OURS}
-    sheet.add(**row, ms=ms, gib=memory, first_call_s=seconds, failed=failed)
+    if OURS in memory:
+        row["memory_ratio"] = {name: value / memory[OURS] for name, value in memory.items() if name != OURS}
+    sheet.add(**row, ms=ms, spread=spread(timings), gib=memory, first_call_s=seconds, failed=failed)
 
 
 class Net(nn.Module):
@@ -338,12 +320,13 @@ def run(
 
 
 def _summary(sheet: Sheet) -> None:
-    """Geometric means over the training steps, and every loss."""
+    """Geometric means over the training steps, what was to be reached, and every loss."""
     for against in (STOCK, "best stock"):
         ratios = [r for row in sheet.rows if row.get("kind") == "step" for r in _ratios(row, against)]
         if ratios:
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-            sheet.add(kind="summary", name=f"training steps vs {against}", geomean=mean, least=min(ratios))
+            sheet.add(kind="summary", name=f"training steps vs {against}", geomean=geomean(ratios), least=min(ratios))
+    for target in targets(sheet.rows, OURS, STOCK, CSR, COMPILED):
+        sheet.add(kind="target", **target)
     sheet.add(kind="summary", name="losses", rows=list(losses(sheet)), seconds=time.perf_counter() - sheet.start)
 
 

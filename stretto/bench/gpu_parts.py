@@ -1,14 +1,56 @@
-"""What a layer cannot do without: the dense products of a GIN layer alone, by torch and by our own kernels."""
+"""What `stretto bench gpu` is made of: timing in turns, the ceilings of the card, and the dense products that a GIN layer
+cannot do without."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from stretto import kernels
-from stretto.tune.timing import measure
+from stretto.tune.timing import Timing, measure
+
+
+class Rows(Protocol):
+    """Where rows are written down."""
+
+    def add(self, **row: object) -> None:
+        """One record."""
+
+
+def timed(candidates: dict[str, Callable[[], object]], *, repeats: int = 7) -> dict[str, Timing]:
+    """Each in turns. A sample holds many calls in a row, as a training loop does: what the host does for one is hidden
+    behind the device's work on the one before, where it is less."""
+    return measure(candidates, repeats=repeats, warmup=2, device="cuda", sample_seconds=0.06)
+
+
+def milliseconds(timings: Mapping[str, Timing]) -> dict[str, float]:
+    """Medians."""
+    return {name: t.median * 1e3 for name, t in timings.items()}
+
+
+def spread(timings: Mapping[str, Timing]) -> dict[str, list[float]]:
+    """The least and the most of the samples, in milliseconds."""
+    return {name: [t.quantile(0.0) * 1e3, t.quantile(1.0) * 1e3] for name, t in timings.items()}
+
+
+def ceilings(sheet: Rows) -> None:
+    """What the card can do at most: copying, multiplying, gathering rows."""
+
+    def add(name: str, call: Callable[[], object], work: float, unit: str) -> None:
+        ms = milliseconds(timed({name: call}))[name]
+        sheet.add(kind="ceiling", name=name, ms=ms, rate=work / ms / 1e9, unit=unit)
+
+    buffers = torch.randn(2, 1 << 28, device="cuda")
+    add("copy", lambda: buffers[0].copy_(buffers[1]), buffers.numel() * 4, "TB/s")
+    for name, dtype in (("gemm f32", torch.float32), ("gemm bf16", torch.bfloat16)):
+        add(name, partial(torch.mm, *torch.randn(2, 8192, 8192, device="cuda", dtype=dtype)), 2 * 8192**3, "TFLOP/s")
+    rows = torch.randn(1 << 21, 256, device="cuda")
+    index = torch.randint(0, 1 << 21, (4_000_000,), device="cuda")
+    add("gather (read and write)", lambda: rows.index_select(0, index), 2 * index.numel() * 1024, "TB/s")
 
 
 def dense_products(num_nodes: int, i: int, o: int) -> dict[str, float]:
@@ -27,9 +69,7 @@ def dense_products(num_nodes: int, i: int, o: int) -> dict[str, float]:
             ours.product(grad, second),
             ours.transposed_product(grad, z)[0],
             ours.product(grad, first),
-            grad.t() @ x,
+            ours.transposed_product(grad, x)[0],
         ]
 
-    calls: dict[str, Callable[[], object]] = {"torch": by_torch, "stretto": by_us}
-    timings = measure(calls, repeats=7, warmup=3, device="cuda", sample_seconds=0.06)
-    return {name: t.median * 1e3 for name, t in timings.items()}
+    return milliseconds(timed({"torch": by_torch, "stretto": by_us}))

@@ -18,6 +18,7 @@ from stretto.tune.variants import legal
 
 LEAST_ROWS = 1 << 15  # below, a product takes no longer than its launch
 MOST_INNER = 4096
+LEAST_SUMS = (32, 128)  # columns of two tall matrices from which our product over their rows is faster than torch's
 
 
 def product(
@@ -31,6 +32,8 @@ def product(
         return cpu_dense.product(x, w, bias, add=add, factor=factor)
     if add is not None and factor != 1.0:
         return add.addmm_(x, w, alpha=factor)
+    if bias is None and add is None and _sums_rows(x, w):
+        return kernels.backend(x.device).transposed_product(x.t(), w)[0]
     if not _ours(x, w, bias if add is None else add):
         return _torch(x, w, bias, add, in_place=True)
     key = ("product", x.size(0).bit_length(), *w.shape, w.stride(0) == 1, bias is not None, add is not None, "cuda")
@@ -95,3 +98,24 @@ def _ours(x: Tensor, w: Tensor, other: Tensor | None) -> bool:
     if x.stride(1) != 1 or k % 4 or n % 4 or x.stride(0) % 4 or x.data_ptr() % 16 or torch.is_autocast_enabled("cuda"):
         return False
     return w.dtype == x.dtype and (other is None or (other.dtype == x.dtype and other.is_contiguous()))
+
+
+def _sums_rows(x: Tensor, w: Tensor) -> bool:
+    """Whether x is a tall matrix transposed, as in the gradient of a weight, and our kernel takes it and w."""
+    m, rows = x.shape
+    if (
+        x.device.type != "cuda"
+        or x.dtype != torch.float32
+        or w.dtype != x.dtype
+        or rows < LEAST_ROWS
+        or x.stride(0) != 1
+    ):
+        return False
+    found = kernels.backend(x.device)
+    if torch.get_float32_matmul_precision() != "highest" or not hasattr(found, "transposed_product"):
+        return False
+    if m < LEAST_SUMS[0] or w.size(1) < LEAST_SUMS[1] or m % 4 or w.size(1) % 4 or w.stride(1) != 1:
+        return False
+    if x.stride(1) % 4 or w.stride(0) % 4 or x.data_ptr() % 16 or w.data_ptr() % 16:
+        return False
+    return not torch.is_autocast_enabled("cuda")

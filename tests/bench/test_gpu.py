@@ -27,6 +27,21 @@ def test_summary_takes_geometric_means():
     assert found["training steps vs best stock"]["least"] == pytest.approx(2.0)
 
 
+def test_targets_say_what_was_met():
+    rows = sheet()
+    rows.add(kind="layer", graph="g2", model="gat", ms={gpu.OURS: 60.0}, gib={gpu.OURS: 15.0})
+    rows.add(kind="layer", graph="g1", model="gat", speedup={gpu.STOCK: 13.0}, memory_ratio={gpu.STOCK: 14.0})
+    gpu._summary(rows)
+    found = {row["name"]: (row["wanted"], row["got"], row["met"]) for row in rows.rows if row["kind"] == "target"}
+    assert found["gat on g2, at most ms"] == (250.0, 60.0, True)
+    assert found["gat on g2, at most GiB"] == (14.0, 15.0, False)
+    assert found[f"gat layer vs {gpu.STOCK}"] == (12.0, 13.0, True)
+    assert found[f"gat layer, memory vs {gpu.STOCK}"] == (15.0, 14.0, False)
+    assert found["spmm float32 vs cusparse, least of all"] == (1.0, 0.5, False)
+    assert found[f"steps vs {gpu.STOCK}, geometric mean"] == (6.0, pytest.approx(4.0), False)
+    assert not any("transformer" in name for name in found)  # no row, no line
+
+
 def test_errors_of_vanishing_gradients_are_judged_by_the_others():
     assert gpu.relative(torch.full((4,), 1e-9), torch.full((4,), 2e-9), least=1.0) < 1e-8
 

@@ -33,9 +33,9 @@ def _constants(slope: float, scale: float, dropout: float, dtype: torch.dtype, d
 
 
 class Call:
-    """The operands of an Attention as kernels take them; warps: of a program whose tile is as wide as can be."""
+    """The operands of an Attention as kernels take them."""
 
-    def __init__(self, a: Attention, num_edges: int, also: tuple[Tensor, ...] = (), *, warps: int = 2) -> None:
+    def __init__(self, a: Attention, num_edges: int, also: tuple[Tensor, ...] = ()) -> None:
         self.a = a
         self.v = v = rows(a.values)
         self.dtype, self.acc = v.dtype, accumulate_type(v.dtype)
@@ -63,8 +63,11 @@ class Call:
         # Twice what a warp reads at once: two halves of every head, so that a lane has to do with one head only.
         self.two = self.across == 1 and self.block >= 8 and columns * v.element_size() >= 2 * LANES
         self.head_tiles = tiles(self.heads, self.block_heads)
-        self.edges = max(2, min(32, TILE["rows" if self.rows or columns <= NARROW else "scalars"] // columns))
-        self.warps = warps if self.two else 1  # two take an edge each, and meet at the end
+        # The widest tile is one edge by one warp: what is left of its registers, other rows' programs use. Weights that
+        # are given ask for so little that two warps take an edge each, and meet at the end.
+        self.warps = 2 if self.two and a.form == "weight" else 1
+        edges = TILE["rows" if self.rows or columns <= NARROW else "scalars"] // columns
+        self.edges = self.warps if self.two else max(2, min(32, edges))
         # Nothing of a tile of heads and columns sticks out: only missing edges need a mask.
         self.even = self.heads % self.block_heads == 0 and all(
             w in (0, self.block) for w in (self.width, self.score_width)
@@ -161,8 +164,8 @@ def _sum(csr: Csr, call: Call, out: Tensor, stats: Tensor | None, bias: Tensor |
     if cut.windows:
         forward.hubs_kernel[(cut.windows, call.head_tiles, across)](
             *cut.args, part, part_stats, out, stats, bias, h, width,
-            FORM=FORMS[call.a.form], ACC=acc_of(call.dtype), BLOCK_S=4, BLOCK_H=call.block_heads, BLOCK_F=call.block,
-            num_warps=2,
+            FORM=FORMS[call.a.form], ACC=acc_of(call.dtype), BLOCK_S=16, BLOCK_H=call.block_heads, BLOCK_F=call.block,
+            num_warps=8,
         )  # fmt: skip
 
 

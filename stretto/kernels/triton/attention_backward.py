@@ -12,7 +12,19 @@ import triton.language as tl
 from stretto.kernels.triton.attention_forward import SIZES, plus
 from stretto.kernels.triton.launch import jit, kernel
 from stretto.kernels.triton.operands import at_entry, locate
-from stretto.kernels.triton.scores import DOT, SUM, SUM_ROWS, WEIGHT, dropped, inner, key_of, own_term, row_dot, scores
+from stretto.kernels.triton.scores import (
+    DOT,
+    SUM,
+    SUM_ROWS,
+    WEIGHT,
+    dropped,
+    inner,
+    key_of,
+    own_terms,
+    read_row,
+    row_dot,
+    scores,
+)
 
 
 @kernel(*SIZES, "ldg")
@@ -48,7 +60,7 @@ def pieces_kernel(
     if TWO:
         values2 = tl.load(v + at + BLOCK_F, mask=live2, other=0.0).to(ACC)
     key = key_of(seed, RAW) if DROP else 0
-    mine = own_term(right, ldr, j, h, mh, FORM, ACC)
+    mine, mine2 = own_terms(right, ldr, right_step, j, h, mh, score_width, FORM, ONE, TWO, EVEN, ACC, BLOCK_F)
     acc = tl.full((1 if WIDE else BLOCK_E, BLOCK_H, BLOCK_F), 0.0, ACC)
     acc2, acc_right, acc_right2 = acc, acc, acc
     acc_sum = tl.full((BLOCK_E, BLOCK_H), 0.0, ACC)
@@ -69,9 +81,9 @@ def pieces_kernel(
         if TWO:
             g2 = tl.load(from_grad + BLOCK_F, mask=there[:, None, None] & live2, other=0.0).to(ACC)
         s, z, near, far, rows, near2, far2, rows2 = scores(
-            mine, left, ldl, None if FORM == SUM else right, ldr, att, edge, attr, query, i, there, j, own, number,
-            there, h, mh, heads, score_width, attr_width, right_step, slope, scale, FORM, ONE, TWO, EVEN, ACC, BLOCK_E,
-            BLOCK_H, BLOCK_F, BLOCK_D,
+            mine, mine2, left, ldl, None if FORM == SUM or ONE else right, ldr, att, edge, attr, query, i, there, j,
+            own, number, there, h, mh, heads, score_width, attr_width, right_step, slope, scale, FORM, ONE, TWO, EVEN,
+            ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
         )  # fmt: skip
         scalar = (i * heads)[:, None] + h[None, :]
         at_edge = (number * heads)[:, None] + h[None, :]
@@ -123,7 +135,7 @@ def pieces_kernel(
         if FORM == SUM_ROWS or FORM == DOT:
             if not ONE:
                 near, far, rows = inner(
-                    left, ldl, right, ldr, edge, i, there, j, own, number, there, h, mh, f, heads, score_width,
+                    None, left, ldl, right, ldr, edge, i, there, j, own, number, there, h, mh, f, heads, score_width,
                     right_step, EVEN, ACC,
                 )  # fmt: skip
             if FORM == DOT:
@@ -212,6 +224,10 @@ def left_kernel(
     ldl, ldr, right_step = ldl // VEC * VEC, ldr // VEC * VEC, right_step // VEC * VEC
     i = (row + tl.zeros((1,), tl.int64)).to(INT)
     own = i >= 0
+    mine = read_row(left, ldl, score_width, i, own, h, mh, f, score_width, EVEN, ACC)
+    mine2 = mine
+    if TWO:
+        mine2 = read_row(left, ldl, score_width, i, own, h, mh, f + BLOCK_F, score_width, EVEN, ACC)
     acc = tl.full((1 if WIDE else BLOCK_E, BLOCK_H, BLOCK_F), 0.0, ACC)
     acc2 = acc
     acc_sum = tl.full((BLOCK_E, BLOCK_H), 0.0, ACC)
@@ -226,15 +242,15 @@ def left_kernel(
         inside = there[:, None] & mh[None, :]
         ds = tl.load(dscore + (number * heads)[:, None] + h[None, :], mask=inside, other=0.0)
         near, far, z = inner(
-            left, ldl, right, ldr, edge, i, own, j, there, number, there, h, mh, f, heads, score_width, right_step,
-            EVEN, ACC,
+            mine, None, ldl, right, ldr, edge, i, own, j, there, number, there, h, mh, f, heads, score_width,
+            right_step, EVEN, ACC,
         )  # fmt: skip
         acc_sum += ds
         acc = plus(acc, above(near, far, z, ds, edge), WIDE)
         if TWO:
             near, far, z = inner(
-                left, ldl, right, ldr, edge, i, own, j, there, number, there, h, mh, f + BLOCK_F, heads, score_width,
-                right_step, EVEN, ACC,
+                mine2, None, ldl, right, ldr, edge, i, own, j, there, number, there, h, mh, f + BLOCK_F, heads,
+                score_width, right_step, EVEN, ACC,
             )  # fmt: skip
             acc2 = plus(acc2, above(near, far, z, ds, edge), WIDE)
         j, number = j_ahead, number_ahead

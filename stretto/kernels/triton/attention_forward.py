@@ -14,7 +14,7 @@ import triton.language as tl
 
 from stretto.kernels.triton.launch import jit, kernel
 from stretto.kernels.triton.operands import at_entry, hub_of, locate
-from stretto.kernels.triton.scores import DOT, GIVEN, SUM, SUM_ROWS, WEIGHT, dropped, key_of, own_term, scores
+from stretto.kernels.triton.scores import DOT, GIVEN, SUM, SUM_ROWS, WEIGHT, dropped, key_of, own_terms, scores
 
 SIZES = [
     "ldv", "ldl", "ldr", "heads", "width", "score_width", "attr_width", "value_step", "right_step", "windows",
@@ -64,8 +64,8 @@ def plus(acc, tile, WIDE: tl.constexpr):
 
 @jit
 def edges_ahead(
-    mine, left, ldl, right, ldr, att, edge, attr, query, col, edge_id, i, own, j, base, end, h, mh, heads, score_width,
-    attr_width, right_step, slope, scale,
+    mine, mine2, left, ldl, right, ldr, att, edge, attr, query, col, edge_id, i, own, j, base, end, h, mh, heads,
+    score_width, attr_width, right_step, slope, scale,
     FORM: tl.constexpr, ONE: tl.constexpr, TWO: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr, INT: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -76,7 +76,7 @@ def edges_ahead(
     ahead = at_entry(col, e + BLOCK_E, e + BLOCK_E < end, INT)
     number = at_entry(edge_id, e, there, INT)
     s, z, near, far, both, near2, far2, both2 = scores(
-        mine, left, ldl, right, ldr, att, edge, attr, query, i, own, j, there, number, there, h, mh, heads,
+        mine, mine2, left, ldl, right, ldr, att, edge, attr, query, i, own, j, there, number, there, h, mh, heads,
         score_width, attr_width, right_step, slope, scale, FORM, ONE, TWO, EVEN, ACC, BLOCK_E, BLOCK_H, BLOCK_F,
         BLOCK_D,
     )  # fmt: skip
@@ -94,8 +94,8 @@ def highest(
     j = at_entry(col, start + tl.arange(0, BLOCK_S), start + tl.arange(0, BLOCK_S) < end, INT)
     for base in range(start, end, BLOCK_S):
         there, _, j, s, _, _ = edges_ahead(
-            mine, None, 0, right, ldr, None, edge, None, None, col, edge_id, i, own, j, base, end, h, mh, heads, 0, 0,
-            0, slope, slope, FORM, True, False, EVEN, ACC, INT, BLOCK_S, BLOCK_H, 1, 1,
+            mine, mine, None, 0, right, ldr, None, edge, None, None, col, edge_id, i, own, j, base, end, h, mh, heads,
+            0, 0, 0, slope, slope, FORM, True, False, EVEN, ACC, INT, BLOCK_S, BLOCK_H, 1, 1,
         )  # fmt: skip
         most = tl.where(there[:, None] & (s > most), s, most)
     return tl.max(most, 0)
@@ -133,7 +133,7 @@ def pieces_kernel(
     most = tl.full((BLOCK_H,), float("-inf"), ACC)
     total = tl.full((BLOCK_H,), 0.0, ACC)
     totals = tl.full((BLOCK_E, BLOCK_H), 0.0, ACC)
-    mine = own_term(left, ldl, i, h, mh, FORM, ACC)
+    mine, mine2 = own_terms(left, ldl, score_width, i, h, mh, score_width, FORM, ONE, TWO, EVEN, ACC, BLOCK_F)
     if FORM == GIVEN or FORM == SUM:
         most = highest(
             mine, right, ldr, edge, col, edge_id, i, own, start, end, h, mh, heads, slope,
@@ -145,9 +145,9 @@ def pieces_kernel(
     j = at_entry(col, start + tl.arange(0, BLOCK_E), start + tl.arange(0, BLOCK_E) < end, INT)
     for base in range(start, end, BLOCK_E):
         there, number, ahead, s, far, far2 = edges_ahead(
-            mine, None if FORM == SUM else left, ldl, right, ldr, att, edge, attr, query, col, edge_id, i, own, j,
-            base, end, h, mh, heads, score_width, attr_width, right_step, slope, scale,
-            FORM, ONE, TWO, EVEN, ACC, INT, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
+            mine, mine2, None if FORM == SUM or ONE else left, ldl, right, ldr, att, edge, attr, query, col, edge_id,
+            i, own, j, base, end, h, mh, heads, score_width, attr_width, right_step, slope, scale, FORM, ONE, TWO,
+            EVEN, ACC, INT, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
         )  # fmt: skip
         if SAME:  # the values are the rows just read for the score
             rows, rows2 = far, far2
@@ -251,16 +251,16 @@ def alpha_kernel(
     mh = (h < heads) | EVEN
     i = (row + tl.zeros((1,), tl.int64)).to(INT)
     own = i >= 0
-    mine = own_term(left, ldl, i, h, mh, FORM, ACC)
+    mine, mine2 = own_terms(left, ldl, score_width, i, h, mh, score_width, FORM, ONE, TWO, EVEN, ACC, BLOCK_F)
     for base in range(start, end, BLOCK_E):
         e = base + tl.arange(0, BLOCK_E)
         there = e < end
         j = at_entry(col, e, there, INT)
         number = at_entry(edge_id, e, there, INT)
         s, z, near, far, both, near2, far2, both2 = scores(
-            mine, None if FORM == SUM else left, ldl, right, ldr, att, edge, attr, query, i, own, j, there, number,
-            there, h, mh, heads, score_width, attr_width, right_step, slope, scale, FORM, ONE, TWO, EVEN, ACC, BLOCK_E,
-            BLOCK_H, BLOCK_F, BLOCK_D,
+            mine, mine2, None if FORM == SUM or ONE else left, ldl, right, ldr, att, edge, attr, query, i, own, j,
+            there, number, there, h, mh, heads, score_width, attr_width, right_step, slope, scale, FORM, ONE, TWO,
+            EVEN, ACC, BLOCK_E, BLOCK_H, BLOCK_F, BLOCK_D,
         )  # fmt: skip
         if FORM != WEIGHT:
             at = (row * heads + h) * 2

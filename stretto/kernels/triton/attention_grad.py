@@ -42,7 +42,7 @@ def attention_grad(
     if a.bias is not None:
         out, grad = (t.view(csr.num_rows, a.heads, a.values.size(2)) for t in (out, grad.contiguous()))
     grad = rows(grad)
-    call = Call(a, csr.num_edges, (grad,), warps=2 if a.form != "gatv2" else 1)
+    call = Call(a, csr.num_edges, (grad,))
     h, acc = call.heads, call.acc
     need = dict(zip(TENSORS, needs, strict=False))  # one more: whether a bias needs its gradient
     new = functools.partial(call.v.new_empty, dtype=acc)
@@ -162,14 +162,13 @@ def _left(csr: Csr, call: Call, dscore: Tensor) -> Tensor:
     assert call.left is not None
     assert call.right is not None
     cut, h, width = pieces(csr), call.heads, call.score_width
-    warps = 2 if call.two else 1
     dleft = dscore.new_empty(csr.num_rows, h, width)
     part = dscore.new_empty(cut.windows, h, width)
     backward.left_kernel[(cut.count, call.head_tiles, tiles(width, call.block))](
         *cut.args, csr.col, csr.edge_id, call.left, call.left.stride(0), call.right,
         call.right.stride(0), call.edge, dscore, call.constants, dleft, part, h, width, call.right_step,
-        TWO=call.two, EVEN=call.even, WIDE=call.wide and warps == 1, ACC=acc_of(call.dtype), INT=call.int, VEC=call.vec,
-        BLOCK_E=call.edges, BLOCK_H=call.block_heads, BLOCK_F=call.tile_width, num_warps=warps,
+        TWO=call.two, EVEN=call.even, WIDE=call.wide, ACC=acc_of(call.dtype), INT=call.int, VEC=call.vec,
+        BLOCK_E=call.edges, BLOCK_H=call.block_heads, BLOCK_F=call.tile_width, num_warps=call.warps,
     )  # fmt: skip
     merge(cut, part, dleft)
     return dleft

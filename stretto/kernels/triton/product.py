@@ -19,11 +19,15 @@ from torch import Tensor
 
 from stretto.kernels.triton import tape
 from stretto.kernels.triton.activations import positive
-from stretto.kernels.triton.column_sum import column_sum, sum_few
+from stretto.kernels.triton.column_sum import sum_few
 from stretto.kernels.triton.launch import call, interpreted, jit, kernel
 from stretto.kernels.triton.operands import power, tiles
 
-ACROSS = {"m": 128, "n": 128, "warps": 8, "stages": 3, "programs": 132}  # tiles of a transposed product
+PROGRAMS = {
+    128: 132,
+    64: 264,
+}  # of a transposed product, by the height of a tile: as many as run at once on a large card
+WIDE, NARROW = 128, 32  # columns of its factors from which it is faster than torch's
 LEAST_ROWS = 512  # of such a program
 TINY = tl.constexpr(2.0**-40)
 REGISTERS = {"maxnreg": 128}  # two programs of 8 warps share a multiprocessor
@@ -104,7 +108,7 @@ def _tiles(
 
 @kernel("lda", "ldb", "rows", "width", "width_b", "rows_each")
 def _across(
-    a, lda, b, ldb, part, rows, width, width_b, rows_each,
+    a, lda, b, ldb, part, sums, rows, width, width_b, rows_each,
     RELU: tl.constexpr, BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     lda, ldb, m, n = lda // 4 * 4, ldb // 4 * 4, width // 4 * 4, width_b // 4 * 4
@@ -115,12 +119,15 @@ def _across(
     a += first * lda
     b += first * ldb
     acc = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
+    total = tl.full((BLOCK_K, BLOCK_M), 0.0, tl.float32)
     for base in range(0, count, BLOCK_K):
         r = base + tl.arange(0, BLOCK_K)
         p = tl.load(a + r[:, None] * lda + i[None, :], mask=(r < count)[:, None] & (i < m)[None, :], other=0.0)
         q = tl.load(b + r[:, None] * ldb + j[None, :], mask=(r < count)[:, None] & (j < n)[None, :], other=0.0)
         if RELU:
             q = positive(q)
+        # Wanted or not: a matrix that is read across only is loaded number by number.
+        total += p
         p1, p2, p3 = thirds(tl.trans(p))
         q1, q2, q3 = thirds(q)
         some = plus_dot(None, p3, q1, BITS)  # the small ones first
@@ -131,6 +138,8 @@ def _across(
         acc += plus_dot(some, p1, q1, BITS)
     to = (tl.program_id(2) * width + i)[:, None] * width_b + j[None, :]
     tl.store(part + to, acc, mask=(i < width)[:, None] & (j < width_b)[None, :])
+    if tl.program_id(1) == 0:
+        tl.store(sums + tl.program_id(2) * width + i, tl.sum(total, 0), mask=i < width)
 
 
 @jit
@@ -252,26 +261,22 @@ def transposed_product(a: Tensor, b: Tensor, *, relu: bool = False, sums: bool =
 
 
 def _transposed_product(relu: bool, sums: bool, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor | None]:
-    return across(a, b, relu=relu), column_sum(a) if sums else None
-
-
-def across(a: Tensor, b: Tensor, *, relu: bool = False) -> Tensor:
-    """a' b, or a' relu(b), by programs that take blocks of rows, whose sums are added in order."""
     rows, m, n = a.size(0), a.size(1), b.size(1)
-    block_m, block_n = max(16, power(m, ACROSS["m"])), max(16, power(n, ACROSS["n"]))
-    down, over = tiles(m, block_m), tiles(n, block_n)
-    blocks = max(1, min(tiles(rows, LEAST_ROWS), ACROSS["programs"] // (down * over)))
-    part = a.new_empty(blocks, m * n)
+    tall = 128 if m > 64 else 64  # a program of the smaller tile takes half the registers: two share a multiprocessor
+    down, over = tiles(m, tall), tiles(n, 128)
+    blocks = max(1, min(tiles(rows, LEAST_ROWS), PROGRAMS[tall] // (down * over)))
+    part, total = a.new_empty(blocks, m * n), a.new_empty(blocks, m)
     _across[(down, over, blocks)](
-        a, a.stride(0), b, b.stride(0), part, rows, m, n, tiles(rows, 32 * blocks) * 32, RELU=relu,
-        BITS=interpreted(_across), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=32, num_warps=ACROSS["warps"],
-        num_stages=ACROSS["stages"],
+        a, a.stride(0), b, b.stride(0), part, total, rows, m, n, tiles(rows, 32 * blocks) * 32, RELU=relu,
+        BITS=interpreted(_across), BLOCK_M=tall, BLOCK_N=128, BLOCK_K=32, num_warps=tall // 16, num_stages=3,
     )  # fmt: skip
-    return sum_few(part).view(m, n)
+    return sum_few(part).view(m, n), sum_few(total) if sums else None
 
 
 def weight_grad(grad: Tensor, x: Tensor) -> Tensor:
-    """grad' x by torch's kernel, which is as fast as ours, and faster for narrow matrices. -> [o, i]"""
+    """grad' x, by torch's kernel where x is narrow. grad [r, o], x [r, i] -> [o, i]"""
+    if x.size(1) >= WIDE and grad.size(1) >= NARROW:
+        return _transposed_product(False, False, grad, x)[0]
     out = grad.new_empty(grad.size(1), x.size(1))
     call(lambda g, rows, into: torch.mm(g.t(), rows, out=into), grad, x, out)
     return out

@@ -11,11 +11,11 @@ from stretto.kernels.triton.attention import by_edge
 from stretto.kernels.triton.launch import jit, kernel
 from stretto.kernels.triton.operands import acc_of, at_entry, locate, offsets, power, tiles
 from stretto.kernels.triton.pieces import Pieces, pieces
+from stretto.kernels.triton.spmm import SLOTS, spmm
 from stretto.kernels.triton.spmm import _hubs as sum_hubs
-from stretto.kernels.triton.spmm import spmm
 
 NARROW = 8  # numbers per edge at most
-ROWS, EDGES, WARPS = 16, 8, 4  # of a program: its tile holds edges of several rows
+ROWS, EDGES, WARPS = 4, 32, 2  # of a program: its tile holds edges of several rows
 
 
 @jit
@@ -96,5 +96,5 @@ def merge(cut: Pieces, part: Tensor, into: Tensor) -> None:
     if cut.windows and part.numel():
         sum_hubs[(cut.windows, tiles(width, block))](
             *cut.args, part, None, None, None, 0, 1.0, into, None, width,
-            REDUCE=REDUCES["sum"], TIES=False, ACC=acc_of(part.dtype), BLOCK_S=8, BLOCK_K=block, num_warps=1,
+            REDUCE=REDUCES["sum"], TIES=False, ACC=acc_of(part.dtype), BLOCK_S=SLOTS, BLOCK_K=block, num_warps=4,
         )  # fmt: skip

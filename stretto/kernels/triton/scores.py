@@ -67,19 +67,29 @@ def leaky(z, slope):
 
 
 @jit
+def read_row(rows, ld, step, i, mi, h, mh, columns, width, EVEN: tl.constexpr, ACC: tl.constexpr):
+    """rows[i] at some columns of the heads. [edges, heads, columns]"""
+    c = columns[None, None, :]
+    at = (i * ld)[:, None, None] + (h * step)[None, :, None] + c
+    return tl.load(rows + at, mask=mi[:, None, None] & mh[None, :, None] & ((c < width) | EVEN), other=0.0).to(ACC)
+
+
+@jit
 def inner(
-    left, ldl, right, ldr, edge, i, mi, j, mj, e, there, h, mh, columns, heads, score_width, right_step,
+    mine, left, ldl, right, ldr, edge, i, mi, j, mj, e, there, h, mh, columns, heads, score_width, right_step,
     EVEN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """left[i] and right[j] (and their sum with edge[e]) at some columns of the heads. [edges, heads, columns]"""
-    c = columns[None, None, :]
-    live = mh[None, :, None] & ((c < score_width) | EVEN)
-    at_left = (i * ldl)[:, None, None] + (h * score_width)[None, :, None] + c
-    at_right = (j * ldr)[:, None, None] + (h * right_step)[None, :, None] + c
-    p = tl.load(left + at_left, mask=mi[:, None, None] & live, other=0.0).to(ACC)
-    q = tl.load(right + at_right, mask=mj[:, None, None] & live, other=0.0).to(ACC)
+    """left[i] and right[j] (and their sum with edge[e]) at some columns of the heads; `mine` where one is not given.
+    [edges, heads, columns]"""
+    p, q = mine, mine
+    if left is not None:
+        p = read_row(left, ldl, score_width, i, mi, h, mh, columns, score_width, EVEN, ACC)
+    if right is not None:
+        q = read_row(right, ldr, right_step, j, mj, h, mh, columns, score_width, EVEN, ACC)
     z = p + q
     if edge is not None:
+        c = columns[None, None, :]
+        live = mh[None, :, None] & ((c < score_width) | EVEN)
         at = (e * heads)[:, None, None] * score_width + (h * score_width)[None, :, None] + c
         z += tl.load(edge + at, mask=there[:, None, None] & live, other=0.0).to(ACC)
     return p, q, z
@@ -87,13 +97,15 @@ def inner(
 
 @jit
 def plus_block(
-    dots, left, ldl, right, ldr, att, edge, i, mi, j, mj, e, there, h, mh, columns, heads, score_width, right_step,
+    dots, mine, left, ldl, right, ldr, att, edge, i, mi, j, mj, e, there, h, mh, columns, heads, score_width,
+    right_step,
     slope, FORM: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """inner() of some columns, and dots plus what they add to the score."""
     p, q, z = inner(
-        left, ldl, right, ldr, edge, i, mi, j, mj, e, there, h, mh, columns, heads, score_width, right_step, EVEN, ACC
-    )
+        mine, left, ldl, right, ldr, edge, i, mi, j, mj, e, there, h, mh, columns, heads, score_width, right_step,
+        EVEN, ACC,
+    )  # fmt: skip
     if FORM == SUM_ROWS:
         dots += weighed(att, h, mh, columns, score_width, z, slope)
     else:
@@ -102,24 +114,37 @@ def plus_block(
 
 
 @jit
-def own_term(scalars, ld, own, h, mh, FORM: tl.constexpr, ACC: tl.constexpr):
-    """SUM: what the program's own end adds to the score of its edges. [1, heads]"""
+def own_terms(
+    terms, ld, step, own, h, mh, width,
+    FORM: tl.constexpr, ONE: tl.constexpr, TWO: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """What all scores of a program have in common, read once: the scalar of its own end (SUM) [1, heads], or that end's
+    row, where ONE tile holds it, and its second half, where it has TWO. [1, heads, columns]"""
     if FORM == SUM:
-        return tl.load(scalars + (own * ld)[:, None] + h[None, :], mask=mh[None, :], other=0.0)
+        mine = tl.load(terms + (own * ld)[:, None] + h[None, :], mask=mh[None, :], other=0.0)
+        return mine, mine
+    elif (FORM == SUM_ROWS or FORM == DOT) and ONE:
+        c = tl.arange(0, BLOCK_C)
+        mine = read_row(terms, ld, step, own, own >= 0, h, mh, c, width, EVEN, ACC)
+        mine2 = mine
+        if TWO:
+            mine2 = read_row(terms, ld, step, own, own >= 0, h, mh, BLOCK_C + c, width, EVEN, ACC)
+        return mine, mine2
     else:
-        return tl.full((1, 1), 0.0, ACC)
+        none = tl.full((1, 1, 1), 0.0, ACC)
+        return none, none
 
 
 @jit
 def scores(
-    mine, left, ldl, right, ldr, att, edge, attr, query, i, mi, j, mj, e, there, h, mh, heads, score_width,
+    mine, mine2, left, ldl, right, ldr, att, edge, attr, query, i, mi, j, mj, e, there, h, mh, heads, score_width,
     attr_width, right_step, slope, scale,
     FORM: tl.constexpr, ONE: tl.constexpr, TWO: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """-> score [edges, heads], the argument of its leaky_relu (SUM); where ONE tile holds a row: left, right, sum, and
-    the same of its second half, where it has TWO. SUM: `mine` is the term of the program's own end, and
-    left or right is given: the end that is gathered."""
+    the same of its second half, where it has TWO. mine, mine2: the own_terms, in place of the end that is not given."""
     none = tl.full((1, 1, 1), 0.0, ACC)
     at_edge = (e * heads)[:, None] + h[None, :]
     inside = there[:, None] & mh[None, :]
@@ -140,18 +165,18 @@ def scores(
         dots = tl.full((BLOCK_E, BLOCK_H, BLOCK_C), 0.0, ACC)
         if ONE:
             p, q, z, dots = plus_block(
-                dots, left, ldl, right, ldr, att, edge, i, mi, j, mj, e, there, h, mh, c, heads, score_width,
+                dots, mine, left, ldl, right, ldr, att, edge, i, mi, j, mj, e, there, h, mh, c, heads, score_width,
                 right_step, slope, FORM, EVEN, ACC,
             )  # fmt: skip
             if TWO:
                 p2, q2, z2, dots = plus_block(
-                    dots, left, ldl, right, ldr, att, edge, i, mi, j, mj, e, there, h, mh, BLOCK_C + c, heads,
+                    dots, mine2, left, ldl, right, ldr, att, edge, i, mi, j, mj, e, there, h, mh, BLOCK_C + c, heads,
                     score_width, right_step, slope, FORM, EVEN, ACC,
                 )  # fmt: skip
         else:
             for first in range(0, score_width, BLOCK_C):
                 _, _, _, dots = plus_block(
-                    dots, left, ldl, right, ldr, att, edge, i, mi, j, mj, e, there, h, mh, first + c, heads,
+                    dots, mine, left, ldl, right, ldr, att, edge, i, mi, j, mj, e, there, h, mh, first + c, heads,
                     score_width, right_step, slope, FORM, EVEN, ACC,
                 )  # fmt: skip
         s = tl.sum(dots, 2)

@@ -20,7 +20,7 @@ from stretto.kernels.triton.launch import jit, kernel
 from stretto.kernels.triton.operands import acc_of, at_entry, hub_of, locate, offsets, plain, power, rows, tiles, vector
 from stretto.kernels.triton.pieces import pieces
 
-AHEAD = True
+SLOTS = 32  # of a hub that are merged at once: the largest hub has to wait for memory as seldom as can be
 TILE = 512  # values of a tile: loads in flight against registers (benchmarks/results/gpu-sweep.json)
 SIZES = ["windows", "chunk", "ldx", "ldy", "heads", "head_width", "width"]
 OTHERS = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "mul": 1.0}  # what changes nothing
@@ -83,7 +83,7 @@ def _pieces(
     rowptr, row_of, windows, chunk, col, edge_id, x, ldx, weight, heads, head_width, row_scale, col_scale, y, ldy, beta,
     out, ties, part, part_ties, width,
     REDUCE: tl.constexpr, OTHER: tl.constexpr, PER_HEAD: tl.constexpr, TIES: tl.constexpr, ACC: tl.constexpr,
-    INT: tl.constexpr, AHEAD: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+    INT: tl.constexpr, VEC: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     row, slot, start, end = locate(tl.program_id(0), rowptr, row_of, windows, chunk)
     if row < 0:
@@ -100,10 +100,7 @@ def _pieces(
         e = base + offs
         there = e < end
         j = ahead
-        if AHEAD:  # the next tile's places, while this one's rows arrive
-            ahead = at_entry(col, e + BLOCK_E, e + BLOCK_E < end, INT)
-        else:
-            j = at_entry(col, e, there, INT)
+        ahead = at_entry(col, e + BLOCK_E, e + BLOCK_E < end, INT)  # the next tile's, while this one's rows arrive
         at = j * (ldx // VEC) * VEC
         inside = there[:, None] & live[None, :]
         # A missing edge reads as what changes nothing; for max and min that still counts as a tie (see below).
@@ -179,7 +176,7 @@ def _hubs(
 def blocks(width: int, x: Tensor, reduce: str, block_k: int = 0) -> tuple[int, int]:
     """Edges and columns of a tile: a warp's lanes across the columns, a few 16-byte loads in flight for each."""
     cols = power(width, block_k or 512 // x.element_size())
-    edges = 1 if reduce == "mul" else max(2, min(32, TILE * 4 // (cols * x.element_size())))
+    edges = 1 if reduce == "mul" else max(2, min(32, TILE // cols))
     return edges, cols
 
 
@@ -242,11 +239,11 @@ def _spmm(
         plain(weight, x.dtype), heads, head_width, row_scale, plain(col_scale, x.dtype), y, ldy, beta,
         out, ties, partial, partial_ties, width,
         OTHER=OTHERS[reduce], PER_HEAD=weight is not None and weight.dim() == 2, VEC=vec, BLOCK_E=edges,
-        INT=offsets(x, weight, most=csr.num_edges), AHEAD=AHEAD, num_warps=num_warps, **flags,
+        INT=offsets(x, weight, most=csr.num_edges), num_warps=num_warps, **flags,
     )  # fmt: skip
     if cut.windows:
         _hubs[(cut.windows, across)](
             *cut.args, partial, partial_ties, row_scale, y, ldy, beta, out, ties, width,
-            BLOCK_S=1 if reduce == "mul" else 8, num_warps=num_warps, **flags,
+            BLOCK_S=1 if reduce == "mul" else SLOTS, num_warps=4, **flags,
         )  # fmt: skip
     return out, ties
