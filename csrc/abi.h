@@ -379,6 +379,16 @@ STRETTO_API int stretto_chain(int dtype, const void* rows, int64_t n, int64_t in
 STRETTO_API int stretto_chain_grad(int dtype, const void* grad, int64_t n, int64_t in, const stretto_stage* stages,
                                    int64_t count, void* drows, void* scratch, int64_t tasks, int threads);
 
+// The pairs of edges of a graph whose transpose has the same rowptr and col. reverse [num_edges]: the user's numbers of
+// the transpose's entries. count: how many pairs; with pair null that is all. pair [num_edges]: the pair of each edge,
+// in the user's order and of the graph's index type. first, second [count]: an edge from a node to itself or a later
+// one, and its reverse; ends [2, count]: source and destination of first.
+STRETTO_API int stretto_pairs(const stretto_csr* g, const void* reverse, int64_t* count, void* pair, int64_t* first,
+                              int64_t* second, int64_t* ends);
+// out[p] = rows[first[p]]; 1 if rows[second[p]] is the same, bit by bit, for all p, else 0 and out is of no use.
+STRETTO_API int stretto_pair_rows(const void* rows, int64_t row_bytes, const int64_t* first, const int64_t* second,
+                                  int64_t n, void* out, int threads);
+
 #ifdef __cplusplus
 }
 #endif

@@ -22,6 +22,7 @@ from stretto.graph_traced import TracedGraph
 from stretto.kernels import Csr, build
 
 V = TypeVar("V")
+FEW_EDGES = 1 << 16  # below, a transpose keeps the order of its edges, which otherwise is made when it is asked for
 _numbers = itertools.count(1)
 _by_number: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
 
@@ -164,10 +165,13 @@ class Graph:
         rowptr, col, ids = build.transpose(csr)
         if build.passing(csr):
             return Graph(Csr(rowptr, col, ids, csr.num_cols, csr.num_rows, csr.num_edges), source=csr)
+        few = csr.num_edges < FEW_EDGES
         if csr.num_rows == csr.num_cols and _same(rowptr, csr.rowptr) and csr.col is not None and _same(col, csr.col):
-            shared = Csr(csr.rowptr, csr.col, None, csr.num_rows, csr.num_cols, csr.num_edges)
+            shared = Csr(csr.rowptr, csr.col, ids if few else None, csr.num_rows, csr.num_cols, csr.num_edges)
             shared.tasks, shared.hubs, shared.num_slots = csr.tasks, csr.hubs, csr.num_slots
-            return Graph(shared, source=csr, ids_known=False)
+            return Graph(shared, source=csr, ids_known=few)
+        if few:
+            return Graph(Csr(rowptr, col, ids, csr.num_cols, csr.num_rows, csr.num_edges), source=csr)
         return Graph(Csr(rowptr, col, None, csr.num_cols, csr.num_rows, csr.num_edges), source=csr, ids_known=False)
 
     @property

@@ -1,6 +1,7 @@
 """`stretto bench models --layer NAME`: forward and backward of one layer, its time and its memory above its inputs and
 outputs; stock, torch.compile of stock, and ours. Gradients go to the parameters, to x and to edge
-features, but for those of molecules, which are data."""
+features, but for those of molecules, which are data. Names that end in -fresh get new mini-batches at every call;
+SchNet and CGCNN are whole training steps on such batches (bench/scenes.py)."""
 
 from __future__ import annotations
 
@@ -13,31 +14,38 @@ import torch
 import torch_geometric.nn
 from rich.table import Table
 from torch import Tensor, nn
-from torch_geometric.nn.models.schnet import CFConv, GaussianSmearing, ShiftedSoftplus
+from torch_geometric.nn.models.schnet import CFConv, ShiftedSoftplus
 
 from stretto import datasets
-from stretto.bench import machine, report
+from stretto.bench import machine, report, scenes
 from stretto.bench.case import Outcome
 from stretto.bench.memory import peak_bytes, tensor_bytes
 from stretto.bench.run import as_alone
-from stretto.nn import record_of
+from stretto.bench.scenes import BATCHES, CUTOFF, Scene
+from stretto.nn import gat, record_of
 from stretto.plugin import accelerate
 from stretto.tune.timing import measure, ratio
 
 OURS = "stretto"
-BATCH = 128  # molecules
-CUTOFF = 10.0  # Angstrom: SchNet's
+UPDATE_FIRST = "stretto, update first"
 pyg: Any = torch_geometric.nn
 
 
 @dataclass(frozen=True)
 class Layer:
-    """How to build a layer between two widths, how wide its edge features are, and on what it is measured."""
+    """How to build a layer between two widths, how wide its edge features are, and on what it is measured.
 
-    make: Callable[[int, int, datasets.Dataset], nn.Module]
+    kind: "same" input again and again, "fresh" mini-batches, or training "steps". orders: ours also with the projection
+    before the sum over neighbours.
+    """
+
+    make: Callable[[int, int, Any], nn.Module]
     edge_dim: int = 0
     molecules: bool = False
     widths: tuple[int, int] = (128, 256)
+    kind: str = "same"
+    graph: str = "rmat:17:1200000"
+    orders: bool = False
 
 
 def _pna(i: int, o: int, data: datasets.Dataset) -> nn.Module:
@@ -56,10 +64,15 @@ def _mlp(i: int, o: int, hidden: int) -> nn.Module:
     return nn.Sequential(nn.Linear(i, hidden), nn.ReLU(), nn.Linear(hidden, o))
 
 
+def _gine(i: int, o: int, data: datasets.Dataset) -> nn.Module:
+    return pyg.GINEConv(_mlp(i, o, o), edge_dim=50)
+
+
 LAYERS: dict[str, Layer] = {
     "GATConv": Layer(lambda i, o, data: pyg.GATConv(i, o // 4, heads=4)),
     "GATv2Conv": Layer(lambda i, o, data: pyg.GATv2Conv(i, o // 4, heads=4)),
     "TransformerConv": Layer(lambda i, o, data: pyg.TransformerConv(i, o // 4, heads=4)),
+    "GATConv-wide": Layer(lambda i, o, data: pyg.GATConv(i, o), widths=(32, 2048), graph="rmat:13:220000", orders=True),
     "PNAConv": Layer(_pna),
     "GENConv": Layer(lambda i, o, data: pyg.GENConv(i, o)),
     "EdgeConv": Layer(lambda i, o, data: pyg.EdgeConv(_mlp(2 * i, o, o)), widths=(64, 64)),
@@ -68,7 +81,12 @@ LAYERS: dict[str, Layer] = {
     "NNConv": Layer(lambda i, o, data: pyg.NNConv(i, o, _mlp(16, i * o, 64), aggr="mean"), 16, widths=(64, 64)),
     "CFConv": Layer(_filters, 50, True, (128, 128)),
     "CGConv": Layer(lambda i, o, data: pyg.CGConv(i, 50), 50, True, (64, 64)),
-    "GINEConv": Layer(lambda i, o, data: pyg.GINEConv(_mlp(i, o, o), edge_dim=50), 50, True, (64, 64)),
+    "GINEConv": Layer(_gine, 50, True, (64, 64)),
+    "CFConv-fresh": Layer(_filters, 50, True, (128, 128), "fresh"),
+    "CGConv-fresh": Layer(lambda i, o, data: pyg.CGConv(i, 50), 50, True, (64, 64), "fresh"),
+    "GINEConv-fresh": Layer(_gine, 50, True, (64, 64), "fresh"),
+    "SchNet": Layer(lambda i, o, data: scenes.SchNetStep(i), 50, True, (128, 1), "steps"),
+    "CGCNN": Layer(lambda i, o, data: scenes.CrystalStep(i), 50, True, (64, 1), "steps"),
 }
 
 
@@ -125,22 +143,19 @@ def run(
 ) -> Result:
     """Check every candidate against stock, measure its memory, then time all in turns."""
     layer = LAYERS[name]
-    graph = graph or ("qm9-20k" if layer.molecules else "rmat:17:1200000")
+    graph = graph or ("qm9-20k" if layer.molecules else layer.graph)
     i, o = widths or layer.widths
     torch.manual_seed(0)
-    data = _molecules(graph) if layer.molecules else datasets.load_graph(graph)
-    first = layer.make(i, o, data)
-    inputs = _inputs(layer, data, i)
-    learned = [t for t in inputs if isinstance(t, Tensor) and t.requires_grad]
-    with torch.no_grad():
-        flow = torch.randn_like(copy.deepcopy(first)(*inputs))
-    ends = tensor_bytes(flow, *learned, *first.parameters())
-    shape = (data.num_nodes, data.edge_index.size(1))
+    first, scene = _scene(name, layer, graph, i, o)
+    ends = scene.ends + tensor_bytes(*first.parameters())
+    shape = (scene.num_nodes, scene.num_edges)
     result = Result(name, graph, (i, o), *shape, repeats, torch.get_num_threads(), ends, compiled)
     makers: dict[str, Callable[[Any], Any]] = {"stock edge_index": lambda net: net}
     if compiled:
         makers["stock torch.compile"] = torch.compile
     makers[OURS] = accelerate
+    if layer.orders:
+        makers[UPDATE_FIRST] = lambda net: _UpdateFirst(accelerate(net))
     calls: dict[str, Callable[[], object]] = {}
     truth: list[Tensor] | None = None
     for label, make in makers.items():
@@ -148,18 +163,19 @@ def run(
         result.outcomes.append(outcome)
         net = make(copy.deepcopy(first))
         try:
-            got = _gradients(net, inputs, learned, flow)
+            got = scene.check(net)
             truth = got if truth is None else truth
             outcome.error = _error(got, truth)
             del got
-            call = _call(net, inputs, learned, flow)
-            outcome.peak_bytes = max(peak_bytes(call) - tensor_bytes(flow), 0)
+            call = scene.call(net)
+            outcome.peak_bytes = max(peak_bytes(call) - scene.result_bytes, 0)
         except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
             outcome.reason = f"raises: {str(error).splitlines()[0][:90]}"
             continue
         if label == OURS:
-            record = record_of(net)
-            result.plan = record.plan or record.reason
+            records = [record_of(module) for module in net.modules()]
+            plans = [found.plan or found.reason for found in records if found.calls]
+            result.plan = ", ".join(dict.fromkeys(plan for plan in plans if plan))
         if outcome.error > 1e-3:
             outcome.reason = f"differs from stock by {outcome.error:.1e}"
             continue
@@ -173,42 +189,42 @@ def run(
     return result
 
 
-def _molecules(graph: str) -> datasets.Dataset:
-    """The first BATCH graphs of a collection, as a mini-batch has them."""
+def _scene(name: str, layer: Layer, graph: str, i: int, o: int) -> tuple[nn.Module, Scene]:
+    """The layer, and what it is measured on."""
+    if layer.kind == "steps":
+        made = scenes.batches(graph, BATCHES // 2, near=name == "SchNet")
+        return layer.make(i, o, None), scenes.Steps(made)
+    if layer.molecules:
+        net = layer.make(i, o, None)
+        inputs = [_of_molecules(layer, m, i) for m in scenes.batches(graph, BATCHES if layer.kind == "fresh" else 1)]
+        fresh = layer.kind == "fresh"
+        return net, scenes.Fresh(net, inputs) if fresh else scenes.Same(net, inputs[0], inputs[0][0].size(0))
     data = datasets.load_graph(graph)
-    nodes, edges = (int(data.extras[key][BATCH]) for key in ("node_ptr", "edge_ptr"))
-    extras = {name: tensor[:nodes] for name, tensor in data.extras.items() if name in ("pos", "z")}
-    return datasets.Dataset(data.name, data.edge_index[:, :edges].contiguous(), nodes, extras=extras)
+    net = layer.make(i, o, data)
+    x = torch.randn(data.num_nodes, i, requires_grad=True)
+    attr = (torch.randn(data.edge_index.size(1), layer.edge_dim, requires_grad=True),) if layer.edge_dim else ()
+    return net, scenes.Same(copy.deepcopy(net), (x, data.edge_index, *attr), data.num_nodes)
 
 
-def _inputs(layer: Layer, data: datasets.Dataset, width: int) -> tuple[Any, ...]:
-    x = torch.randn(data.num_nodes, width, requires_grad=True)
-    if not layer.edge_dim:
-        return x, data.edge_index
-    if layer.molecules and "pos" in data.extras:
-        source, target = data.edge_index
-        length = (data.extras["pos"][source] - data.extras["pos"][target]).norm(dim=1)
-        attr = GaussianSmearing(0.0, CUTOFF, layer.edge_dim)(length)
-        attr = attr.where(attr > 1e-30, 0.0)  # denormal numbers would slow every candidate's products tenfold
-        distance = (length,) if layer.make is _filters else ()
-        return (x, data.edge_index, *distance, attr)  # lengths come with the data: nobody learns them
-    return x, data.edge_index, torch.randn(data.edge_index.size(1), layer.edge_dim, requires_grad=True)
+def _of_molecules(layer: Layer, given: scenes.Molecules, width: int) -> tuple[Any, ...]:
+    length, attr = given.attributes()
+    x = torch.randn(given.z.numel(), width, requires_grad=True)
+    return (x, given.index, *((length,) if layer.make is _filters else ()), attr)  # nobody learns lengths
 
 
-def _call(net: Any, inputs: tuple[Any, ...], learned: list[Tensor], flow: Tensor) -> Callable[[], None]:
-    def call() -> None:
-        net(*inputs).backward(flow)
-        for tensor in (*learned, *net.parameters()):
-            tensor.grad = None
+class _UpdateFirst(nn.Module):
+    """An accelerated GATConv that projects before it sums, whatever the sizes."""
 
-    return call
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
 
-
-def _gradients(net: Any, inputs: tuple[Any, ...], learned: list[Tensor], flow: Tensor) -> list[Tensor]:
-    out = net(*inputs)
-    wanted = [*learned, *(p for p in net.parameters() if p.requires_grad)]
-    grads = torch.autograd.grad(out, wanted, flow, allow_unused=True, materialize_grads=True)
-    return [out.detach(), *grads]
+    def forward(self, *inputs: Any) -> Tensor:
+        before, gat.aggregate_first = gat.aggregate_first, lambda *sizes: False
+        try:
+            return self.conv(*inputs)
+        finally:
+            gat.aggregate_first = before
 
 
 def _error(got: list[Tensor], wanted: list[Tensor]) -> float:

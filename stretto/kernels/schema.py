@@ -109,6 +109,8 @@ SIGNATURES = {
     "stretto_relu_dense_grad": "npiippipppin",
     "stretto_chain": "npiipipn",
     "stretto_chain_grad": "npiipippin",
+    "stretto_pairs": "ppppppp",
+    "stretto_pair_rows": "pippipn",
     "stretto_neighbour_statistics": "pnpnn",
     "stretto_softplus": "nppidpn",
 }

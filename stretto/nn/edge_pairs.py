@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stretto.graph import Graph
+from stretto.kernels import native, pairs
 from stretto.nn import adjacency
 from stretto.ops.edge_packed import Pairs
 
@@ -19,45 +20,90 @@ MANY = 1 << 9  # edges from which on looking for pairs costs less than it saves
 
 @dataclass
 class Features:
-    """Features of edges, or of pairs of edges: [E or P, d] each. data: attr with one more column of ones."""
+    """Features of edges, or of pairs of edges: [E or P, d] each."""
 
     pairs: Pairs | None
     attr: Tensor
     length: Tensor | None
-    data: Tensor
+    unsearched: bool = False  # whether pairs were not looked for, since that would cost more than one use saves
     kept: dict[Any, Any] = field(default_factory=dict)  # what a layer derives from them
+
+    @property
+    def data(self) -> Tensor:
+        """attr with one more column of ones."""
+        if "data" not in self.kept:
+            self.kept["data"] = torch.cat([self.attr, self.attr.new_ones(self.attr.size(0), 1)], dim=1)
+        return self.kept["data"]
 
 
 def features_of(graph: Graph, attr: Tensor, length: Tensor | None = None, *, shared: bool = True) -> Features | None:
     """What a network on edges is to see: one row a pair where both directions of every edge are alike; kept while attr
     and length stay the same, since all layers of a model get the same. shared: whether the network treats each row by
-    itself. None where gradients flow to the features: each edge then has its own."""
+    itself. None where gradients flow to the features: each edge then has its own.
+
+    Where edges are sorted, as datasets of molecules have them, pairs are found at once; else they are sorted, when the
+    same features come a second time.
+    """
     if torch.is_grad_enabled() and (attr.requires_grad or (length is not None and length.requires_grad)):
         return None
     look = shared and graph.num_edges >= MANY and graph.num_rows == graph.num_cols
 
     def make() -> Features:
-        found: Any = graph.derived("pairs", lambda: _pairs(graph)) if look else None
-        if found is not None:
-            first, second, ways = found
-            mine, far = attr[first], None if length is None else length[first]
-            alike = torch.equal(mine, attr[second]) and (far is None or torch.equal(far, length[second]))  # type: ignore[index]
-            if alike:
-                return Features(ways, mine, far, _with_ones(mine))
-        return Features(None, attr, length, _with_ones(attr))
+        quickly = look and _in_place(graph)
+        found = _shared(graph, attr, length, _pairs_in_place) if quickly else None
+        return found or Features(None, attr, length, look and not quickly)
 
     if length is None:
-        return adjacency.kept_for(graph, ("features", look), attr, make)
-    inner: Any = adjacency.kept_for(graph, ("features by length", look), attr, _holder)
-    return adjacency.kept_for(inner, "length", length, make)
+        kept: Features = adjacency.kept_for(graph, ("features", look), attr, make)
+    else:
+        inner: Any = adjacency.kept_for(graph, ("features by length", look), attr, _holder)
+        kept = adjacency.kept_for(inner, "length", length, make)
+    if not kept.unsearched:
+        return kept
+    if "seen" not in kept.kept:
+        kept.kept["seen"] = True
+        return kept
+    kept.unsearched = False
+    with torch.no_grad():
+        better = _shared(graph, attr, length, _pairs)
+    if better is not None:
+        kept.pairs, kept.attr, kept.length, kept.kept = better.pairs, better.attr, better.length, {}
+    return kept
+
+
+def _shared(graph: Graph, attr: Tensor, length: Tensor | None, search: Any) -> Features | None:
+    """Features of pairs, if there are pairs and their two edges are alike."""
+    found: Any = graph.derived(("pairs", search), lambda: search(graph))
+    if found is None:
+        return None
+    first, second, ways = found
+    if attr.device.type != "cpu" or native.library() is None:
+        mine, far = attr[first], None if length is None else length[first]
+        alike = torch.equal(mine, attr[second]) and (far is None or torch.equal(far, length[second]))  # type: ignore[index]
+        return Features(ways, mine, far) if alike else None
+    far = None if length is None else pairs.alike(length.detach(), first, second)
+    if length is not None and far is None:
+        return None
+    same = pairs.alike(attr.detach(), first, second)
+    return None if same is None else Features(ways, same, far)
+
+
+def _in_place(graph: Graph) -> bool:
+    """Whether the graph and its transpose have their entries in the same places, on the CPU."""
+    return graph.device.type == "cpu" and native.library() is not None and graph.T.csr.rowptr is graph.csr.rowptr
+
+
+def _pairs_in_place(graph: Graph) -> tuple[Tensor, Tensor, Pairs] | None:
+    """_pairs() where the entries of the transpose stand where those of their reverses do."""
+    csr, reverse = graph.edge_csr, graph.T.edge_csr.edge_id
+    if csr.col is None or reverse is None:
+        return None
+    number, first, second, ends = pairs.find(csr, reverse)
+    return first, second, Pairs(graph, number, ends, symmetric=True)
 
 
 def _holder() -> Any:
     return types.SimpleNamespace(_derived={})
-
-
-def _with_ones(attr: Tensor) -> Tensor:
-    return torch.cat([attr, attr.new_ones(attr.size(0), 1)], dim=1)
 
 
 def _pairs(graph: Graph) -> tuple[Tensor, Tensor, Pairs] | None:

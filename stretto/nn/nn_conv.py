@@ -12,6 +12,7 @@ from stretto.nn import edges
 from stretto.nn.base import Decline, record_of
 from stretto.nn.gin import LINEAR, hooked
 from stretto.ops.attention import attention
+from stretto.ops.spmm import spmm
 
 
 def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
@@ -25,20 +26,19 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     i, o = conv.in_channels_l, conv.out_channels
     if attr.dim() != 2 or x_src.size(1) != i or last.weight.dtype != x_src.dtype or last.weight.size(0) != i * o:
         raise Decline("x, edge_attr or nn does not fit the layer")
-    hidden = last.weight.size(1) + (last.bias is not None)
+    hidden = last.weight.size(1)
     if graph.num_rows * hidden > 4 * graph.num_edges * o and graph.num_rows * hidden * i > 1 << 16:
         raise Decline("few edges: node x hidden sums would be larger than the messages")
     h = attr
     for module in before:
         h = module(h)
     weight = last.weight.view(i, o, -1).permute(2, 0, 1)
-    if last.bias is not None:  # a bias of the matrix is one more hidden unit, always 1
-        h = torch.cat([h, h.new_ones(h.size(0), 1)], dim=1)
-        weight = torch.cat([weight, last.bias.view(1, i, o)])
     record_of(conv).plan = "(sum h (x) X_j) W, no matrix per edge"
     u = attention(graph, x_src.unsqueeze(1), edge=h, form="weight")
     assert isinstance(u, Tensor)
     out = u.reshape(-1, hidden * i) @ weight.reshape(hidden * i, o)
+    if last.bias is not None:  # a bias of the matrix multiplies the sum of x_j; as one more hidden unit it would copy h
+        out = torch.addmm(out, spmm(graph, x_src), last.bias.view(i, o))
     if reduce == "mean":
         out = out * graph.mean_scale(out.dtype).unsqueeze(1)
     if x_dst is not None and conv.root_weight:

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from stretto import Graph
-from stretto.kernels import native
-from stretto.nn.edge_pairs import _pairs
+from stretto.kernels import native, pairs
+from stretto.nn import edge_pairs
+from stretto.nn.edge_pairs import _in_place, _pairs, _pairs_in_place, features_of
 from stretto.ops.edge_packed import (
     gated_messages,
     linear_of_data,
@@ -13,7 +14,7 @@ from stretto.ops.edge_packed import (
     rooted_messages,
     shifted_softplus,
 )
-from tests.graphs import graph_of
+from tests.graphs import graph_of, symmetric_edges
 
 WIDTHS = (3, 16, 70)  # below a vector, whole vectors, tiles and a rest
 
@@ -144,3 +145,47 @@ def test_linear_of_data():
     data = torch.cat([attr, torch.ones(11, 1, dtype=torch.float64)], dim=1)
     same(linear_of_data(data, weight, bias), torch.nn.functional.linear(attr, weight, bias), [weight, bias])
     same(linear_of_data(data, weight, None), torch.nn.functional.linear(attr, weight), [weight])
+
+
+def test_pairs_in_place_are_the_same_pairs(needs_native):
+    index = symmetric_edges(30, 80)
+    loops = torch.tensor([[3, 8], [3, 8]])
+    both = torch.cat([index, loops], dim=1)
+    both = both[:, (both[0] * 30 + both[1]).unique(return_inverse=True)[1].argsort()]  # by source: unsorted by target
+    for edges in (index, both[:, (both[0] * 30 + both[1]).argsort()]):
+        graph = Graph.of(edges.contiguous(), 30)
+        assert _in_place(graph)
+        first, second, ways = _pairs_in_place(graph)
+        source, target = graph.edge_index
+        assert torch.equal(source[first], target[second])
+        assert torch.equal(target[first], source[second])
+        assert torch.equal(ways.ends, torch.stack([source[first], target[first]]))
+        number = torch.arange(len(first))
+        assert torch.equal(ways.number[first].long(), number)
+        assert torch.equal(ways.number[second].long(), number)
+        assert torch.equal(torch.cat([first, second]).unique(), torch.arange(graph.num_edges))
+        x, pair = values(30, 9), values(len(first), 9)
+        theirs = summed(graph, x[source] * pair[ways.number.long()])
+        same(product_messages(graph, x, pair, ways), theirs, [x, pair])
+    assert not _in_place(Graph.of(torch.tensor([[0, 1], [1, 2]]), 3))
+
+
+def test_rows_are_alike_bit_by_bit(needs_native):
+    rows = torch.randn(6, 5)
+    first, second = torch.tensor([0, 2]), torch.tensor([1, 5])
+    rows[1], rows[5] = rows[0], rows[2]
+    assert torch.equal(pairs.alike(rows, first, second), rows[first])
+    rows[5, 4] += 1e-6
+    assert pairs.alike(rows, first, second) is None
+
+
+def test_pairs_of_unsorted_edges_are_looked_for_the_second_time(monkeypatch):
+    monkeypatch.setattr(edge_pairs, "MANY", 1)
+    graph = both_ways()
+    attr = torch.ones(graph.num_edges, 2)
+    assert not edge_pairs._in_place(graph)
+    assert features_of(graph, attr).pairs is None
+    found = features_of(graph, attr)
+    assert found.pairs is not None
+    assert found.attr.size(0) == found.data.size(0) < graph.num_edges
+    assert features_of(graph, attr.clone()).pairs is None
