@@ -35,6 +35,10 @@ class Molecules:
     z: Tensor
     pos: Tensor
     batch: Tensor
+    attr: Tensor | None = None  # features of the edges, where they come with the data
+
+    def clone(self) -> Molecules:
+        return Molecules(*(None if t is None else t.clone() for t in vars(self).values()))  # type: ignore[arg-type]
 
     def attributes(self) -> tuple[Tensor, Tensor]:
         """Lengths of the edges, and the same as SchNet's features. [E], [E, GAUSSIANS]."""
@@ -58,6 +62,8 @@ def batches(graph: str, count: int, *, near: bool = False) -> list[Molecules]:
             alike = (member.unsqueeze(0) == member.unsqueeze(1)) & (torch.cdist(pos[a:b], pos[a:b]) < CUTOFF)
             index = alike.fill_diagonal_(False).nonzero().t()
         found.append(Molecules(index.contiguous(), z[a:b].clone(), pos[a:b].clone(), member))
+        if not near:
+            found[-1].attr = found[-1].attributes()[1]
     return found
 
 
@@ -150,9 +156,8 @@ class Steps(Scene):
 
         def call() -> None:
             given, wanted = next(turns)
-            new = Molecules(given.index.clone(), given.z.clone(), given.pos.clone(), given.batch.clone())
             optimizer.zero_grad()
-            F.mse_loss(net(new), wanted).backward()
+            F.mse_loss(net(given.clone()), wanted).backward()
             optimizer.step()
 
         return call
@@ -185,8 +190,7 @@ class CrystalStep(nn.Module):
         self.out = nn.Sequential(nn.Linear(width, 2 * width), nn.Softplus(), nn.Linear(2 * width, 1))
 
     def forward(self, given: Molecules) -> Tensor:
-        _, attr = given.attributes()
         x = self.embed(given.z)
         for conv in self.convs:
-            x = conv(x, given.index, attr)
+            x = conv(x, given.index, given.attr)
         return self.out(pyg.global_mean_pool(x, given.batch))

@@ -25,7 +25,7 @@ from stretto.ops.edge_messages import backend
 from stretto.ops.edge_packed import Pairs, _apart, _of
 
 COUNTS = {"dense": 1, "relu": 0, "softplus": 0, "scale": 1}  # tensors of a stage, but for a Linear's bias
-MOST = 1 << 20  # values in an array from which on memory decides, not the number of calls
+MOST = 1 << 23  # values in an array from which on memory decides: messages are then made in blocks
 
 
 @dataclass(frozen=True)
