@@ -1,4 +1,4 @@
-"""What `stretto bench gpu` is made of: timing in turns, the ceilings of the card, and the dense products of a GIN layer."""
+"""What `stretto bench gpu` is made of: timing in turns, the ceilings of a card, the dense products of a GIN layer."""
 
 from __future__ import annotations
 

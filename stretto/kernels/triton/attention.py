@@ -18,8 +18,8 @@ from stretto.kernels.triton.pieces import pieces
 # Columns of a tile at most, over all its heads (wider rows take several), and values of a tile: loads in flight against
 # registers (benchmarks/results/gpu-attention-tiles.txt). Where scores are made of rows, several tiles live at once.
 WIDEST = 256
-TILE = {"scalars": 512, "rows": 256}
-NARROW = 64  # columns of a tile up to which half of it is enough
+TILE = {"scalars": 1024, "weight": 512, "narrow": 256, "rows": 128}
+NARROW = 64  # columns of a tile up to which a small one is enough
 SURVEYED = 32  # edges of a tile of the first look at scalar scores: one for each lane of a warp
 LANES = 512  # bytes that a warp reads at once: a tile as wide holds its edges in the registers of a lane
 BIAS_WIDTH = 256  # columns of a head up to which a bias is added on the way, and its gradient summed
@@ -66,8 +66,9 @@ class Call:
         # The widest tile is one edge by one warp: what is left of its registers, other rows' programs use. Weights that
         # are given ask for so little that two warps take an edge each, and meet at the end.
         self.warps = 2 if self.two and a.form == "weight" else 1
-        edges = TILE["rows" if self.rows or columns <= NARROW else "scalars"] // columns
-        self.edges = self.warps if self.two else max(2, min(32, edges))
+        wide = "weight" if a.form == "weight" else "scalars"
+        edges = TILE["rows" if self.rows else "narrow" if columns <= NARROW else wide] // columns
+        self.edges = self.warps if self.two else max(1, min(32, edges))
         # Nothing of a tile of heads and columns sticks out: only missing edges need a mask.
         self.even = self.heads % self.block_heads == 0 and all(
             w in (0, self.block) for w in (self.width, self.score_width)
@@ -164,8 +165,8 @@ def _sum(csr: Csr, call: Call, out: Tensor, stats: Tensor | None, bias: Tensor |
     if cut.windows:
         forward.hubs_kernel[(cut.windows, call.head_tiles, across)](
             *cut.args, part, part_stats, out, stats, bias, h, width,
-            FORM=FORMS[call.a.form], ACC=acc_of(call.dtype), BLOCK_S=16, BLOCK_H=call.block_heads, BLOCK_F=call.block,
-            num_warps=8,
+            FORM=FORMS[call.a.form], ACC=acc_of(call.dtype), BLOCK_S=4, BLOCK_H=call.block_heads, BLOCK_F=call.block,
+            num_warps=2,
         )  # fmt: skip
 
 

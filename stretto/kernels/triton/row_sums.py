@@ -96,5 +96,5 @@ def merge(cut: Pieces, part: Tensor, into: Tensor) -> None:
     if cut.windows and part.numel():
         sum_hubs[(cut.windows, tiles(width, block))](
             *cut.args, part, None, None, None, 0, 1.0, into, None, width,
-            REDUCE=REDUCES["sum"], TIES=False, ACC=acc_of(part.dtype), BLOCK_S=SLOTS, BLOCK_K=block, num_warps=4,
+            REDUCE=REDUCES["sum"], TIES=False, ACC=acc_of(part.dtype), BLOCK_S=SLOTS, BLOCK_K=block, num_warps=1,
         )  # fmt: skip

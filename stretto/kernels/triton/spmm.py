@@ -20,7 +20,7 @@ from stretto.kernels.triton.launch import jit, kernel
 from stretto.kernels.triton.operands import acc_of, at_entry, hub_of, locate, offsets, plain, power, rows, tiles, vector
 from stretto.kernels.triton.pieces import pieces
 
-SLOTS = 32  # of a hub that are merged at once: the largest hub has to wait for memory as seldom as can be
+SLOTS = 8  # of a hub that are merged at once
 TILE = 512  # values of a tile: loads in flight against registers (benchmarks/results/gpu-sweep.json)
 SIZES = ["windows", "chunk", "ldx", "ldy", "heads", "head_width", "width"]
 OTHERS = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "mul": 1.0}  # what changes nothing
@@ -244,6 +244,6 @@ def _spmm(
     if cut.windows:
         _hubs[(cut.windows, across)](
             *cut.args, partial, partial_ties, row_scale, y, ldy, beta, out, ties, width,
-            BLOCK_S=1 if reduce == "mul" else SLOTS, num_warps=4, **flags,
+            BLOCK_S=1 if reduce == "mul" else SLOTS, num_warps=num_warps, **flags,
         )  # fmt: skip
     return out, ties
