@@ -72,7 +72,7 @@ LAYERS: dict[str, Layer] = {
     "GATConv": Layer(lambda i, o, data: pyg.GATConv(i, o // 4, heads=4)),
     "GATv2Conv": Layer(lambda i, o, data: pyg.GATv2Conv(i, o // 4, heads=4)),
     "TransformerConv": Layer(lambda i, o, data: pyg.TransformerConv(i, o // 4, heads=4)),
-    "GATConv-wide": Layer(lambda i, o, data: pyg.GATConv(i, o), widths=(32, 2048), graph="rmat:13:220000", orders=True),
+    "GATConv-wide": Layer(lambda i, o, data: pyg.GATConv(i, o), widths=(32, 2048), graph="rmat:11:93000", orders=True),
     "PNAConv": Layer(_pna),
     "GENConv": Layer(lambda i, o, data: pyg.GENConv(i, o)),
     "EdgeConv": Layer(lambda i, o, data: pyg.EdgeConv(_mlp(2 * i, o, o)), widths=(64, 64)),
@@ -161,6 +161,10 @@ def run(
     for label, make in makers.items():
         outcome = Outcome(label)
         result.outcomes.append(outcome)
+        need = 16 * scene.num_edges * o if layer.orders and label.startswith("stock") else 0  # four arrays of messages
+        if need > machine.memory_bytes("MemAvailable") // 2:
+            outcome.reason = f"needs {need / 2**30:.0f} GiB"
+            continue
         net = make(copy.deepcopy(first))
         try:
             got = scene.check(net)
