@@ -17,6 +17,7 @@ from torch import Tensor
 from stretto import settings
 from stretto.compile.expr import Add, Horner, Leaf, MatMul, Node, Scaled, Sparse, Transpose
 from stretto.compile.plan import Plan
+from stretto.compile.together import Groups, worth_it
 from stretto.graph import Graph
 from stretto.kernels import vendor
 from stretto.ops.batched import one_by_one
@@ -112,6 +113,8 @@ class _Layer(torch.autograd.Function):
         if not again:
             evaluation.known.update(zip(call.plan.kept, saved[ctx.num :], strict=True))
         values["G"] = grads[0]
+        if not again:  # before anything else: what they lay side by side serves the other gradients
+            evaluation.take_together(call.plan.gradients_together)
         found: dict[str, Tensor] = {}
         for leaf, node in call.plan.gradients:
             found[leaf] = evaluation.value(node)
@@ -128,10 +131,13 @@ class _Evaluation:
     def __init__(self, call: Call, leaves: dict[str, Tensor], *, again: bool = False) -> None:
         self.call, self.leaves, self.again = call, leaves, again
         self.known: dict[Node, Tensor] = {}
+        self.groups: Groups = {}  # products of the forward pass that may be taken together
+        self.beside: dict[tuple[MatMul, ...], Tensor] = {}  # what gradients taken together multiply, side by side
 
     def forward(self) -> tuple[Tensor, list[Tensor]]:
         bias = self.leaves.get("bias")
         start = time.perf_counter()
+        self.groups = self.call.plan.together
         fused = None if bias is None else self._with_bias(self.call.plan.forward, bias)
         out = self.value(self.call.plan.forward) if fused is None else fused
         if bias is not None and fused is None:
@@ -181,6 +187,8 @@ class _Evaluation:
         if isinstance(node, MatMul):
             if type(node.left) is Sparse:
                 return self._hop(node.left, self.value(node.right))
+            if node in self.groups and self._together(self.groups[node]):
+                return self.known[node]
             return self._product(self.value(node.left), self.value(node.right))  # type: ignore[arg-type]
         if isinstance(node, Scaled):
             return self.value(node.of) * self.call.scalars[node.by]
@@ -202,10 +210,14 @@ class _Evaluation:
 
         bias: added by the first GEMM; only where all terms are products.
         """
+        for term in node.terms:
+            if term in self.groups and term not in self.known and isinstance(term, MatMul):
+                self._together(self.groups[term])
         products = [t for t in node.terms if _is_product(t) and t not in self.known]
-        total: Tensor | None = None
-        ours = False
-        for term in (t for t in node.terms if t not in products):
+        total = self._beside_each_other(products)
+        ours, products = total is not None, [] if total is not None else products
+        rest = [t for t in node.terms if not (_is_product(t) and t not in self.known)]
+        for term in sorted(rest, key=lambda t: t not in self.known):  # the sparse ones can add onto what is known
             fresh = term not in self.known and isinstance(term, MatMul) and self._owns(term) and not self.again
             if fresh and total is not None and isinstance(term, MatMul) and isinstance(term.left, Sparse):
                 total, ours = self._hop(term.left, self.value(term.right), total), True  # added where it is summed
@@ -231,6 +243,40 @@ class _Evaluation:
             ours = True
         assert total is not None
         return total
+
+    def take_together(self, groups: Groups) -> None:
+        """Computes the gradients in groups."""
+        for group in dict.fromkeys(groups.values()):
+            self._gradients_together(group)
+
+    def _together(self, group: tuple[MatMul, ...]) -> bool:
+        """Computes all products of a group as one, if that pays."""
+        tall = self.value(group[0].left)  # type: ignore[arg-type]
+        weights = [self.value(node.right.of) for node in group]  # type: ignore[union-attr]
+        widths = [weight.size(0) for weight in weights]
+        if not worth_it(tall, weights, widths):
+            return False
+        self.known.update(zip(group, product(tall, torch.cat(weights).t()).split(widths, 1), strict=True))
+        return True
+
+    def _gradients_together(self, group: tuple[MatMul, ...]) -> None:
+        tall = self.value(group[0].right)
+        thin = [self.value(node.left.of) for node in group]  # type: ignore[union-attr]
+        widths = [t.size(1) for t in thin]
+        if not worth_it(tall, thin, widths):
+            return
+        beside = self.beside[group] = torch.cat(thin, 1)
+        parts = product(beside.t(), tall).split(widths)
+        self.known.update((node, part.clone()) for node, part in zip(group, parts, strict=True))
+
+    def _beside_each_other(self, products: list[Node]) -> Tensor | None:
+        """The sum of products whose left operands lie side by side already, as one product; else None."""
+        found = {node.left: node.right for node in products if isinstance(node, MatMul)}
+        for group, beside in self.beside.items():
+            lefts = [node.left.of for node in group]  # type: ignore[union-attr]
+            if len(found) == len(products) == len(lefts) and all(left in found for left in lefts):
+                return product(beside, torch.cat([self.value(found[left]) for left in lefts]))
+        return None
 
     def _horner(self, node: Horner) -> Tensor:
         last = node.terms[-1]

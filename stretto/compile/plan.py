@@ -14,6 +14,7 @@ from stretto.compile import cost
 from stretto.compile.cost import Work
 from stretto.compile.expr import Expression, Leaf, MatMul, Node, Sizes, Sparse, Transpose, gradient, shape
 from stretto.compile.rules import forms
+from stretto.compile.together import Groups, same_left, same_right
 from stretto.tune.profile import Profile
 
 MOST_PLANS = 32  # combinations of gradient orders; beyond it, gradients of equal shape take the same orientation
@@ -45,6 +46,16 @@ class Plan:
         """How the plan reads, for report() and explain()."""
         text = str(self.forward)
         return text + "".join(f"; d{leaf} = {node}" for leaf, node in self.gradients)
+
+    @functools.cached_property
+    def together(self) -> Groups:
+        """Forward products that share their left operand, by each of them."""
+        return same_left(_computed((self.forward,), self.hoisted), self.forward)
+
+    @functools.cached_property
+    def gradients_together(self) -> Groups:
+        """Gradients that share their right operand, by each of them."""
+        return same_right(self.gradients)
 
     def works(self, sizes: Sizes, value_bytes: int = 4) -> list[Work]:
         """Every kernel call of the plan, forward then gradients."""

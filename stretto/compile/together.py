@@ -1,0 +1,56 @@
+"""Products that share a tall matrix, found in a plan and taken together: X W' and X V' as X [W; V]'.
+
+A product with few columns takes as long as its tall operand takes to be read; two of them read it twice. The same holds
+for gradients of weights, (A' G)' X and G' X, and for what they flow back to, (A' G) W + G V, once A' G and G lie side
+by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from stretto.compile.expr import Leaf, MatMul, Node, Sparse, Transpose
+
+Groups = dict[Node, tuple[MatMul, ...]]
+
+TALL = 1 << 14  # rows from which a product is bound by reading them
+NARROW = 128  # columns up to which it is
+
+
+def same_left(nodes: Iterable[Node], root: Node) -> Groups:
+    """Products of one matrix with several weights, by each of them. Not the result itself, which must be its own."""
+    found: dict[Node, dict[MatMul, None]] = {}
+    for node in nodes:
+        if not isinstance(node, MatMul) or node == root or isinstance(node.left, (Sparse, Transpose)):
+            continue
+        if isinstance(node.right, Transpose) and isinstance(node.right.of, Leaf):
+            found.setdefault(node.left, {})[node] = None
+    return _of_several(found)
+
+
+def same_right(gradients: Iterable[tuple[str, Node]]) -> Groups:
+    """Gradients of weights that were multiplied with one matrix, by each of them."""
+    found: dict[Node, dict[MatMul, None]] = {}
+    for _, node in gradients:
+        if isinstance(node, MatMul) and isinstance(node.left, Transpose):
+            found.setdefault(node.right, {})[node] = None
+    return _of_several(found)
+
+
+def _of_several(found: Mapping[Node, dict[MatMul, None]]) -> Groups:
+    return {node: tuple(group) for group in found.values() if len(group) > 1 for node in group}
+
+
+def worth_it(tall: Tensor, thin: list[Tensor], widths: list[int]) -> bool:
+    """Whether to take products with `tall` [n, i] together: with matrices `thin` that give it these widths."""
+    return (
+        tall.device.type == "cpu"
+        and tall.size(0) >= TALL
+        and max(widths) <= min(NARROW, tall.size(1) // 2)  # else results lying side by side cost as much
+        and tall.dtype in (torch.float32, torch.float64)
+        and all(t.dtype == tall.dtype for t in thin)
+        and not torch.is_autocast_enabled("cpu")
+    )

@@ -1,0 +1,77 @@
+"""Products that share a matrix are taken together where that pays, and give what stock gives."""
+
+import copy
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+
+from stretto import accelerate
+from stretto.compile import execute, together
+from tests.graphs import ZOO
+
+LAYERS = {
+    "SAGE": (lambda: pyg.SAGEConv(12, 3), 1 + 1 + 1),  # X [W; V]', [A'G G]' X, [A'G G] [W; V]
+    "GraphConv": (lambda: pyg.GraphConv(12, 3), 1 + 1 + 1),
+    "TAG": (lambda: pyg.TAGConv(12, 3, K=2), 1 + 1 + 1),
+    "SAGE, widening": (lambda: pyg.SAGEConv(3, 12), None),  # nothing to gain: as before
+}
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """All products a layer computes, from the smallest on."""
+    seen = []
+
+    def counted(x, w, *args, **kwargs):
+        seen.append((tuple(x.shape), tuple(w.shape)))
+        return plain(x, w, *args, **kwargs)
+
+    plain = execute.product
+    monkeypatch.setattr(execute, "product", counted)
+    monkeypatch.setattr(together, "TALL", 1)
+    return seen
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("graph", ["symmetric", "isolated", "self_loops", "duplicates", "one_node"])
+def test_layers_equal_stock(name, graph, products):
+    make, count = LAYERS[name]
+    edge_index, num_nodes = _graph(graph)
+    torch.manual_seed(0)
+    stock = make().double()
+    x = torch.randn(num_nodes, stock.in_channels, dtype=torch.float64)
+    grad = torch.randn(num_nodes, stock.out_channels, dtype=torch.float64)
+    wanted = _run(stock, x, edge_index, grad)
+    got = _run(accelerate(copy.deepcopy(stock)), x, edge_index, grad)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert mine.is_contiguous()
+    if count is not None and graph == "symmetric":
+        assert len(products) == count, products
+
+
+def test_they_are_taken_together_only_where_rows_are_many(products, monkeypatch):
+    monkeypatch.setattr(together, "TALL", 10**6)
+    layer = accelerate(pyg.SAGEConv(12, 3))
+    x = torch.randn(50, 12, requires_grad=True)
+    layer(x, torch.randint(50, (2, 300))).sum().backward()
+    assert len(products) == 6
+
+
+def test_gradients_of_gradients(products):
+    layer = accelerate(pyg.SAGEConv(12, 3).double())
+    edge_index = torch.randint(20, (2, 80))
+    x = torch.randn(20, 12, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: layer(x, edge_index).pow(2), (x,))
+
+
+def _run(layer, x, edge_index, grad):
+    x = x.clone().requires_grad_()
+    out = layer(x, edge_index)
+    return [out.detach(), *torch.autograd.grad(out, [x, *layer.parameters()], grad)]
+
+
+def _graph(name):
+    edge_index, (num_nodes, _) = ZOO[name]()
+    return edge_index, num_nodes
