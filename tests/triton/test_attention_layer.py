@@ -87,7 +87,7 @@ def test_first_recorded_and_played_calls_agree_with_plain_ops(form, dropout, gra
     assert [type(t).__name__ for t in graph.edge_csr.cache["tapes"].values()] == ["Tape", "Tape"]
 
 
-@pytest.mark.parametrize("inner", [8, 300])
+@pytest.mark.parametrize("inner", [8, pytest.param(300, marks=pytest.mark.slow)])  # a minute under the interpreter
 @pytest.mark.parametrize("heads", [2, 3])
 def test_an_input_that_needs_no_gradient(inner, heads, graph, device, triton_kernels):
     """gat: its scores' share of the weight's gradient comes from sums over x (two tiles of columns here)."""
