@@ -25,7 +25,7 @@ from stretto.bench.run import as_alone
 from stretto.compile.choose import CHOOSER, Decision
 from stretto.errors import expect
 from stretto.nn.base import record_of
-from stretto.tune.timing import Timing, measure
+from stretto.tune.timing import Timing, measure, timed
 
 MODELS = ("gcn", "sage", "gin", "gat", "tag", "sgc")
 WIDTHS = (32, 256, 1024)
@@ -103,15 +103,9 @@ def _step(net: nn.Module, arguments: tuple[Any, ...], grad: Tensor, train: bool)
 
 def _rounds(calls: dict[str, Callable[[], object]]) -> int:
     """How many rounds, by what one takes (which is the warm-up, too)."""
-    seconds = [_seconds(call) for call in calls.values()]
+    seconds = [timed(call)[1] for call in calls.values()]
     least, most = ROUNDS
     return 3 if max(seconds) > LONG else max(least, min(most, int(SECONDS / sum(seconds))))
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def _others(decision: Decision | None) -> list[Any]:

@@ -6,6 +6,7 @@ A scene knows how to check a candidate (its output and gradients on the first in
 
 from __future__ import annotations
 
+import abc
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class Molecules:
         """Lengths of the edges, and the same as SchNet's features. [E], [E, GAUSSIANS]."""
         length = (self.pos[self.index[0]] - self.pos[self.index[1]]).norm(dim=1)
         attr = GaussianSmearing(0.0, CUTOFF, GAUSSIANS)(length)
-        return length, attr.where(attr > 1e-30, 0.0)  # tiny numbers would slow every candidate's products tenfold
+        return length, attr.where(attr > 1e-30, 0.0)  # tiny numbers would slow every candidate's products
 
 
 def batches(graph: str, count: int, *, near: bool = False) -> list[Molecules]:
@@ -67,7 +68,7 @@ def batches(graph: str, count: int, *, near: bool = False) -> list[Molecules]:
     return found
 
 
-class Scene:
+class Scene(abc.ABC):
     """Nodes and edges of the first input, and the bytes that any candidate must hold beside its parameters."""
 
     num_nodes: int
@@ -75,13 +76,13 @@ class Scene:
     ends: int = 0
     result_bytes: int = 0
 
+    @abc.abstractmethod
     def check(self, net: Any) -> list[Tensor]:
         """Output and gradients on the first input."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def call(self, net: Any) -> Callable[[], None]:
         """What is timed."""
-        raise NotImplementedError
 
 
 def gradients(out: Tensor, wanted: list[Tensor], flow: Tensor | None = None) -> list[Tensor]:

@@ -214,9 +214,9 @@ class _Evaluation:
             if term in self.groups and term not in self.known and isinstance(term, MatMul):
                 self._together(self.groups[term])
         products = [t for t in node.terms if _is_product(t) and t not in self.known]
+        rest = [t for t in node.terms if t not in products]
         total = self._beside_each_other(products)
         ours, products = total is not None, [] if total is not None else products
-        rest = [t for t in node.terms if not (_is_product(t) and t not in self.known)]
         for term in sorted(rest, key=lambda t: t not in self.known):  # the sparse ones can add onto what is known
             fresh = term not in self.known and isinstance(term, MatMul) and self._owns(term) and not self.again
             if fresh and total is not None and isinstance(term, MatMul) and isinstance(term.left, Sparse):

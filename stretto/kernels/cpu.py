@@ -15,7 +15,7 @@ from stretto.kernels.schema import DTYPES, REDUCES, accumulate_type
 
 # From this many edges on, weights are brought into the order of the rows before they are used.
 MANY_EDGES = 1 << 14
-# Up to this many bytes, reading a scale for every row of x that is read costs a fifth of the time.
+# Up to this many bytes, reading a scale for every row of x that is read is felt.
 NARROW_BYTES = 256
 
 
