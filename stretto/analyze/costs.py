@@ -1,23 +1,21 @@
-"""Flops and compulsory bytes of every op, ATen's and ours: one explicit table, no op counted as nothing in silence.
+"""Flops and compulsory bytes of every ATen op: one explicit table, no op counted as nothing in silence.
 
 Conventions. One flop per addition, multiplication, comparison or transcendental; 2 n k m for a product of matrices.
 Bytes as if no cache helped: each operand once, one row per entry of an index; bytes at places that an index decides are
 kept apart as `random`, with the row they come in and the span they fall into (`row` of a product is its smallest
 dimension, of a sum along the last dimension the bytes of one sum). Views and bare allocations cost nothing.
-Costs of stretto's own kernels come from the declarations in stretto.ops.OPS.
+stretto's own kernels: kernel_costs.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import sympy
 
-from stretto.analyze.specs import Matrix, Size, Spec, matrices, product, tensors
-from stretto.ops import OPS
+from stretto.analyze.specs import Size, Spec, matrices, product, tensors
 
 
 class Cost(NamedTuple):
@@ -54,12 +52,12 @@ def log2(size: Size) -> Size:
     return math.log2(size) if size > 1 else 0
 
 
-def _bytes(*values: Any) -> Size:
+def bytes_of(*values: Any) -> Size:
     specs = [spec for value in values for spec in tensors(value)]
     return sum(spec.nbytes for spec in specs) + sum(m.nbytes for value in values for m in matrices(value))
 
 
-def _numel(value: Any) -> Size:
+def numel_of(value: Any) -> Size:
     specs = tensors(value)
     return specs[0].numel if specs else 0
 
@@ -72,23 +70,23 @@ def _view(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
 
 
 def _create(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    return Cost("create", stream=_bytes(out))
+    return Cost("create", stream=bytes_of(out))
 
 
 def _copy(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     if name == "aten::copy_":
-        return Cost("copy", stream=_bytes(args[1]) + _bytes(out))
-    return Cost("copy", stream=_bytes(args, kwargs) + _bytes(out))
+        return Cost("copy", stream=bytes_of(args[1]) + bytes_of(out))
+    return Cost("copy", stream=bytes_of(args, kwargs) + bytes_of(out))
 
 
-def _pointwise(weight: int = 1) -> Formula:
+def pointwise(weight: int = 1) -> Formula:
     def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
         flops = weight * sum(spec.numel for spec in tensors(out)) if not name.startswith("aten::_foreach") else None
         if flops is None:  # one list of tensors in, changed in place: nothing comes out
             flops = weight * sum(spec.numel for spec in tensors(args[0]))
-            return Cost("optimizer", flops, _bytes(args, kwargs) + _bytes(args[0]))
+            return Cost("optimizer", flops, bytes_of(args, kwargs) + bytes_of(args[0]))
         inplace = name.endswith("_") and not name.endswith("__")
-        return Cost("pointwise", flops, _bytes(args, kwargs) + (_bytes(args[0]) if inplace else _bytes(out)))
+        return Cost("pointwise", flops, bytes_of(args, kwargs) + (bytes_of(args[0]) if inplace else bytes_of(out)))
 
     return cost
 
@@ -108,7 +106,7 @@ def _reduce(weight: int = 1) -> Formula:
         kept = results[0].numel if results else 1
         ratio = source.numel / kept if isinstance(source.numel, sympy.Expr) or kept else 1
         row = source.shape[-1] * source.itemsize if _along_last(args, source) else 0
-        return Cost("reduce", weight * source.numel, _bytes(args) + _bytes(out), row=row, depth=1 + log2(ratio))
+        return Cost("reduce", weight * source.numel, bytes_of(args) + bytes_of(out), row=row, depth=1 + log2(ratio))
 
     return cost
 
@@ -118,11 +116,11 @@ def _gemm(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     left = tensors(args)[1 if added else 0]
     result = tensors(out)[0]
     flops = 2 * result.numel * left.shape[-1] + (result.numel if added else 0)
-    narrow = _least((*left.shape[-2:], result.shape[-1] if result.shape else 1))
-    return Cost("gemm", flops, _bytes(args) + _bytes(out), row=narrow, depth=1 + log2(left.shape[-1]))
+    narrow = least((*left.shape[-2:], result.shape[-1] if result.shape else 1))
+    return Cost("gemm", flops, bytes_of(args) + bytes_of(out), row=narrow, depth=1 + log2(left.shape[-1]))
 
 
-def _least(sizes: Args) -> Size:
+def least(sizes: Args) -> Size:
     """The smallest of the sizes that are numbers: what stands for a number of nodes or edges is never that."""
     return min((s for s in sizes if not isinstance(s, sympy.Expr)), default=1)
 
@@ -134,7 +132,7 @@ def _sparse_product(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> 
     return Cost(
         "spmm",
         2 * matrix.num_edges * width,
-        matrix.nbytes + _bytes(out),
+        matrix.nbytes + bytes_of(out),
         matrix.num_edges * row,
         row,
         dense.nbytes,
@@ -174,7 +172,7 @@ def _scatter(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     return Cost(
         "scatter",
         source.numel if adds else 0,
-        source.nbytes + _bytes(tuple(index)) + copies,
+        source.nbytes + bytes_of(tuple(index)) + copies,
         (2 if adds else 1) * moved,
         row,
         target.nbytes,
@@ -187,7 +185,7 @@ def _fixed(family: str, weight: int, depth: Callable[[Spec], Size]) -> Formula:
 
     def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
         first = tensors(args)[0]
-        return Cost(family, weight * first.numel, _bytes(args) + _bytes(out), depth=depth(first))
+        return Cost(family, weight * first.numel, bytes_of(args) + bytes_of(out), depth=depth(first))
 
     return cost
 
@@ -204,8 +202,8 @@ def _whole(spec: Spec) -> Size:
     return 2 + log2(spec.numel)
 
 
-def _unknown(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    return Cost("other", 0, _bytes(args, kwargs) + _bytes(out), known=False)
+def unknown(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    return Cost("other", 0, bytes_of(args, kwargs) + bytes_of(out), known=False)
 
 
 def _same(names: str, formula: Formula) -> dict[str, Formula]:
@@ -241,130 +239,10 @@ ATEN: dict[str, Formula] = {
     **_same(
         "native_batch_norm_backward native_layer_norm_backward native_group_norm_backward", _fixed("norm", 11, _whole)
     ),
-    **_same("masked_fill_ masked_fill leaky_relu_backward elu_backward where", _pointwise()),
-    **_same("native_dropout native_dropout_backward", _pointwise(2)),
-    **_same("addcmul addcmul_ addcdiv addcdiv_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_lerp_", _pointwise(3)),
+    **_same("masked_fill_ masked_fill leaky_relu_backward elu_backward where", pointwise()),
+    **_same("native_dropout native_dropout_backward", pointwise(2)),
+    **_same("addcmul addcmul_ addcdiv addcdiv_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_lerp_", pointwise(3)),
     "_fused_adam_": _fixed("optimizer", 12, lambda s: 1),
-}
-
-
-# ---- stretto's own kernels ----
-
-
-def _tensor(spec: Any) -> Any:
-    """A Spec behind the few methods that an op's declaration calls."""
-    if not isinstance(spec, Spec):
-        return spec
-    return SimpleNamespace(
-        numel=lambda: spec.numel,
-        size=lambda i: spec.shape[i],
-        dim=lambda: len(spec.shape),
-        shape=spec.shape,
-        element_size=lambda: spec.itemsize,
-    )
-
-
-def _graph(matrix: Matrix) -> Any:
-    column = SimpleNamespace(element_size=lambda: matrix.index_bytes)
-    return SimpleNamespace(
-        num_rows=matrix.num_rows,
-        num_cols=matrix.num_cols,
-        num_edges=matrix.num_edges,
-        csr=SimpleNamespace(col=column if matrix.index_bytes else None),
-    )
-
-
-def _declared(op: str, family: str, gathered: int | None) -> Formula:
-    """Cost as the op declares it; gathered: the position of the tensor whose rows are read once per edge."""
-
-    def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-        graph = matrices(args)[0]
-        called = [_graph(a) if isinstance(a, Matrix) else _tensor(a) for a in args]
-        options = {k: _tensor(v) for k, v in kwargs.items()}
-        if op == "sddmm":
-            options = {"op": "add" if name.endswith("sddmm_add") else "dot"}
-        total = OPS[op].bytes(*called, **options)
-        row = random = span = 0
-        if gathered is not None:
-            table = args[gathered]
-            row, span = table.row * table.itemsize, table.nbytes
-            random = graph.num_edges * row
-        return Cost(family, OPS[op].flops(*called, **options), total - random, random, row, span, TREE)
-
-    return cost
-
-
-def _gather_rows(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    table, index = _tensor(args[0]), _tensor(args[1])
-    row = args[0].row * args[0].itemsize
-    random = args[1].numel * row
-    return Cost("gather", 0, OPS["gather_rows"].bytes(table, index) - random, random, row, args[0].nbytes)
-
-
-def _per_edge(weight: int) -> Formula:
-    def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-        return Cost("softmax", weight * _numel(out), _bytes(args) + _bytes(out), depth=TREE)
-
-    return cost
-
-
-def _extremum_grad(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    matrix, x = matrices(args)[0], tensors(args)[0]
-    row = x.row * x.itemsize
-    random = 2 * matrix.num_edges * row  # the extremum and its share of the gradient, per entry
-    return Cost("spmm", 2 * matrix.num_edges * x.row, matrix.nbytes + 2 * x.nbytes, random, row, x.nbytes, TREE)
-
-
-def _attention(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    """As declared: the score, the softmax and the sum per edge and head. The gradient does it again, both ways."""
-    graph, given = args[0], next(a for a in args if isinstance(a, dict))
-    value = given["right"] if given["v"] is None else given["v"]
-    called = [_tensor(given[key]) for key in ("v", "left", "right", "edge")]
-    flops = OPS["attention"].flops(_graph(graph), *called, form=given["form"])
-    read = [given[key] for key in ("v", "right") if given[key] is not None]
-    rows = sum(spec.row * spec.itemsize for spec in read)
-    span = sum(spec.nbytes for spec in read)
-    heads = called[1].size(1) if called[1] is not None else value.shape[1]
-    edge = 0 if given["edge"] is None else given["edge"].nbytes
-    result = graph.num_rows * heads * value.shape[2] * value.itemsize
-    stream = 8 * (graph.num_rows + 1) + graph.index_bytes * graph.num_edges + edge + result
-    if name.endswith("_grad"):
-        rows += heads * value.shape[2] * value.itemsize  # the gradient of the result, one row per entry
-        return Cost("attention", 2 * flops, 2 * stream + 2 * span, 2 * graph.num_edges * rows, rows, 2 * span, TREE)
-    return Cost("attention", flops, stream, graph.num_edges * rows, rows, span, TREE)
-
-
-def _messages(per_value: int) -> Formula:
-    """Terms of rows, columns and edges, joined per edge and channel and summed over the edges of a node."""
-
-    def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-        graph, given = args[0], [spec for a in args[1:] for spec in tensors(a) if len(spec.shape) == 2]
-        width = given[0].row
-        row = width * given[0].itemsize
-        ways = 2 if name.endswith("_grad") else 1
-        random = ways * graph.num_edges * row * max(1, len(given) - 1)
-        stream = ways * (graph.nbytes + 2 * graph.num_rows * row)
-        flops = ways * per_value * graph.num_edges * width * len(given)
-        return Cost("spmm", flops, stream, random, row, given[0].nbytes, TREE)
-
-    return cost
-
-
-KERNELS: dict[str, Formula] = {
-    "attention": _attention,
-    "attention_grad": _attention,
-    "edge_messages": _messages(2),
-    "edge_messages_grad": _messages(2),
-    "softmax_sum": _messages(7),
-    "softmax_sum_grad": _messages(7),
-    "spmm": _declared("spmm", "spmm", 1),
-    "sddmm": _declared("sddmm", "sddmm", 2),
-    "sddmm_add": _declared("sddmm", "sddmm", 2),
-    "edge_softmax": _declared("edge_softmax", "softmax", None),
-    "edge_softmax_grad": _per_edge(4),
-    "mul_grad": _per_edge(3),
-    "spmm_extremum_grad": _extremum_grad,
-    "gather_rows": _gather_rows,
 }
 
 
@@ -373,7 +251,7 @@ def _on_sparse(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     product_like = "mm" in name.split("::")[1].split(".")[0]
     if product_like and tensors(args) and tensors(out):
         return _sparse_product(name, args, kwargs, out)
-    moved = _bytes(args, kwargs) + _bytes(out)
+    moved = bytes_of(args, kwargs) + bytes_of(out)
     return Cost("sparse", sum(m.num_edges for m in matrices(args)), moved, known=not product_like)
 
 
@@ -387,12 +265,7 @@ def of_aten(name: str, tags: frozenset[str], is_view: bool, args: Args, kwargs: 
     if is_view or space == "profiler":  # marks of record_function, in every optimizer's step
         return _view(name, args, kwargs, out)
     if "pointwise" in tags or base.startswith("_foreach"):
-        return _pointwise()(name, args, kwargs, out)
+        return pointwise()(name, args, kwargs, out)
     if "reduction" in tags:
         return _reduce()(name, args, kwargs, out)
-    return _unknown(name, args, kwargs, out)
-
-
-def of_kernel(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    """Cost of one of stretto's kernels; name like "stretto::spmm"."""
-    return KERNELS.get(name.partition("::")[2], _unknown)(name, args, kwargs, out)
+    return unknown(name, args, kwargs, out)

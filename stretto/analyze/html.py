@@ -299,7 +299,7 @@ def profile_page(profile: Profile) -> str:
             table(
                 "replays",
                 [_replay(r) for r in profile.replays],
-                ("op", "phase", "shapes", "in model ms", "real ms", "shuffled ms", "ratio"),
+                ("op", "phase", "shapes", "in model ms", "real ms", "ratio", "itself", "shuffled ms", "shuffled ratio"),
             ),
         ),
         card(
@@ -336,4 +336,5 @@ def profile_page(profile: Profile) -> str:
 
 def _replay(row: dict[str, Any]) -> dict[str, Any]:
     real, other = row["real indices"], row.get("shuffled indices", {})
-    return {**row, "real ms": real["median_ms"], "shuffled ms": other.get("median_ms")}
+    shuffled = {"shuffled ms": other.get("median_ms"), "shuffled ratio": other.get("ratio")}
+    return {**row, "real ms": real["median_ms"], **shuffled}

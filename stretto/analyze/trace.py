@@ -22,10 +22,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto import kernels
-from stretto.analyze import costs
+from stretto.analyze import costs, kernel_costs
 from stretto.analyze.costs import Cost
 from stretto.analyze.specs import Spec, describe, storage_key, tensors
-from stretto.kernels import cpu_attention, cpu_edge
+from stretto.kernels import cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics
 
 
 @dataclass
@@ -65,7 +65,7 @@ class OpRecord:
     def recount(self) -> Cost:
         """The cost from what is kept, as when it was traced."""
         if self.name.startswith("stretto::"):
-            return costs.of_kernel(self.name, self.args, self.kwargs, self.out)
+            return kernel_costs.of_kernel(self.name, self.args, self.kwargs, self.out)
         return costs.of_aten(self.name, self.tags, self.is_view, self.args, self.kwargs, self.out)
 
 
@@ -324,7 +324,7 @@ def _copied(value: Any) -> Any:
 
 def _kernel_modules() -> list[ModuleType]:
     """Every module whose functions are native kernels; the reference is plain torch and seen op by op."""
-    found: list[ModuleType] = [kernels.cpu, cpu_attention, cpu_edge]
+    found: list[ModuleType] = [kernels.cpu, cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics]
     triton = sys.modules.get("stretto.kernels.triton")
     return [*found, triton] if triton is not None else found
 
@@ -337,7 +337,7 @@ def _watched_kernels(recorder: Recorder) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for module in _kernel_modules():
-            for name in costs.KERNELS:
+            for name in kernel_costs.KERNELS:
                 plain = getattr(module, name, None)
                 if plain is not None:
                     stack.callback(setattr, module, name, plain)

@@ -61,6 +61,11 @@ def kept_bytes() -> int:
     return _bytes
 
 
+def holds(storage: Any) -> bool:
+    """Whether a storage is one of the kept ones."""
+    return storage._cdata in _kept
+
+
 def clear() -> None:
     """Give up every kept buffer; those in use live on with their tensors."""
     global _bytes

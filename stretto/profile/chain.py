@@ -10,16 +10,22 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stretto.analyze.specs import storage_key
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
+from stretto.kernels import pool
 from stretto.kernels.attention import TENSORS, Attention
+from stretto.kernels.denormals import DenormalsAreZero
+
+SMALLEST = np.float32(1e-40)
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,17 @@ class Made:
         return empty.set_(storages[self.slot], self.offset, self.size, self.stride)
 
 
+@dataclass(frozen=True)
+class Pooled:
+    """A buffer that the step took from the pool between two ops: the chain takes one too, and gives it back as soon."""
+
+    nbytes: int
+
+    def of(self) -> Any:
+        """The buffer in this run of the chain."""
+        return pool.empty((self.nbytes,), torch.uint8).untyped_storage()
+
+
 @dataclass
 class Call:
     """One op. args and kwargs hold Made where the step's own results stand."""
@@ -49,19 +66,22 @@ class Call:
     schema: Any
     drops: tuple[int, ...] = ()  # slots freed before it
     makes: tuple[tuple[int, int], ...] = ()  # (position among its results, slot)
+    flushed: bool = False  # whether tiny numbers counted as zero
 
 
-def mapped(value: Any, change: Callable[[Tensor | Made], Any]) -> Any:
-    """The value with every dense tensor, or what stands for one, replaced."""
+def mapped(value: Any, change: Callable[[Tensor | Made], Any], buffer: Callable[[Any], Any] | None = None) -> Any:
+    """The value with every dense tensor, or what stands for one, replaced; buffer: the same for bare memory."""
     if isinstance(value, Made) or (isinstance(value, Tensor) and value.layout == torch.strided):
         return change(value)
+    if buffer is not None and isinstance(value, (Pooled, torch.UntypedStorage)):
+        return buffer(value)
     if isinstance(value, Attention):
-        return dataclasses.replace(value, **{name: mapped(getattr(value, name), change) for name in TENSORS})
+        return dataclasses.replace(value, **{name: mapped(getattr(value, name), change, buffer) for name in TENSORS})
     if isinstance(value, (list, tuple)):
-        parts = [mapped(v, change) for v in value]
+        parts = [mapped(v, change, buffer) for v in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict):
-        return {k: mapped(v, change) for k, v in value.items()}
+        return {k: mapped(v, change, buffer) for k, v in value.items()}
     return value
 
 
@@ -88,7 +108,8 @@ class Tape(Recorder):
         self._inside = True  # copies are no part of the step
         written = _written(schema, args, kwargs)
         keep = lambda tensor: self._keep(tensor, written)  # noqa: E731
-        made = Call(function, name, mapped(args, keep), mapped(kwargs, keep), schema, tuple(self._dropped))
+        kept, named = mapped(args, keep, _pooled), mapped(kwargs, keep, _pooled)
+        made = Call(function, name, kept, named, schema, tuple(self._dropped), flushed=_flushing())
         self._inside = False
         self._dropped.clear()
         self.calls.append(made)
@@ -147,14 +168,15 @@ class Tape(Recorder):
                 for slot in call.drops:
                     storages[slot] = None
                 args, kwargs = (instead or {}).get(place, (call.args, call.kwargs))
-                args, kwargs = mapped(args, remake), mapped(kwargs, remake)
+                args, kwargs = mapped(args, remake, _taken), mapped(kwargs, remake, _taken)
                 if seen is not None:
                     seen(place, args, kwargs)
-                clock._inside = False
-                if call.schema is None:
-                    out = clock.call(call.function, call.name, args, kwargs, None)
-                else:
-                    out = call.function(*args, **kwargs)
+                with DenormalsAreZero() if call.flushed else nullcontext():
+                    clock._inside = False
+                    if call.schema is None:
+                        out = clock.call(call.function, call.name, args, kwargs, None)
+                    else:
+                        out = call.function(*args, **kwargs)
                 if call.makes:
                     found = results(out)
                     for position, slot in call.makes:
@@ -162,6 +184,19 @@ class Tape(Recorder):
                     del found
                 del args, kwargs, out
         return clock
+
+
+def _flushing() -> bool:
+    """Whether this thread takes numbers too small for a full mantissa for zero (kernels/denormals.py)."""
+    return not SMALLEST * SMALLEST.dtype.type(1)
+
+
+def _pooled(storage: Any) -> Any:
+    return Pooled(storage.nbytes()) if pool.holds(storage) else storage
+
+
+def _taken(value: Any) -> Any:
+    return value.of() if isinstance(value, Pooled) else value
 
 
 def results(out: Any) -> list[Tensor]:

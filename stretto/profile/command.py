@@ -15,6 +15,7 @@ from stretto.analyze.svg import short
 from stretto.bench.report import console
 from stretto.errors import fail
 from stretto.profile.profiling import Profile, profile
+from stretto.profile.replay import NEAR, verdict
 from stretto.profile.script import apply_script, profile_script
 
 
@@ -135,15 +136,25 @@ def show_advice(out: Console, found: Profile) -> None:
 
 
 def show_replay(out: Console, found: Profile) -> None:
-    """In the model, alone, and alone with shuffled indices."""
+    """In the model, alone, and alone with shuffled indices; ratios are medians over the turns that belong together."""
     table = Table(title="replay, ms", title_justify="left")
-    for column in ("op", "shapes", "in the model", "real indices", "shuffled"):
-        table.add_column(column)
+    for column in ("op", "shapes"):
+        table.add_column(column, overflow="fold")
+    for column in ("in the model", "real indices", "ratio", "shuffled", "ratio"):
+        table.add_column(column, justify="right")
     for row in found.replays:
         other = row.get("shuffled indices")
-        cells = (short(row["in model ms"]), short(row["real indices"]["median_ms"]))
-        table.add_row(row["op"], row["shapes"], *cells, short(other["median_ms"]) if other else "-")
+        low, high = row["interval"]
+        cells = [short(row["in model ms"]), short(row["real indices"]["median_ms"])]
+        cells += [f"{row['ratio']:.2f} ({low:.2f}-{high:.2f})"]
+        cells += [short(other["median_ms"]), f"{other['ratio']:.2f}"] if other else ["-", "-"]
+        table.add_row(row["op"], row["shapes"], *cells)
     out.print(table)
+    judged = [verdict(row) for row in found.replays]
+    text = f"{judged.count('met')} of {len(judged)} within {NEAR:.0%} of their time in the model"
+    if judged.count("unsteady"):
+        text += f"; {judged.count('unsteady')} whose time in the model differs from itself by more"
+    out.print(text, highlight=False)
 
 
 def show_applied(out: Console, found: Profile) -> None:

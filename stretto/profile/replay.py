@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import statistics
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
     from stretto.profile.profiling import Group, Profile
 
 REPEATS = 20
+SECONDS = 5.0  # for more turns than these: where a result lands in memory is luck, and what an op finds in a cache too
+MOST = 400  # turns
 ATTEMPTS = 6  # at a chain that has the trace's ops: the tuner may still be trying plans
-MODEL, REAL, SHUFFLED = "in the model", "real indices", "shuffled indices"
+MODEL, AGAIN, REAL, SHUFFLED = "in the model", "in the model again", "real indices", "shuffled indices"
+NEAR = 0.15  # ratios this far from 1 are met
 SAME_PAGES, SAME_SHARE = 8, 0.05  # two amounts of new memory that count as the same
 
 
@@ -153,11 +157,14 @@ def recorded(profile: Profile) -> Tape:
     fail(f"replay: the step runs other ops than its trace ({len(tape.calls)}, then {len(names)})")
 
 
-def replay(profile: Profile, *, share: float = 0.9, repeats: int = REPEATS) -> list[dict[str, Any]]:
+def replay(
+    profile: Profile, *, share: float = 0.9, repeats: int = REPEATS, seconds: float = SECONDS
+) -> list[dict[str, Any]]:
     """One row per hot group: in the model, outside it with its own indices, and with shuffled ones, in milliseconds.
 
     Steps of the model and runs of its chain of ops take turns, and samples of one turn are compared with one another:
-    a machine that drifts slows both.
+    a machine that drifts slows both. The model takes two turns each time, compared in the same way ("itself"): an op
+    that is not near itself cannot be near its replay. repeats: turns at least; more within `seconds`.
     """
     groups, trace, workload = profile.hot(share), profile.trace, profile.workload
     names = [op.name for op in trace]
@@ -166,10 +173,13 @@ def replay(profile: Profile, *, share: float = 0.9, repeats: int = REPEATS) -> l
     with torch.random.fork_rng(devices=[]):
         tape = recorded(profile)
         other, indices = shuffles(tape, trace)
-        sides = {MODEL: lambda: _step(workload), REAL: tape.run, SHUFFLED: lambda: tape.run(instead=other)}
-        for turn in range(repeats + 1):
+        step = lambda: _step(workload)  # noqa: E731
+        sides = {MODEL: step, AGAIN: step, REAL: tape.run, SHUFFLED: lambda: tape.run(instead=other)}
+        turn, end = 0, time.perf_counter() + seconds
+        while turn <= repeats or (time.perf_counter() < end and turn <= MOST):
             done = {side: sides[side]() for side in order.sample(list(sides), len(sides))}
-            if turn and [name for name, _, _ in done[MODEL].times] == names:
+            turn += 1
+            if turn > 1 and all([name for name, _, _ in done[side].times] == names for side in (MODEL, AGAIN)):
                 for side, one in done.items():
                     seconds = [seconds for _, seconds, _ in one.times]
                     turns.setdefault(side, []).append(list(zip(seconds, one.pages or (), strict=True)))
@@ -190,15 +200,23 @@ def _step(workload: Workload) -> Recorder:
 def _row(group: Group, indices: dict[int, Tensor], by_op: dict[str, list[tuple[Sample, ...]]]) -> dict[str, Any]:
     pairs = [matched(by_op[MODEL][i], by_op[REAL][i]) for i in group.ops]
     inside = [statistics.median(a for a, _ in turns) for turns in pairs]
+    itself = _ratio([matched(by_op[MODEL][i], by_op[AGAIN][i]) for i in group.ops])
     row = {
         "op": group.name, "phase": group.phase, "shapes": group.shapes, "calls": len(group.ops),
         "in model ms": sum(inside) * 1e3, REAL: _numbers(pairs), "ratio": _ratio(pairs), "interval": _interval(pairs),
-        "index": None,
+        "itself": itself, "index": None,
     }  # fmt: skip
     if group.ops[0] in indices:
         row[SHUFFLED] = _numbers([matched(by_op[MODEL][i], by_op[SHUFFLED][i]) for i in group.ops])
         row["index"] = fingerprint(indices[group.ops[0]])
     return row
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """Of a row: "met", "missed", or "unsteady" where the op's time in the model is not even near itself."""
+    if abs(row["ratio"] - 1) <= NEAR:
+        return "met"
+    return "unsteady" if abs(row["itself"] - 1) > NEAR else "missed"
 
 
 Turns = list[tuple[float, float]]  # (seconds in the model, seconds outside it)
@@ -221,6 +239,13 @@ def _ratio(pairs: list[Turns]) -> float:
 
 def _interval(pairs: list[Turns], draws: int = 200) -> tuple[float, float]:
     """Where 95 % of the ratios lie when the turns are drawn anew."""
-    draw = random.Random(0)
-    spread = Timing(tuple(_ratio([draw.choices(turns, k=len(turns)) for turns in pairs]) for _ in range(draws)))
-    return spread.quantile(0.025), spread.quantile(0.975)
+    rng = np.random.default_rng(0)
+    total, weighed = np.zeros(draws), np.zeros(draws)
+    for turns in pairs:
+        inside, alone = np.array(turns).T
+        chosen = rng.integers(len(turns), size=(draws, len(turns)))
+        typical = np.median(inside[chosen], axis=1)
+        total += typical
+        weighed += typical * np.median((alone / inside)[chosen], axis=1)
+    low, high = np.quantile(weighed / total, (0.025, 0.975))
+    return float(low), float(high)

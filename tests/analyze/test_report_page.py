@@ -34,7 +34,7 @@ def pages(tmp_path_factory):
     report.validate(repeats=1, workers=0)
     report.to_html(folder / "analysis.html")
     profile = stretto.profile(make("gcn", 16, 8, 8), data, machine=MACHINE, repeats=1)
-    profile.replay(repeats=2)
+    profile.replay(repeats=2, seconds=0)
     profile.sweep(budget=0.2, repeats=2)
     profile.recommend(repeats=2)
     profile.apply(repeats=2)

@@ -14,9 +14,10 @@ from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
-from stretto.kernels import native
-from stretto.profile.chain import Made, Tape, mapped, results
-from stretto.profile.replay import is_index, matched, operands, replay, shuffles
+from stretto.kernels import denormals, native, pool
+from stretto.kernels.denormals import DenormalsAreZero
+from stretto.profile.chain import Made, Pooled, Tape, _flushing, mapped, results
+from stretto.profile.replay import is_index, matched, operands, replay, shuffles, verdict
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +111,7 @@ def test_the_model_is_left_as_it_was():
     for name, value in model.state_dict().items():
         assert torch.equal(value, moved[name]), name
     torch.set_rng_state(drawn)
-    replay(profile, repeats=1)
+    replay(profile, repeats=1, seconds=0)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert all(p.grad is None for p in model.parameters())
 
@@ -185,13 +186,69 @@ def test_a_slower_replay_is_seen(monkeypatch):
         recorder.times = [(name, 3 * seconds, gap) for name, seconds, gap in recorder.times]
         return recorder
 
-    honest = {(r["op"], r["phase"], r["shapes"]): r["ratio"] for r in replay(profile, repeats=3)}
+    honest = {(r["op"], r["phase"], r["shapes"]): r["ratio"] for r in replay(profile, repeats=3, seconds=0)}
     monkeypatch.setattr(Tape, "run", slow)
-    rows = replay(profile, repeats=3)
+    rows = replay(profile, repeats=3, seconds=0)
     # In the middle of the ops: one of them alone may be disturbed by as much.
     assert statistics.median(row["ratio"] / honest[row["op"], row["phase"], row["shapes"]] for row in rows) > 1.5
     for row in rows:
         assert row["interval"][0] <= row["ratio"] <= row["interval"][1]
+
+
+def test_buffers_of_the_pool_are_taken_and_given_back(monkeypatch):
+    """What the step takes from the pool between ops the chain takes too; it keeps none of them between two runs."""
+    if native.library() is None:
+        pytest.skip(f"native kernels are off: {native.why_not()}")
+    monkeypatch.setenv("STRETTO_TUNE", "analytic")
+    monkeypatch.setattr(pool, "LEAST", 1)
+    model = make("gin", 12, 8, 4)
+    workload = Workload(stretto.accelerate(model), graph(2000, 20000))
+    for _ in range(2):
+        workload.run()
+    tape = Tape(workload)
+    model.zero_grad(set_to_none=True)
+    taken = [value for call in tape.calls for value in call.args if isinstance(value, Pooled)]
+    assert taken
+    kept = pool.kept_bytes()
+    for _ in range(3):
+        tape.run()
+        workload.run()
+        model.zero_grad(set_to_none=True)
+    assert pool.kept_bytes() == kept  # both made do with the same buffers
+    assert all(pool._idle(address, pool._kept[address]) for address in list(pool._kept))
+
+
+def test_tiny_numbers_count_as_they_did(monkeypatch):
+    """An op that ran while tiny numbers counted as zero does so in the chain."""
+    if native.library() is None:
+        pytest.skip(f"native kernels are off: {native.why_not()}")
+    assert not _flushing()
+    with DenormalsAreZero():
+        assert _flushing()
+    monkeypatch.setenv("STRETTO_TUNE", "analytic")
+    monkeypatch.setattr(denormals, "LEAST", 1)
+    workload = Workload(stretto.accelerate(make("sage", 12, 8, 4)), graph(2000, 20000))
+    workload.run()
+    tape = Tape(workload)
+    inside = [call.flushed for call in tape.calls]
+    assert any(inside)
+    assert not all(inside)
+    found, plain = [], Recorder.call
+
+    def call(self, *arguments):
+        if not self._inside:
+            found.append(_flushing())
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(Recorder, "call", call)
+    tape.run()
+    assert found == inside
+
+
+def test_verdicts():
+    assert verdict({"ratio": 1.1, "itself": 2.0}) == "met"
+    assert verdict({"ratio": 1.2, "itself": 0.8}) == "unsteady"
+    assert verdict({"ratio": 1.2, "itself": 1.1}) == "missed"
 
 
 def test_a_step_that_never_repeats_its_ops_is_refused():
@@ -209,4 +266,4 @@ def test_a_step_that_never_repeats_its_ops_is_refused():
     profile = stretto.profile(model, graph(), machine=Machine(), repeats=1)
     model.more = 2
     with pytest.raises(StrettoError, match="other ops than its trace"):
-        replay(profile, repeats=1)
+        replay(profile, repeats=1, seconds=0)

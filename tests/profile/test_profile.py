@@ -192,7 +192,7 @@ def test_captured_inputs_are_the_models_own(gcn):
 
 
 def test_replay(gcn):
-    rows = gcn.replay(repeats=2)
+    rows = gcn.replay(repeats=2, seconds=0)
     assert len(rows) == len(gcn.hot())
     for row in rows:
         assert 1 <= row["real indices"]["repeats"] <= 2  # turns in which the op met as much new memory as in the model
