@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from stretto.analyze.machine_file import Machine, near_row
+from stretto.analyze import peaks
+from stretto.analyze.machine_file import Machine
 from stretto.analyze.page import card, grid, items, numbers, page, table
 from stretto.analyze.svg import COLOURS, bars, lines, roofline, short
 
@@ -14,13 +15,15 @@ if TYPE_CHECKING:
     from stretto.profile.profiling import Profile
 
 TOP = 12
+LARGE = float(1 << 26)  # bytes that no cache near a core holds
 
 
 def _roofs(machine: Machine) -> tuple[float, dict[str, float]]:
-    return max(point[2] for point in machine.gemm), {
-        "stream": max(point[1] for point in machine.stream),
-        "memory": min(point[-1] for point in machine.stream),
-        "random rows": near_row(machine.gather, 256, 1 << 26, 1.0),
+    """The ceilings that no op exceeds: flop/s, and byte/s by where the bytes come from."""
+    return peaks.flop_rate(machine), {
+        "from a cache": peaks.stream_rate(machine, 0.0),
+        "from memory": peaks.stream_rate(machine, LARGE),
+        "random rows of 256 bytes": peaks.gather_rate(machine, 256, LARGE),
     }
 
 

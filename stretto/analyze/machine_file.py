@@ -5,7 +5,7 @@ with the same fields describes a machine one does not have.
 
 Rates are given twice: near, where the op finds its operands in a cache because it has just used them, and far, where
 other work has driven them out to memory. How much other work that takes is a curve too (`cache`). A file may give one
-rate for both.
+rate for both. Ceilings, which no op exceeds, are fields of their own: peaks.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from stretto.tune import store
 
 logger = logging.getLogger("stretto")
 
-KIND = "analysis-3"
+KIND = "analysis-4"
 BUSY = 0.75  # share of the cores that others may take before a measurement is doubted
 
 Curve = Sequence[tuple[float, ...]]  # (size, near, far) or (size, rate)
@@ -60,6 +60,10 @@ class Machine:
     softmax: Curve = ((8, 1e8), (64, 5e8))  # (values of a row, values/s)
     mask: Curve = ((1e5, 2e8),)  # (values, values/s) of finding where a mask is set
     sort: float = 2e7  # values/s
+    peak_launch: float = 0.0  # ceilings (peaks.py): the fastest op that does nothing; 0 and empty: not measured
+    peak_gemm: dict[str, float] = field(default_factory=dict)  # type -> flop/s
+    peak_stream: Curve = ()  # (bytes, byte/s)
+    peak_gather: Table = ()  # (row bytes, table bytes, byte/s)
     fresh: float = 4e9  # byte/s of writing memory the process did not have before: the system clears it page by page
     link_latency: float = 2e-5  # seconds of one message between workers
     link_bandwidth: float = 1e9  # byte/s between two workers

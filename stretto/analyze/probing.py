@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stretto import memory
+from stretto.analyze import peaks
 from stretto.analyze.machine_file import Machine
 from stretto.bench import machine as facts
 from stretto.errors import expect
@@ -103,6 +104,7 @@ class _Probe:
         found.fresh = FRESH / typical(lambda: torch.ones(FRESH // 4))
         keys = torch.randint(1 << 20, (1 << 16,))
         found.sort = keys.numel() / typical(lambda: keys.sort())
+        peaks.measure(found)
         found.host, found.host_far, found.kernel, found.kernel_far = self._host()  # last: it keeps freed memory
         return found
 

@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto import kernels
-from stretto.analyze import costs, kernel_costs
+from stretto.analyze import costs, kernel_costs, locality
 from stretto.analyze.costs import Cost
 from stretto.analyze.specs import Spec, describe, storage_key, tensors
 from stretto.kernels import cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics
@@ -44,6 +44,7 @@ class OpRecord:
     site: int | None  # of a backward op: the forward op that it differentiates
     deps: tuple[int, ...]  # ops that made its inputs
     cost: Cost
+    close: float = 1.0  # of rows at places that an index names, the share used shortly before or next to the last
     seconds: float = 0.0  # in the pass whose parts add up to the step
     typical: float = 0.0  # median over all passes
 
@@ -210,7 +211,7 @@ class Recorder(TorchDispatchMode):
         if self._inside:
             return function(*args, **kwargs)
         entered = time.perf_counter()
-        path, phase, site = self._where() if self.full else ("", "", None)
+        where = self._where() if self.full else ("", "", None)
         kept = (describe(args), describe(kwargs)) if self.full else None
         deps = self._deps(args, kwargs) if self.full else ()
         if self._count in self.capture:
@@ -233,7 +234,7 @@ class Recorder(TorchDispatchMode):
         if self.pages is not None:
             self.pages.append(_pages() - had)
         if kept is not None:
-            self._record(name, path, phase, site, kept, deps, out, schema)
+            self._record(name, where, kept, deps, args, out, schema)
         else:
             self.times.append((name, end - start, entered - self._last))
         self._count += 1
@@ -254,8 +255,9 @@ class Recorder(TorchDispatchMode):
         return tuple(sorted(i for i in found if i is not None))
 
     def _record(
-        self, name: str, path: str, phase: str, site: int | None, kept: Any, deps: Any, out: Any, schema: Any
+        self, name: str, where: tuple[str, str, int | None], kept: Any, deps: Any, given: Any, out: Any, schema: Any
     ) -> None:
+        path, phase, site = where
         tags = frozenset(str(tag).partition(".")[2] for tag in schema.tags) if schema is not None else frozenset()
         returns = schema._schema.returns if schema is not None else ()
         is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
@@ -264,6 +266,11 @@ class Recorder(TorchDispatchMode):
             len(self.trace.ops), name, path, phase, args, kwargs, describe(out), tags, is_view, site, deps, Cost("?")
         )
         record.cost = record.recount()
+        if record.cost.random:
+            self._inside = True  # looking at an index is no part of the step
+            index = locality.index_of(given)
+            record.close = 1.0 if index is None else locality.closeness(index, float(record.cost.row))
+            self._inside = False
         if phase != "backward":
             number = torch._C._autograd._get_sequence_nr() - 1
             self._sites.setdefault(number, (record.index, path))

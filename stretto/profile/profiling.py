@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from stretto.analyze import machine_file
+from stretto.analyze import machine_file, peaks
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.predict import ceilings
 from stretto.analyze.trace import OpRecord, Trace
@@ -37,7 +37,7 @@ class Group:
     bytes: float = 0.0
     share: float = 0.0  # of the time inside ops
     bound: str = ""
-    reached: float = 0.0  # ceiling over time: above 1 the op is faster than the ceiling was measured to be
+    reached: float = 0.0  # least time by the ceilings over its time: above 1 a ceiling was measured too low
 
     @property
     def attainable(self) -> float:
@@ -238,6 +238,7 @@ def groups(trace: Trace, machine: Machine) -> list[Group]:
     """Ops merged by name, types, layout, shapes and phase; views belong to no group."""
     table: dict[Any, Group] = {}
     limits: dict[Any, dict[str, float]] = {}
+    least: dict[Any, float] = {}
     for op in trace:
         if op.cost.family == "view":
             continue
@@ -250,6 +251,7 @@ def groups(trace: Trace, machine: Machine) -> list[Group]:
         group.seconds += op.seconds
         group.flops += float(op.cost.flops)
         group.bytes += float(op.cost.bytes)
+        least[key] = least.get(key, 0.0) + peaks.seconds(op, machine)
         total = limits.setdefault(key, {})
         for kind, seconds in ceilings(op, machine).items():
             total[kind] = total.get(kind, 0.0) + seconds
@@ -257,5 +259,5 @@ def groups(trace: Trace, machine: Machine) -> list[Group]:
     for key, group in table.items():
         group.share = group.seconds / whole
         group.bound = max(limits[key], key=lambda kind: limits[key][kind])
-        group.reached = limits[key][group.bound] / group.seconds if group.seconds else 0.0
+        group.reached = least[key] / group.seconds if group.seconds else 0.0
     return sorted(table.values(), key=lambda g: -g.seconds)

@@ -82,7 +82,7 @@ def test_no_point_is_above_its_ceiling(gcn):
 
 def test_a_ceiling_that_was_measured_too_low_shows(gcn):
     """Not hidden by the share that is shown: an op faster than its ceiling reaches more than all of it."""
-    low = dataclasses.replace(MACHINE, launch=10.0)
+    low = dataclasses.replace(MACHINE, peak_launch=10.0)
     slow = [g for g in groups(gcn.trace, low) if g.seconds]  # a call of which nothing remains without its hook has none
     assert len(slow) > 3
     assert all(g.reached > 1 and g.attainable == 1 for g in slow)

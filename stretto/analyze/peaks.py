@@ -1,0 +1,158 @@
+"""Ceilings: the most this machine has been seen to do of each kind. No op may do more; how close it comes is its share.
+
+The rates of probing.py tell how long torch's and our ops usually take; an op that is done better, or by another way,
+beats them. Here the fastest sample of the fastest way counts: products by type; bytes in order (read, written, copied,
+changed in place) by how many there are; rows at random places by their length and by how much memory they lie in.
+Between two sizes the higher ceiling holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from stretto.analyze import half_products as half
+from stretto.analyze.machine_file import Machine
+from stretto.analyze.trace import OpRecord
+from stretto.kernels import cpu, native, pages
+
+logger = logging.getLogger("stretto")
+
+SIDES = (256, 1024)  # of square products
+TALL = (4096, 64, 64)  # a product as GNNs have them, whose operands stay in a cache
+TYPES = (torch.float32, torch.float64)  # of 16 bits: half_products.py
+PATIENCE = 60.0  # seconds for the process that tries them
+STREAMS = (1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 26)  # bytes that a call reads and writes
+ROWS = (64, 256, 1024)  # bytes of a row: whole cache lines
+SPANS = (1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)  # bytes the rows lie in
+READ, ENTRIES = 1 << 22, 1 << 16  # at most so many bytes of rows in one call, and so many rows
+AHEAD = (0, 8)  # rows fetched before their turn; the faster way counts
+LEAST, SECONDS = 5, 0.01  # samples, and the time for more of them
+
+
+def best(call: Callable[[], Any], *, seconds: float = SECONDS) -> float:
+    """Seconds of the fastest of some calls."""
+    call()
+    found, count, end = float("inf"), 0, time.perf_counter() + seconds
+    while count < LEAST or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        found = min(found, time.perf_counter() - start)
+        count += 1
+    return found
+
+
+def measure(found: Machine) -> None:
+    """Put the ceilings into a machine."""
+    tiny = torch.ones(4)
+    found.peak_launch = min(best(call) for call in (lambda: tiny + tiny, lambda: tiny.zero_(), lambda: tiny.neg_()))
+    found.peak_gemm = {str(dtype).removeprefix("torch."): _gemm(dtype) for dtype in TYPES}
+    found.peak_gemm |= half_products(torch.get_num_threads())
+    found.peak_stream = [(float(size), _stream(size)) for size in STREAMS]
+    found.peak_gather = [(float(row), float(span), _gather(row, span)) for span in SPANS for row in ROWS]
+
+
+def _gemm(dtype: torch.dtype) -> float:
+    shapes = [(side, side, side) for side in SIDES] + [TALL]
+    rates = []
+    for n, k, c in shapes:
+        a, b = torch.ones(n, k, dtype=dtype), torch.ones(k, c, dtype=dtype)
+        out = torch.empty(n, c, dtype=dtype)
+        rates.append(2.0 * n * k * c / best(lambda a=a, b=b, out=out: torch.mm(a, b, out=out)))  # type: ignore[misc]
+    return max(rates)
+
+
+@functools.cache
+def half_products(threads: int) -> dict[str, float]:
+    """Flop/s of products of 16-bit types, of those that this machine can run."""
+    command = [sys.executable, half.__file__, str(threads)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.info("stretto: products of 16-bit types were not timed: %s", error)
+        return {}
+    rows = [line.split() for line in done.stdout.splitlines()]
+    if done.returncode:
+        logger.info("stretto: products of 16-bit types beyond %s end the process (%s)", rows, done.returncode)
+    return {name: float(rate) for name, rate in rows}
+
+
+def _stream(size: int) -> float:
+    """Bytes a second of calls that touch `size` bytes in all."""
+    whole, half = torch.ones(size // 4), torch.ones(size // 8)
+    third = [torch.ones(size // 12) for _ in range(3)]
+    other = torch.ones(size // 8)
+    calls = (
+        lambda: whole.sum(),
+        lambda: whole.fill_(1.0),
+        lambda: other.copy_(half),
+        lambda: half.mul_(1.0),  # read and written
+        lambda: torch.add(third[0], third[1], out=third[2]),
+    )
+    return max(size / best(call) for call in calls)
+
+
+def _gather(row: int, span: int) -> float:
+    """Bytes a second of rows at random places, read and no more."""
+    table = torch.ones(max(1, span // row), row // 4)
+    index = torch.randint(table.size(0), (min(READ // row, ENTRIES),), dtype=torch.int32)
+    out = torch.empty(index.numel(), row // 4)
+    calls: list[Callable[[], Any]] = [lambda: torch.index_select(table, 0, index, out=out)]
+    if native.library() is not None:
+        pages.enlarge(table.data_ptr(), table.nbytes)
+        calls += [lambda ahead=ahead: cpu.gather_ceiling(table, index, ahead) for ahead in AHEAD]  # type: ignore[misc]
+    return index.numel() * row / max(min(best(call) for call in calls), 1e-9)
+
+
+def _above(points: Iterable[tuple[float, float]], size: float) -> float:
+    """The highest rate of the points from the last one at most `size` on: between two points the higher one holds."""
+    ordered = sorted(points)
+    start = max((i for i, (at, _) in enumerate(ordered) if at <= size), default=0)
+    return max(rate for _, rate in ordered[start:])
+
+
+def stream_rate(machine: Machine, size: float) -> float:
+    """Byte/s that calls which touch `size` bytes in order can reach."""
+    return _above(machine.peak_stream or [(p[0], p[1]) for p in machine.stream], size)
+
+
+def gather_rate(machine: Machine, row: float, span: float) -> float:
+    """Byte/s of rows of so many bytes at random places within `span` bytes. A row below a cache line takes a line."""
+    table = machine.peak_gather or [(p[0], p[1], p[2]) for p in machine.gather]
+    longer = sorted({point[0] for point in table})
+    upper = next((r for r in longer if r >= row), longer[-1])
+    rates = {r: _above([(p[1], p[2]) for p in table if p[0] == r], span) for r in longer if r <= upper}
+    return max(rates.values()) * (min(1.0, row / upper) if upper == longer[0] else 1.0)
+
+
+def flop_rate(machine: Machine, dtype: str = "float32") -> float:
+    """Flop/s of the fastest product of this type; of any type where this one was not measured."""
+    known = machine.peak_gemm or {"float32": max(point[2] for point in machine.gemm)}
+    return known.get(dtype, max(known.values()))
+
+
+def seconds(op: OpRecord, machine: Machine) -> float:
+    """The least time the ceilings allow for an op: as long as the one resource that needs most, all else free."""
+    cost = op.cost
+    if cost.family == "view":
+        return 0.0
+    flops, stream, random = float(cost.flops), float(cost.stream), float(cost.random)
+    needs = [machine.peak_launch or machine.launch]
+    if stream:
+        needs.append(stream / stream_rate(machine, stream))
+    if random:
+        row, span = float(cost.row), float(cost.span)
+        close = gather_rate(machine, row, min(span, SPANS[0]))
+        needs.append(random * (op.close / close + (1 - op.close) / gather_rate(machine, row, span)))
+    if cost.family in ("gemm", "spmm", "sddmm", "attention"):
+        inputs = [spec for spec in op.inputs if spec.floating]
+        dtype = str(inputs[0].dtype).removeprefix("torch.") if inputs else "float32"
+        needs.append(flops / flop_rate(machine, dtype))
+    return max(needs)
