@@ -120,7 +120,7 @@ def _above(points: Iterable[tuple[float, float]], size: float) -> float:
 
 def stream_rate(machine: Machine, size: float) -> float:
     """Byte/s that calls which touch `size` bytes in order can reach."""
-    return _above(machine.peak_stream or [(p[0], p[1]) for p in machine.stream], size)
+    return _above([(p[0], p[1]) for p in machine.peak_stream or machine.stream], size)
 
 
 def gather_rate(machine: Machine, row: float, span: float) -> float:

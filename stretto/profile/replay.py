@@ -181,8 +181,8 @@ def replay(
             turn += 1
             if turn > 1 and all([name for name, _, _ in done[side].times] == names for side in (MODEL, AGAIN)):
                 for side, one in done.items():
-                    seconds = [seconds for _, seconds, _ in one.times]
-                    turns.setdefault(side, []).append(list(zip(seconds, one.pages or (), strict=True)))
+                    taken = [taken for _, taken, _ in one.times]
+                    turns.setdefault(side, []).append(list(zip(taken, one.pages or (), strict=True)))
     expect(bool(turns), "replay: no step ran the ops of the trace")
     by_op = {side: list(zip(*found, strict=True)) for side, found in turns.items()}
     return [_row(group, indices, by_op) for group in groups]

@@ -15,7 +15,7 @@ def test_command(tmp_path, monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.setattr(analysis, "probe", Machine)
     words = ["bench", "analysis", "--models", "sage", "--graphs", "er:100:400", "--threads", "1", "--repeats", "2"]
-    result = CliRunner().invoke(cli.app, [*words, "--budget", "1", "--json", str(tmp_path / "a.json")])
+    result = CliRunner().invoke(cli.app, [*words, "--budget", "1", "--replays", "0.5", "--json", str(tmp_path / "a.json")])
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "a.json").read_text())
     replays = [row for row in rows if "hot" in row]
@@ -37,10 +37,11 @@ def test_summary_follows_the_rows():
     found.memory = [{"predicted": 100, "allocated": 110}, {"predicted": 100, "allocated": 200}]
     replay = {"plan": "as given", "hot": True, "shuffled": None}
     found.replays = [
-        replay | {"ms": 9.0, "real": 1.1, "shuffled": 2.0},
-        replay | {"ms": 1.0, "real": 0.8},
-        replay | {"ms": 5.0, "real": 3.0, "hot": False},
+        replay | {"ms": 9.0, "real": 1.1, "shuffled": 2.0, "verdict": "met"},
+        replay | {"ms": 1.0, "real": 0.8, "verdict": "missed"},
+        replay | {"ms": 5.0, "real": 3.0, "hot": False, "verdict": "unsteady"},
     ]
+    found.reached = [{"reached": 0.4}, {"reached": 1.05}, {"reached": 1.3}]
     found.gains = [{"agreement": 0.9}, {"agreement": 1.3}, {"agreement": None}]
     text = {name: value for name, (value, _) in summary(found).items()}
     assert text["1 thread: step time predicted within 2x"] == "1 of 2 cells"
@@ -49,6 +50,9 @@ def test_summary_follows_the_rows():
     hot = text["as given: replay over in-model time, hot ops (90% of the time)"]
     assert hot.startswith("1 of 2 within 15%")
     assert hot.endswith("90.0% of the time of these")
-    assert text["as given: replay over in-model time, all ops"].startswith("1 of 3")
+    every = text["as given: replay over in-model time, all ops"]
+    assert every.startswith("1 of 3")
+    assert every.endswith("1 of the others not near themselves in the model")
+    assert text["hot ops over 10% faster than their ceiling"] == "1 of 3"
     assert text["replay with shuffled indices differs by over 15%"] == "1 of 1 ops with an index"
     assert text["gain of a step when the advice is applied, realised over predicted"].startswith("1 of 2 within 20%")
