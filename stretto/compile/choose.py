@@ -19,8 +19,9 @@ from torch import Tensor
 
 from stretto import settings
 from stretto.compile.constants import constant_nodes, keeper
-from stretto.compile.execute import Adjacency, Call, run
+from stretto.compile.execute import Adjacency, Call
 from stretto.compile.expr import Expression, Leaf, MatMul, Sizes, Sparse, Transpose, leaves
+from stretto.compile.layer import run
 from stretto.compile.plan import Plan, Ranking, Request, plans, rank
 from stretto.tune import machine, store
 from stretto.tune.profile import profile
@@ -143,11 +144,13 @@ def linear(
     scalars: dict[str, float] | None = None,
     note: Callable[[Hashable, Plan], None] | None = None,
     stock: str = "aggregate-first",
+    after: tuple[tuple[Tensor, Tensor | None], ...] = (),
 ) -> Tensor:
     """Evaluate a layer's expression by the best plan. tensors: leaf name -> matrix; sparse: name -> Adjacency.
 
     bias [o] is added to every row. note(key, plan) tells the caller what was chosen (for report and explain).
     stock: the order PyG itself uses, "aggregate-first" or "update-first".
+    after: weight and bias of every ReLU and Linear that follow, where ops.relu_product agrees to follow.
     """
     names = _names(expression)
     device = tensors[names[0]].device.type
@@ -160,22 +163,29 @@ def linear(
     first = tensors[names[0]]
     as_stock = settings.get("STRETTO_PLAN") == "stock"
     key, request, sizes = signature(expression, tensors, sparse, scalars, hoist=not as_stock)
+    arguments = tuple([tensors[n] for n in names])
+    if bias is not None:
+        names, arguments = (*names, "bias"), (*arguments, bias)
+    follow = _follow(len(after))
+    for (weight_name, bias_name), (weight, own_bias) in zip(follow, after, strict=True):
+        names, arguments = (*names, weight_name), (*arguments, weight)
+        if own_bias is not None:
+            names, arguments = (*names, bias_name), (*arguments, own_bias)
     if as_stock:
-        plan = stock_plan(request, stock)
-        arguments = tuple(tensors[n] for n in names)
-        if bias is not None:
-            names, arguments = (*names, "bias"), (*arguments, bias)
-        return run(Call(plan, names, sparse, scalars or {}), arguments)
+        return run(Call(stock_plan(request, stock), names, sparse, scalars or {}, after=follow), arguments)
     plan, decision = CHOOSER.pick(key, request, sizes, first)
     if note is not None:
         note(key, plan)
-    arguments = tuple(tensors[n] for n in names)
-    if bias is not None:
-        names, arguments = (*names, "bias"), (*arguments, bias)
     timed = None if decision.chosen is not None else (lambda seconds: CHOOSER.record(key, plan, seconds))
     keep = keeper(tensors, sparse, scalars or {}) if request.hoisted else None
-    call = Call(plan, names, sparse, scalars or {}, keep, timed, timed_backward=bool(request.wanted))
+    call = Call(plan, names, sparse, scalars or {}, keep, follow, timed, timed_backward=bool(request.wanted))
     return run(call, arguments)
+
+
+@functools.cache
+def _follow(count: int) -> tuple[tuple[str, str], ...]:
+    """Names of weight and bias of what comes after a plan."""
+    return tuple((f"weight {k}", f"bias {k}") for k in range(1, count + 1))
 
 
 def signature(

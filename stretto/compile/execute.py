@@ -1,4 +1,4 @@
-"""Runs a plan: forward and gradients of a whole layer as one autograd Function.
+"""Runs a plan: the values of its nodes, each computed once (layer.py makes a step of autograd of them).
 
 The compiler knows nothing of kernels; this file asks for the two products it needs. STRETTO_BACKEND=torch runs the same
 plans on torch's own kernels.
@@ -9,19 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from stretto import settings
+from stretto import kernels, settings
 from stretto.compile.expr import Add, Horner, Leaf, MatMul, Node, Scaled, Sparse, Transpose
 from stretto.compile.plan import Plan
 from stretto.compile.together import Groups, worth_it
 from stretto.graph import Graph
 from stretto.kernels import vendor
-from stretto.ops.batched import one_by_one
-from stretto.ops.dense import column_sum
 from stretto.ops.product import product
 from stretto.ops.spmm import run as run_spmm
 from stretto.ops.spmm import spmm
@@ -75,57 +72,16 @@ class Call:
     """One use of a layer: plan, what the leaves stand for, and who wants to know how long it took."""
 
     plan: Plan
-    names: tuple[str, ...]  # of the tensor arguments, "bias" may be the last
+    names: tuple[str, ...]  # of the tensor arguments, the plan's leaves first; "bias": added to every row
     sparse: dict[str, Adjacency]
     scalars: dict[str, float] = field(default_factory=dict)
     keep: Keep | None = None  # holds products of constants across steps
+    after: tuple[tuple[str, str], ...] = ()  # names of weight and bias, if it has one, of each ReLU and Linear after it
     timed: Callable[[float], None] | None = None
     timed_backward: bool = False
 
 
-def run(call: Call, tensors: tuple[Tensor, ...]) -> Tensor:
-    """The layer's result; differentiable where a gradient is wanted."""
-    if torch.is_grad_enabled() and (call.plan.gradients or any(t.requires_grad for t in tensors)):
-        return _Layer.apply(call, *tensors)
-    return _Evaluation(call, dict(zip(call.names, tensors, strict=True))).forward()[0]
-
-
-class _Layer(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: Tensor) -> Tensor:
-        start = time.perf_counter()
-        evaluation = _Evaluation(call, dict(zip(call.names, tensors, strict=True)))
-        out, kept = evaluation.forward()
-        ctx.call, ctx.num = call, len(tensors)
-        ctx.save_for_backward(*tensors, *kept)
-        ctx.seconds = time.perf_counter() - start
-        return out
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        call: Call = ctx.call
-        start = time.perf_counter()
-        saved = ctx.saved_tensors
-        values = dict(zip(call.names, saved[: ctx.num], strict=True))
-        again = torch.is_grad_enabled()  # create_graph=True: gradients must be differentiable themselves
-        evaluation = _Evaluation(call, values, again=again)
-        if not again:
-            evaluation.known.update(zip(call.plan.kept, saved[ctx.num :], strict=True))
-        values["G"] = grads[0]
-        if not again:  # before anything else: what they lay side by side serves the other gradients
-            evaluation.take_together(call.plan.gradients_together)
-        found: dict[str, Tensor] = {}
-        for leaf, node in call.plan.gradients:
-            found[leaf] = evaluation.value(node)
-        if "bias" in call.names and ctx.needs_input_grad[call.names.index("bias") + 1]:
-            found["bias"] = grads[0].sum(0) if again else column_sum(grads[0])
-        if call.timed is not None and call.timed_backward:
-            call.timed(ctx.seconds + time.perf_counter() - start)
-        return (None, *(found.get(name) for name in call.names))
-
-
-class _Evaluation:
+class Evaluation:
     """Values of nodes, each computed once."""
 
     def __init__(self, call: Call, leaves: dict[str, Tensor], *, again: bool = False) -> None:
@@ -149,7 +105,9 @@ class _Evaluation:
 
     def _with_bias(self, node: Node, bias: Tensor) -> Tensor | None:
         """The last step of the forward pass with the bias in it, where a device's kernel takes one; else None."""
-        if self.again or bias.device.type == "cpu" or not self._owns(node) or torch.is_autocast_enabled("cuda"):
+        if self.again or not hasattr(kernels.backend(bias.device), "product") or not self._owns(node):
+            return None
+        if torch.is_autocast_enabled(bias.device.type):
             return None
         if isinstance(node, MatMul) and type(node.left) is Sparse:
             x = self.value(node.right)

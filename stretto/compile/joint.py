@@ -14,8 +14,9 @@ from torch import Tensor
 
 from stretto.compile.choose import CHOOSER, signature
 from stretto.compile.constants import keeper
-from stretto.compile.execute import Adjacency, Call, run
+from stretto.compile.execute import Adjacency, Call
 from stretto.compile.expr import Add, Factor, Horner, Leaf, MatMul, Node, Scaled, Sparse, Term, Transpose
+from stretto.compile.layer import run
 from stretto.compile.plan import Plan, Request, plans, with_kept
 
 A, X, W = Sparse("A", "n", "m"), Leaf("X", "m", "i"), Leaf("W", "o", "i")

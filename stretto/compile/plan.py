@@ -57,6 +57,16 @@ class Plan:
         """Gradients that share their right operand, by each of them."""
         return same_right(self.gradients)
 
+    @functools.cached_property
+    def hoisted_forward(self) -> tuple[Node, ...]:
+        """The hoisted nodes that the forward pass reads."""
+        return _met((self.forward,), self.hoisted)
+
+    @functools.cached_property
+    def hoisted_backward(self) -> tuple[Node, ...]:
+        """The hoisted nodes that the gradients read."""
+        return _met(tuple(node for _, node in self.gradients), self.hoisted)
+
     def works(self, sizes: Sizes, value_bytes: int = 4) -> list[Work]:
         """Every kernel call of the plan, forward then gradients."""
         return [w for node in self.nodes() for w in cost.works(node, sizes, value_bytes)]
@@ -82,6 +92,12 @@ def _computed(roots: tuple[Node, ...], hoisted: tuple[Node, ...]) -> dict[Node, 
     for node in hoisted:
         seen.pop(node)
     return seen
+
+
+def _met(roots: tuple[Node, ...], hoisted: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The hoisted nodes among the roots and the operands of what is computed for them."""
+    read = {child for node in _computed(roots, hoisted) for child in cost.children(node)}
+    return tuple(node for node in hoisted if node in read or node in roots)
 
 
 def _close(node: Node, seen: dict[Node, None]) -> None:

@@ -16,7 +16,7 @@ from stretto.kernels import denormals
 from stretto.nn import adjacency, folds
 from stretto.nn.base import Decline, check_input, hooked, note_plan, record_of, weight_of
 from stretto.nn.sage import destinations
-from stretto.ops import spmm
+from stretto.ops import relu_product, spmm
 from stretto.ops.dense import dense
 from stretto.ops.relu_dense import relu_dense
 
@@ -54,8 +54,27 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         tensors["R"] = x_dst
     late = bias if x_src.device.type == "cpu" and _relu_follows(conv.nn) else None  # added where the ReLU is taken
     bias = None if late is not None else bias
-    out = linear(expression, tensors, {"A": adj}, bias=bias, scalars=scalars, note=note_plan(conv))
+    after = _after(conv.nn, first, weight, graph.num_rows, x_src)
+    out = linear(expression, tensors, {"A": adj}, bias=bias, scalars=scalars, note=note_plan(conv), after=after)
+    if after:
+        return out
     return rest(out) if late is None else rest(out, late)
+
+
+def _after(nn: Any, first: Any, weight: Tensor, rows: int, like: Tensor) -> tuple[tuple[Tensor, Tensor | None], ...]:
+    """Weight and bias of every Linear after the first where each follows a ReLU, to be run in one step with the rest of
+    the layer on a device; nothing where it would not take them, or something else is among them."""
+    if like.device.type == "cpu" or weight is not first.weight or nn is first:
+        return ()
+    if type(nn) is MLP:
+        linears: list[Any] = list(nn.lins)[1:] if _only_relu(nn) else []
+    else:
+        _, *modules = nn
+        linears = modules[1::2]
+        if len(modules) % 2 or not all(map(_is_relu_dense, modules[::2], linears)):
+            return ()
+    maps = tuple((linear.weight, linear.bias) for linear in linears)
+    return maps if all(relu_product.follows(rows, like, *one) for one in maps) else ()
 
 
 def _with_norm(nn: Any, first: Any, rest: Rest, weight: Tensor, rows: int) -> tuple[Tensor, Tensor | None, Rest]:

@@ -108,12 +108,12 @@ class _AttentionLayer(torch.autograd.Function):
         module = kernels.backend(x.device)
         csr, csr_t = graph.edge_csr, graph.T.edge_csr
         function = functools.partial(module.attention_layer.backward, csr, csr_t, layer, needs, last)
-        inputs = (_rows(grad), x, ctx.seed, bias, out, *parameters, *kept)
+        inputs = (aligned(grad), x, ctx.seed, bias, out, *parameters, *kept)
         tapes = module.tape.kept_with(csr)
         return None, None, None, *module.tape.run(tapes, ("backward", layer, needs, last), function, inputs)
 
 
-def _rows(grad: Tensor) -> Tensor:
+def aligned(grad: Tensor) -> Tensor:
     """grad as the kernels read it: contiguous and aligned."""
     return (
         grad

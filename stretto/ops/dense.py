@@ -21,8 +21,15 @@ LARGE = 1 << 22  # values below which torch's one launch costs less than our two
 
 def column_sum(x: Tensor) -> Tensor:
     """Sum over the rows; no autograd. x [n, k] -> [k]"""
-    run = getattr(kernels.backend(x.device), "column_sum", None) if x.numel() >= LARGE else None
-    return x.sum(0) if run is None or x.dtype not in kernels.DTYPES or type(x) is not Tensor else run(x)
+    backend = kernels.backend(x.device)
+    run = getattr(backend, "column_sum", None) if x.numel() >= LARGE else None
+    if run is not None and x.dtype in kernels.DTYPES and type(x) is Tensor:
+        return run(x)
+    if hasattr(backend, "tape") and backend.tape.recording():
+        out = x.new_empty(x.size(1))
+        backend.tape.launch.call(lambda rows, into: torch.sum(rows, 0, out=into), x, out)
+        return out
+    return x.sum(0)
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -28,16 +28,16 @@ def product(
 
     x [m, k], w [k, n] -> [m, n]. A factor only together with add.
     """
-    if x.device.type == "cpu":
+    backend = kernels.backend(x.device)
+    if x.device.type == "cpu" and not hasattr(backend, "product"):
         return cpu_dense.product(x, w, bias, add=add, factor=factor)
     if add is not None and factor != 1.0:
         return add.addmm_(x, w, alpha=factor)
     if bias is None and add is None and _sums_rows(x, w):
-        return kernels.backend(x.device).transposed_product(x.t(), w)[0]
+        return backend.transposed_product(x.t(), w)[0]
     if not _ours(x, w, bias if add is None else add):
         return _torch(x, w, bias, add, in_place=True)
     key = ("product", x.size(0).bit_length(), *w.shape, w.stride(0) == 1, bias is not None, add is not None, "cuda")
-    backend = kernels.backend(x.device)
     variant = picker.known(key) or _choose(key, x, w, bias, add)
     if variant.backend == "torch":
         return _torch(x, w, bias, add, in_place=True)
@@ -48,12 +48,15 @@ def _choose(key: Hashable, x: Tensor, w: Tensor, bias: Tensor | None, add: Tenso
     """The faster on the device, whose clock does not count the launch: among large products the host runs ahead."""
     variants = legal("product", "cuda", width=w.size(1), plain=True)
     tuned = settings.get("STRETTO_TUNE") == "on" and not torch.are_deterministic_algorithms_enabled()
-    if not tuned or torch.cuda.is_current_stream_capturing():
+    if not tuned:
         return variants[0]
     found = picker.recall(key, variants)
     if found is not None:
         return found
     backend = kernels.backend(x.device)
+    backend.tape.unsettled()
+    if torch.cuda.is_current_stream_capturing():
+        return variants[0]
 
     def run(variant: Variant) -> None:  # nothing is overwritten
         if variant.backend == "torch":
@@ -83,19 +86,42 @@ def _milliseconds(run: Callable[[Variant], None], variant: Variant) -> float:
 
 
 def _torch(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, *, in_place: bool) -> Tensor:
+    tape = getattr(kernels.backend(x.device), "tape", None)
+    if tape is not None and tape.recording():
+        return _written(tape.launch.call, x, w, bias, add if in_place else None)
     if add is not None:
         return add.addmm_(x, w) if in_place else torch.addmm(add, x, w)
     return x @ w if bias is None else torch.addmm(bias, x, w)
 
 
+def _written(call: Callable[..., None], x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
+    """The same in a form that can be recorded: every array is made before torch fills it."""
+    if add is not None:
+        call(lambda total, a, b: total.addmm_(a, b), add, x, w)
+        return add
+    out = x.new_empty(x.size(0), w.size(1))
+    if bias is None:
+        call(lambda a, b, into: torch.mm(a, b, out=into), x, w, out)
+    else:
+        call(lambda c, a, b, into: torch.addmm(c, a, b, out=into), bias, x, w, out)
+    return out
+
+
 def _ours(x: Tensor, w: Tensor, other: Tensor | None) -> bool:
     """Whether our kernel takes these: tall, fp32 that is to stay fp32, and laid out for loads of 16 bytes."""
-    if x.device.type != "cuda" or x.dtype != torch.float32 or x.size(0) < LEAST_ROWS or x.size(1) > MOST_INNER:
+    if x.dtype != torch.float32 or x.size(0) < LEAST_ROWS or x.size(1) > MOST_INNER:
         return False
     if torch.get_float32_matmul_precision() != "highest" or not hasattr(kernels.backend(x.device), "product"):
         return False
     k, n = w.shape
-    if x.stride(1) != 1 or k % 4 or n % 4 or x.stride(0) % 4 or x.data_ptr() % 16 or torch.is_autocast_enabled("cuda"):
+    if (
+        x.stride(1) != 1
+        or k % 4
+        or n % 4
+        or x.stride(0) % 4
+        or x.data_ptr() % 16
+        or torch.is_autocast_enabled(x.device.type)
+    ):
         return False
     return w.dtype == x.dtype and (other is None or (other.dtype == x.dtype and other.is_contiguous()))
 
@@ -103,13 +129,7 @@ def _ours(x: Tensor, w: Tensor, other: Tensor | None) -> bool:
 def _sums_rows(x: Tensor, w: Tensor) -> bool:
     """Whether x is a tall matrix transposed, as in the gradient of a weight, and our kernel takes it and w."""
     m, rows = x.shape
-    if (
-        x.device.type != "cuda"
-        or x.dtype != torch.float32
-        or w.dtype != x.dtype
-        or rows < LEAST_ROWS
-        or x.stride(0) != 1
-    ):
+    if x.dtype != torch.float32 or w.dtype != x.dtype or rows < LEAST_ROWS or x.stride(0) != 1:
         return False
     found = kernels.backend(x.device)
     if torch.get_float32_matmul_precision() != "highest" or not hasattr(found, "transposed_product"):
@@ -118,4 +138,4 @@ def _sums_rows(x: Tensor, w: Tensor) -> bool:
         return False
     if x.stride(1) % 4 or w.stride(0) % 4 or x.data_ptr() % 16 or w.data_ptr() % 16:
         return False
-    return not torch.is_autocast_enabled("cuda")
+    return not torch.is_autocast_enabled(x.device.type)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto import kernels
+from stretto import kernels, settings
 from stretto.errors import fail
 from stretto.graph import Graph
 from stretto.kernels import Csr, Reduce, accumulate_type, reference, vendor
@@ -103,6 +103,9 @@ def run(
     known = picker.known(key)
     if known is not None and known.backend != "torch":
         return backend.spmm(csr, x, weight, **options, **known.options)[0]
+    tuned = settings.get("STRETTO_TUNE") == "on" and not torch.are_deterministic_algorithms_enabled()
+    if known is None and tuned and device == "cuda":
+        backend.tape.unsettled()
 
     def call(variant: Variant) -> Tensor:
         if variant.backend == "torch":

@@ -5,8 +5,9 @@ import torch
 
 from stretto import Graph
 from stretto.compile import Adjacency, Leaf, Request, Sparse, Transpose, plans
-from stretto.compile.execute import Call, run
+from stretto.compile.execute import Call
 from stretto.compile.expr import gradient, leaves
+from stretto.compile.layer import run
 from stretto.compile.plan import rank
 from stretto.compile.rules import forms
 from stretto.nn import gcn, gin, hops, sage

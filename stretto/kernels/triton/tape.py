@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.kernels.csr import Csr
-from stretto.kernels.triton import launch
+from stretto.kernels.triton import driver, launch
 
 ALIGN = 256  # bytes: what torch's allocator gives, so that a kernel compiled for a tensor of its own fits
 TRIES = 3  # recordings of a signature; the first calls may still make what the graph keeps
@@ -89,6 +89,8 @@ class Tape:
 
     def __init__(self, inputs: Sequence[Maybe]) -> None:
         self.playable = True
+        self.settled = True  # a later call will launch the same
+        self.ready = False
         self.launching = False
         first = {id(t): k for k, t in reversed(list(enumerate(inputs))) if t is not None and t.numel()}
         self.slots = [
@@ -124,8 +126,8 @@ class Tape:
         self.fixed.append(t)
         return t
 
-    def finish(self, results: Sequence[Maybe], inputs: Sequence[Maybe]) -> bool:
-        """Plan the memory; whether it can be played."""
+    def finish(self, results: Sequence[Maybe], inputs: Sequence[Maybe]) -> None:
+        """Plan the memory."""
         self.count = len(inputs)
         self.results: list[int | None] = []  # which address of a play each result has
         self.made: list[tuple[tuple[int, ...], torch.dtype]] = []
@@ -137,8 +139,7 @@ class Tape:
                 continue
             made = [s for s in self.slots if s.start == t.data_ptr() and s.number < 0 and not s.result]
             if not made or made[-1].size != span(t) or not t.is_contiguous() or t.numel() == 0:
-                self.playable = False
-                return False
+                return
             slot = made[-1]
             slot.result, slot.base = True, self.count + len(self.made)
             self.results.append(len(self.made))
@@ -150,49 +151,92 @@ class Tape:
             slot.base = self.count + len(self.made)
         if self.playable and self.made:
             self._compile()
-        return self.playable and bool(self.made)
+            self.ready = True
 
     def _compile(self) -> None:
         """The launches as a play walks through them; what has no compiled kernel is called with tensors."""
-        self.calls: list[tuple[Any, ...]] = []
+        self.parts: list[_Row | _Call] = []
         for kernel, grid, given, compiled, warps in self.notes:
             if compiled is None:
-                self.calls.append((None, kernel, grid, given, warps, None, None, None))
+                self.parts.append(_Call(kernel, grid, given, warps))
                 continue
-            values = [v.data_ptr() if isinstance(v, Tensor) else 0 if isinstance(v, Place) else v for v in given]
-            patches = [(k, v.slot.base, v.slot.offset + v.offset) for k, v in enumerate(given) if isinstance(v, Place)]
-            whole = (*grid, 1, 1)[:3]
-            self.calls.append((compiled.run, *whole, compiled.function, compiled.packed_metadata, values, patches))
+            if not self.parts or not isinstance(self.parts[-1], _Row):
+                self.parts.append(_Row())
+            self.parts[-1].add(compiled, grid, given)  # type: ignore[union-attr]
+        for part in self.parts:
+            if isinstance(part, _Row):
+                part.finish()
 
     # ---- playing ----
 
-    def play(self, inputs: Sequence[Maybe]) -> list[Maybe]:
-        """What the recorded function returned, for other inputs of the same signature."""
+    def play(self, inputs: Sequence[Maybe], addresses: list[int]) -> list[Maybe]:
+        """What the recorded function returned, for other inputs of the same signature, at these addresses."""
         empty, device = torch.empty, self.device
         made = [empty(shape, dtype=dtype, device=device) for shape, dtype in self.made]
         rest = [empty(self.room, dtype=torch.uint8, device=device)] if self.room else []
-        base = [0 if t is None else t.data_ptr() for t in inputs]
-        base += [t.data_ptr() for t in made]
-        base += [t.data_ptr() for t in rest]
+        base = [*addresses, *[t.data_ptr() for t in made], *[t.data_ptr() for t in rest]]
         stream = 0 if launch.stream_of is None else launch.stream_of(device.index)
-        for run, x, y, z, handle, packed, values, patches in self.calls:
-            if run is None:
-                _with_tensors(x, y, z, handle, [*inputs, *made, *rest])
-                continue
+        for part in self.parts:
+            if part.__class__ is _Row:
+                part.play(base, stream)
+            else:
+                part.call([*inputs, *made, *rest])  # type: ignore[union-attr]
+        return [None if k is None else made[k] for k in self.results]
+
+
+class _Row:
+    """Compiled kernels, launched one after the other: by the driver itself where it can, else by Triton's launcher."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+        self.packed: list[driver.Packed] = []
+        self.burst: driver.Burst | None = None
+
+    def add(self, compiled: Any, grid: tuple[int, ...], given: list[Any]) -> None:
+        """One more."""
+        values = [v.data_ptr() if isinstance(v, Tensor) else 0 if isinstance(v, Place) else v for v in given]
+        patches = [(k, v.slot.base, v.slot.offset + v.offset) for k, v in enumerate(given) if isinstance(v, Place)]
+        whole = (*grid, 1, 1)[:3]
+        self.launches.append((compiled.run, *whole, compiled.function, compiled.packed_metadata, values, patches))
+        known = driver.driver()
+        packed = None if known is None else driver.pack(compiled, whole, values, patches, known)
+        self.packed += [] if packed is None else [packed]
+
+    def finish(self) -> None:
+        """No more will follow."""
+        known = driver.driver()
+        if known is not None and len(self.packed) == len(self.launches):
+            self.burst = driver.Burst(self.packed, known)
+
+    def play(self, base: list[int], stream: int) -> None:
+        """Launch all of them; base: the addresses that places are relative to."""
+        done = 0 if self.burst is None else self.burst.play(base, stream)
+        if done == len(self.launches):
+            return
+        # What the driver refused Triton launches, or says why not: a thread new to the device has no context yet.
+        for run, x, y, z, handle, packed, values, patches in self.launches[done:]:
             args = values.copy()
             for at, slot, offset in patches:
                 args[at] = base[slot] + offset
             run(x, y, z, stream, handle, packed, None, None, None, *args)
-        return [None if k is None else made[k] for k in self.results]
 
 
-def _with_tensors(kernel: Any, grid: tuple[int, ...], given: list[Any], warps: int, bases: list[Maybe]) -> None:
+@dataclass
+class _Call:
     """A function of torch's, or a kernel under Triton's interpreter."""
-    values = [_at(bases[v.slot.base], v) if isinstance(v, Place) else v for v in given]
-    if grid:
-        kernel.function[grid](*values, num_warps=warps)
-    else:
-        kernel(*values)
+
+    kernel: Any
+    grid: tuple[int, ...]
+    given: list[Any]
+    warps: int
+
+    def call(self, bases: list[Maybe]) -> None:
+        """With the tensors that places stand for; bases: what they are relative to."""
+        values = [_at(bases[v.slot.base], v) if isinstance(v, Place) else v for v in self.given]
+        if self.grid:
+            self.kernel.function[self.grid](*values, num_warps=self.warps)
+        else:
+            self.kernel(*values)
 
 
 def _at(base: Maybe, place: Place) -> Tensor:
@@ -221,8 +265,8 @@ def plan(slots: list[Slot]) -> int:
     return max((s.offset + s.size for s in placed), default=0)
 
 
-def record(function: Callable[..., Sequence[Maybe]], inputs: Sequence[Maybe]) -> tuple[Sequence[Maybe], Tape | None]:
-    """Run the function; its results, and its tape if it can be played."""
+def record(function: Callable[..., Sequence[Maybe]], inputs: Sequence[Maybe]) -> tuple[Sequence[Maybe], Tape]:
+    """Run the function; its results, and its tape, which is `ready` if it can be played."""
     tape = Tape(inputs)
     before, launch.recorder.tape = launch.recorder.tape, tape
     try:
@@ -230,7 +274,8 @@ def record(function: Callable[..., Sequence[Maybe]], inputs: Sequence[Maybe]) ->
             results = function(*inputs)
     finally:
         launch.recorder.tape = before
-    return results, tape if tape.finish(results, inputs) else None
+    tape.finish(results, inputs)
+    return results, tape
 
 
 def run(
@@ -243,11 +288,18 @@ def run(
     if launch.recorder.tape is not None:  # part of something larger
         return function(*inputs)
     device = None if launch.device_now is None else launch.device_now()
-    seen: dict[int, int] = {}
-    signature = (key, device, *[None if t is None else _sign(t, k, seen) for k, t in enumerate(inputs)])
+    addresses = [0 if t is None else t.data_ptr() for t in inputs]
+    signs = [
+        None if t is None else (t.shape, t.stride(), t.dtype, address & 15)
+        for t, address in zip(inputs, addresses, strict=True)
+    ]
+    signature: tuple[Any, ...] = (key, device, *signs)
+    given = [id(t) for t in inputs if t is not None]
+    if len(set(given)) < len(given):  # which are the same tensor again
+        signature = (*signature, tuple(given.index(one) for one in given))
     known = tapes.get(signature, 0)
     if known.__class__ is Tape:
-        return known.play(inputs)
+        return known.play(inputs, addresses)
     if known > TRIES:
         return function(*inputs)
     if len(tapes) >= MOST:  # sizes that change all the time: start afresh
@@ -256,9 +308,22 @@ def run(
     if known == 0 or not _here(inputs, device):
         return function(*inputs)
     results, tape = record(function, inputs)
-    if tape is not None:
+    if tape.ready:
         tapes[signature] = tape
+    elif not tape.settled:
+        tapes[signature] = known
     return results
+
+
+def recording() -> bool:
+    """Whether this thread's launches are written down."""
+    return launch.recorder.tape is not None
+
+
+def unsettled() -> None:
+    """What is launched now is still being chosen: not to be written down, but to be tried again."""
+    if launch.recorder.tape is not None:
+        launch.recorder.tape.playable = launch.recorder.tape.settled = False
 
 
 def kept_with(csr: Csr) -> dict[Any, Any]:
@@ -270,12 +335,6 @@ def kept_with(csr: Csr) -> dict[Any, Any]:
 
 
 GENERAL: dict[Any, Any] = {}
-
-
-def _sign(t: Tensor, k: int, seen: dict[int, int]) -> tuple[Any, ...] | int:
-    """What launches depend on of input k; which one, where it is an earlier input again."""
-    first = seen.setdefault(id(t), k)
-    return (t.shape, t.stride(), t.dtype, t.data_ptr() & 15) if first == k else first
 
 
 def _here(inputs: Sequence[Maybe], device: int | None) -> bool:

@@ -1,0 +1,218 @@
+"""A layer as one step of autograd: a plan's forward pass and its gradients, and the ReLUs and Linears after it.
+
+On a device forward and backward are a tape each (kernels/triton/tape.py): what a plan launches is found out once, and
+from then on the host does no more than launch it. What cannot be taped runs as on the CPU, kernel by kernel.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stretto import kernels, settings
+from stretto.compile.execute import Call, Evaluation
+from stretto.compile.expr import Node
+from stretto.ops import twice
+from stretto.ops.attention_layer import aligned
+from stretto.ops.batched import one_by_one
+from stretto.ops.dense import column_sum
+
+Maybe = Tensor | None
+Known = Iterable[tuple[Node, Tensor]]
+
+
+def run(call: Call, tensors: tuple[Tensor, ...]) -> Tensor:
+    """The layer's result; differentiable where a gradient is wanted."""
+    if torch.is_grad_enabled() and (call.plan.gradients or any(t.requires_grad for t in tensors)):
+        return _Layer.apply(call, *tensors)
+    return _forward(call, tensors)[0]
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor) -> Tensor:
+        start = time.perf_counter()
+        out, *kept = _forward(call, tensors)
+        ctx.call, ctx.num = call, len(tensors)
+        ctx.save_for_backward(*tensors, *kept)
+        ctx.seconds = time.perf_counter() - start
+        return out
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, *grads: Any) -> Any:
+        call: Call = ctx.call
+        start = time.perf_counter()
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        tensors, kept = saved[: ctx.num], saved[ctx.num :]
+        if not torch.is_grad_enabled():
+            found = _backward(call, grads[0], needs, tensors, kept)
+        elif call.after:  # create_graph=True: gradients must be differentiable themselves
+            found = twice.gradients([_plainly(call, tensors)], grads, tensors, needs)
+        else:
+            found = _gradients(call, grads[0], needs, tensors, again=True)
+        if call.timed is not None and call.timed_backward:
+            call.timed(ctx.seconds + time.perf_counter() - start)
+        return (None, *found)
+
+
+# ---- kernel by kernel ----
+
+
+def _results(call: Call, tensors: Sequence[Tensor], known: Known = ()) -> tuple[Tensor, ...]:
+    """The result, and what the gradients read again: nodes of the plan, and what goes into each ReLU after it."""
+    evaluation = Evaluation(call, dict(zip(call.names, tensors, strict=True)))
+    evaluation.known.update(known)
+    out, kept = evaluation.forward()
+    for weight, bias in call.after:
+        kept.append(out)
+        leaves = evaluation.leaves
+        out = kernels.backend(out.device).product(out, leaves[weight].t(), leaves.get(bias), relu=True)
+    return out, *kept
+
+
+def _gradients(
+    call: Call,
+    grad: Tensor,
+    needs: Sequence[bool],
+    tensors: Sequence[Tensor],
+    kept: Sequence[Tensor] = (),
+    known: Known = (),
+    *,
+    again: bool = False,
+) -> list[Maybe]:
+    """The gradient of every tensor that has one. again: they can be differentiated themselves."""
+    values = dict(zip(call.names, tensors, strict=True))
+    wanted = dict(zip(call.names, needs, strict=True))
+    evaluation = Evaluation(call, values, again=again)
+    found: dict[str, Maybe] = {}
+    if not again:
+        evaluation.known.update(zip(call.plan.kept, kept, strict=False))
+        evaluation.known.update(known)
+        grad = _through_after(call, grad, wanted, values, kept[len(call.plan.kept) :], found)
+    values["G"] = grad
+    if not again:  # before anything else: what they lay side by side serves the other gradients
+        evaluation.take_together(call.plan.gradients_together)
+    for leaf, node in call.plan.gradients:
+        found[leaf] = evaluation.value(node)
+    if wanted.get("bias"):
+        found["bias"] = grad.sum(0) if again else column_sum(grad)
+    return [found.get(name) for name in call.names]
+
+
+def _through_after(
+    call: Call,
+    grad: Tensor,
+    wanted: dict[str, bool],
+    values: dict[str, Tensor],
+    inputs: Sequence[Tensor],
+    found: dict[str, Maybe],
+) -> Tensor:
+    """The gradient of the plan's result, from that of what the ReLUs and Linears after it made; theirs into `found`."""
+    grad = aligned(grad) if call.after else grad
+    for k in reversed(range(len(call.after))):
+        (weight, bias), z = call.after[k], inputs[k]
+        backend = kernels.backend(grad.device)
+        need_bias = wanted.get(bias, False)
+        if wanted[weight]:
+            found[weight], found[bias] = backend.transposed_product(grad, z, relu=True, sums=need_bias)
+        elif need_bias:
+            found[bias] = column_sum(grad)
+        if k or call.plan.gradients or wanted.get("bias"):
+            grad = backend.product(grad, values[weight], gate=z)
+    return grad
+
+
+def _plainly(call: Call, tensors: Sequence[Tensor]) -> Tensor:
+    """The layer by operations that can be differentiated twice."""
+    values = dict(zip(call.names, tensors, strict=True))
+    out = Evaluation(call, values, again=True).value(call.plan.forward)
+    out = out + values["bias"] if "bias" in values else out
+    for weight, bias in call.after:
+        out = F.linear(out.relu(), values[weight], values.get(bias))
+    return out
+
+
+# ---- as tapes ----
+
+
+def _forward(call: Call, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    module = _taping(call, tensors)
+    if module is None:
+        return _results(call, tensors)
+    nodes = call.plan.hoisted_forward
+    constants = _constants(call, tensors, nodes)
+    scales = [t for adj in call.sparse.values() for t in (adj.row_scale, adj.col_scale, adj.weight)]
+    many, few = len(tensors), len(tensors) + len(scales)
+
+    def function(*given: Any) -> Sequence[Tensor]:
+        return _results(_scaled(call, given[many:few]), given[:many], zip(nodes, given[few:], strict=True))
+
+    return module.tape.run(_tapes(module, call), _key("forward", call), function, (*tensors, *scales, *constants))
+
+
+def _backward(
+    call: Call, grad: Tensor, needs: tuple[bool, ...], tensors: Sequence[Tensor], kept: Sequence[Tensor]
+) -> Sequence[Maybe]:
+    module = _taping(call, tensors)
+    if module is None:
+        return _gradients(call, grad, needs, tensors, kept)
+    nodes = call.plan.hoisted_backward
+    constants = _constants(call, tensors, nodes)
+    scales = [t for adj in call.sparse.values() for t in (adj.row_scale, adj.col_scale, adj.weight)]
+    many, few = 1 + len(tensors), 1 + len(tensors) + len(scales)
+    all_kept = few + len(kept)
+
+    def function(grad: Tensor, *given: Any) -> Sequence[Maybe]:
+        given = (None, *given)
+        known = zip(nodes, given[all_kept:], strict=True)
+        return _gradients(_scaled(call, given[many:few]), grad, needs, given[1:many], given[few:all_kept], known)
+
+    inputs = (aligned(grad), *tensors, *scales, *kept, *constants)
+    return module.tape.run(_tapes(module, call), (*_key("backward", call), needs), function, inputs)
+
+
+def _taping(call: Call, tensors: Sequence[Tensor]) -> ModuleType | None:
+    """The kernels whose launches can be recorded, where they are those of this call."""
+    device = tensors[0].device
+    module = kernels.backend(device)
+    if not hasattr(module, "tape") or not call.sparse or call.timed is not None:
+        return None
+    if torch.is_autocast_enabled(device.type) or settings.get("STRETTO_BACKEND") == "torch":
+        return None
+    return module
+
+
+def _key(what: str, call: Call) -> tuple[Any, ...]:
+    """All that launches depend on, besides the tensors."""
+    graphs = tuple([adj.graph.number for adj in call.sparse.values()])
+    state = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    return what, call.plan, call.names, call.after, graphs, tuple(call.scalars.values()), state
+
+
+def _tapes(module: ModuleType, call: Call) -> dict[Any, Any]:
+    return module.tape.kept_with(next(iter(call.sparse.values())).graph.csr)
+
+
+def _scaled(call: Call, scales: Sequence[Any]) -> Call:
+    """The call with these row scales, column scales and weights of its adjacencies."""
+    sparse = {}
+    for k, (name, adj) in enumerate(call.sparse.items()):
+        row, col, weight = scales[3 * k : 3 * k + 3]
+        sparse[name] = replace(adj, row_scale=row, col_scale=col, weight=weight)
+    return replace(call, sparse=sparse)
+
+
+def _constants(call: Call, tensors: Sequence[Tensor], nodes: Sequence[Node]) -> list[Tensor]:
+    """The values of nodes that are kept across steps."""
+    if not nodes:
+        return []
+    evaluation = Evaluation(call, dict(zip(call.names, tensors, strict=True)))
+    return [evaluation.value(node) for node in nodes]
