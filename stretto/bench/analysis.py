@@ -20,13 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from stretto import datasets
-from stretto.analyze import validate
+from stretto.analyze import machine_file, validate
 from stretto.analyze.analysis import analyze
 from stretto.analyze.graph_stats import Partitioner
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.models import as_data, make
 from stretto.analyze.predict import step_seconds
-from stretto.analyze.probing import probe
 from stretto.analyze.workload import Workload
 from stretto.bench import machine, report
 from stretto.bench.run import threads as limited
@@ -161,7 +160,7 @@ def replayed(profile: Profile, where: dict[str, Any], seconds: float) -> list[di
     return [
         {**where, "op": row["op"], "phase": row["phase"], "shapes": row["shapes"], "hot": place < hot,
          "ms": row["in model ms"], "real": row["ratio"], "interval": row["interval"],
-         "itself": row["itself"], "verdict": verdict(row), "turns": row["real indices"]["repeats"],
+         "itself": row["itself interval"], "verdict": verdict(row), "turns": row["real indices"]["repeats"],
          "shuffled": row["shuffled indices"]["ratio"] if "shuffled indices" in row else None}
         for place, row in enumerate(rows)
     ]  # fmt: skip
@@ -175,6 +174,7 @@ def command(
     budget: Annotated[float, typer.Option(help="Seconds for the steps of one model on one graph.")] = 2.0,
     workers: Annotated[int, typer.Option(help="Also partition the step over so many processes; 0: not.")] = 0,
     replays: Annotated[float, typer.Option(help="Seconds to replay the ops beside each model; 0: not.")] = 4.0,
+    kept: Annotated[bool, typer.Option(help="Use the machine file of an earlier run instead of probing now.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the cells to this file.")] = None,
 ) -> None:
     """Predicted against measured: step time, order of plans, memory, replay, overhead."""
@@ -186,7 +186,7 @@ def command(
     counts = {int(word) for word in threads.split(",")} if threads else {1, machine.cores()}
     for count in sorted(counts):
         with limited(count):
-            computers[count] = probe()
+            computers[count] = machine_file.get(again=not kept)
     with report.progress(len(names) * len(places), "analysis") as step:
         for graph in places:
             data = as_data(datasets.load_graph(graph), width=HIDDEN)
@@ -243,7 +243,7 @@ def _replays(rows: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
             near = sum(r["ms"] for r in chosen if r["verdict"] == "met") / sum(r["ms"] for r in chosen)
             unsteady = sum(r["verdict"] == "unsteady" for r in chosen)
             text = f"{_near([r['real'] for r in chosen], NEAR)}; they take {near:.1%} of the time of these"
-            text += f"; {unsteady} of the others not near themselves in the model" if unsteady else ""
+            text += f"; {unsteady} of the others unsteady in the model itself" if unsteady else ""
             table[f"{plan}: replay over in-model time, {words}"] = (text, "0.85 to 1.15")
     return table
 

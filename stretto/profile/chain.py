@@ -162,21 +162,18 @@ class Tape(Recorder):
         clock._sync = self._sync
         storages: list[Any] = [None] * self.slots
         remake = lambda value: value.of(storages) if isinstance(value, Made) else value  # noqa: E731
-        with torch.no_grad(), clock:  # every op takes the way through the recorder that it takes in a step
+        with torch.no_grad():
             for place, call in enumerate(self.calls):
-                clock._inside = True  # what is done between ops is no part of the step
                 for slot in call.drops:
                     storages[slot] = None
                 args, kwargs = (instead or {}).get(place, (call.args, call.kwargs))
                 args, kwargs = mapped(args, remake, _taken), mapped(kwargs, remake, _taken)
                 if seen is not None:
                     seen(place, args, kwargs)
+                # Handed to the clock as it is: a dispatch mode around the chain would call every op twice, and the
+                # second call, the one that is timed, would find its code in the caches. In a model it does not.
                 with DenormalsAreZero() if call.flushed else nullcontext():
-                    clock._inside = False
-                    if call.schema is None:
-                        out = clock.call(call.function, call.name, args, kwargs, None)
-                    else:
-                        out = call.function(*args, **kwargs)
+                    out = clock.call(call.function, call.name, args, kwargs, call.schema)
                 if call.makes:
                     found = results(out)
                     for position, slot in call.makes:

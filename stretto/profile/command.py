@@ -153,7 +153,7 @@ def show_replay(out: Console, found: Profile) -> None:
     judged = [verdict(row) for row in found.replays]
     text = f"{judged.count('met')} of {len(judged)} within {NEAR:.0%} of their time in the model"
     if judged.count("unsteady"):
-        text += f"; {judged.count('unsteady')} whose time in the model differs from itself by more"
+        text += f"; {judged.count('unsteady')} unsteady in the model itself"
     out.print(text, highlight=False)
 
 

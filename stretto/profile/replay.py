@@ -163,8 +163,8 @@ def replay(
     """One row per hot group: in the model, outside it with its own indices, and with shuffled ones, in milliseconds.
 
     Steps of the model and runs of its chain of ops take turns, and samples of one turn are compared with one another:
-    a machine that drifts slows both. The model takes two turns each time, compared in the same way ("itself"): an op
-    that is not near itself cannot be near its replay. repeats: turns at least; more within `seconds`.
+    a machine that drifts slows both. The model takes two turns each time, compared in the same way ("itself"): where
+    these differ, nothing can be said of a replay. repeats: turns at least; more within `seconds`.
     """
     groups, trace, workload = profile.hot(share), profile.trace, profile.workload
     names = [op.name for op in trace]
@@ -200,11 +200,11 @@ def _step(workload: Workload) -> Recorder:
 def _row(group: Group, indices: dict[int, Tensor], by_op: dict[str, list[tuple[Sample, ...]]]) -> dict[str, Any]:
     pairs = [matched(by_op[MODEL][i], by_op[REAL][i]) for i in group.ops]
     inside = [statistics.median(a for a, _ in turns) for turns in pairs]
-    itself = _ratio([matched(by_op[MODEL][i], by_op[AGAIN][i]) for i in group.ops])
+    again = [matched(by_op[MODEL][i], by_op[AGAIN][i]) for i in group.ops]
     row = {
         "op": group.name, "phase": group.phase, "shapes": group.shapes, "calls": len(group.ops),
         "in model ms": sum(inside) * 1e3, REAL: _numbers(pairs), "ratio": _ratio(pairs), "interval": _interval(pairs),
-        "itself": itself, "index": None,
+        "itself": _ratio(again), "itself interval": _interval(again), "index": None,
     }  # fmt: skip
     if group.ops[0] in indices:
         row[SHUFFLED] = _numbers([matched(by_op[MODEL][i], by_op[SHUFFLED][i]) for i in group.ops])
@@ -213,10 +213,10 @@ def _row(group: Group, indices: dict[int, Tensor], by_op: dict[str, list[tuple[S
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """Of a row: "met", "missed", or "unsteady" where the op's time in the model is not even near itself."""
+    """Of a row: "met", "missed", or "unsteady" where as many turns cannot even tell that the model is near itself."""
     if abs(row["ratio"] - 1) <= NEAR:
         return "met"
-    return "unsteady" if abs(row["itself"] - 1) > NEAR else "missed"
+    return "missed" if all(abs(bound - 1) <= NEAR for bound in row["itself interval"]) else "unsteady"
 
 
 Turns = list[tuple[float, float]]  # (seconds in the model, seconds outside it)

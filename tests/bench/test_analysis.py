@@ -6,16 +6,17 @@ import torch
 from typer.testing import CliRunner
 
 from stretto import cli
-from stretto.analyze import Machine
-from stretto.bench import analysis
+from stretto.analyze import Machine, machine_file
 from stretto.bench.analysis import Cell, Findings, summary
 
 
 def test_command(tmp_path, monkeypatch):
     torch.set_num_threads(1)
-    monkeypatch.setattr(analysis, "probe", Machine)
+    monkeypatch.setattr(machine_file, "get", lambda **_: Machine())
     words = ["bench", "analysis", "--models", "sage", "--graphs", "er:100:400", "--threads", "1", "--repeats", "2"]
-    result = CliRunner().invoke(cli.app, [*words, "--budget", "1", "--replays", "0.5", "--json", str(tmp_path / "a.json")])
+    result = CliRunner().invoke(
+        cli.app, [*words, "--budget", "1", "--replays", "0.5", "--json", str(tmp_path / "a.json")]
+    )
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "a.json").read_text())
     replays = [row for row in rows if "hot" in row]
@@ -52,7 +53,7 @@ def test_summary_follows_the_rows():
     assert hot.endswith("90.0% of the time of these")
     every = text["as given: replay over in-model time, all ops"]
     assert every.startswith("1 of 3")
-    assert every.endswith("1 of the others not near themselves in the model")
+    assert every.endswith("1 of the others unsteady in the model itself")
     assert text["hot ops over 10% faster than their ceiling"] == "1 of 3"
     assert text["replay with shuffled indices differs by over 15%"] == "1 of 1 ops with an index"
     assert text["gain of a step when the advice is applied, realised over predicted"].startswith("1 of 2 within 20%")

@@ -250,9 +250,10 @@ def test_tiny_numbers_count_as_they_did(monkeypatch):
 
 
 def test_verdicts():
-    assert verdict({"ratio": 1.1, "itself": 2.0}) == "met"
-    assert verdict({"ratio": 1.2, "itself": 0.8}) == "unsteady"
-    assert verdict({"ratio": 1.2, "itself": 1.1}) == "missed"
+    wide, narrow = {"itself interval": (0.8, 1.1)}, {"itself interval": (0.9, 1.1)}
+    assert verdict({"ratio": 1.1} | wide) == verdict({"ratio": 1.1} | narrow) == "met"
+    assert verdict({"ratio": 1.2} | wide) == "unsteady"
+    assert verdict({"ratio": 0.8} | narrow) == "missed"
 
 
 def test_a_step_that_never_repeats_its_ops_is_refused():
