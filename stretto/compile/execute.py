@@ -19,6 +19,7 @@ from stretto.compile.plan import Plan
 from stretto.compile.together import Groups, worth_it
 from stretto.graph import Graph
 from stretto.kernels import vendor
+from stretto.ops import taped
 from stretto.ops.product import product
 from stretto.ops.spmm import run as run_spmm
 from stretto.ops.spmm import spmm
@@ -98,7 +99,7 @@ class Evaluation:
         out = self.value(self.call.plan.forward) if fused is None else fused
         if bias is not None and fused is None:
             # In place only if no one else will read the value: a forward root is never a leaf, but it may be kept.
-            out = out.add_(bias) if self._owns(self.call.plan.forward) else out + bias
+            out = taped.add(out, bias, in_place=self._owns(self.call.plan.forward))
         if self.call.timed is not None and not self.call.timed_backward:
             self.call.timed(time.perf_counter() - start)
         return out, [self.known[node] for node in self.call.plan.kept]
@@ -111,17 +112,27 @@ class Evaluation:
             return None
         if isinstance(node, MatMul) and type(node.left) is Sparse:
             x = self.value(node.right)
-            rows = self.call.sparse[node.left.name].graph
-            count = rows.num_cols if node.left.transposed else rows.num_rows
-            return self._hop(node.left, x, bias.expand(count, -1)) if bias.dtype == x.dtype else None
+            return self._hop(node.left, x, self._under(node.left, bias)) if bias.dtype == x.dtype else None
         if isinstance(node, MatMul):
             left, right = self.value(node.left), self.value(node.right)  # type: ignore[arg-type]
             return product(left, right, bias) if bias.dtype == left.dtype else None
-        if isinstance(node, Add) and all(_is_product(t) and t not in self.known for t in node.terms):
-            first = node.terms[0]
-            if isinstance(first, MatMul) and bias.dtype == self.leaves[self.call.names[0]].dtype:
+        if isinstance(node, Add) and bias.dtype == self.leaves[self.call.names[0]].dtype:
+            hops = [t for t in node.terms if self._fresh_hop(t)]
+            dense = [t for t in node.terms if _is_product(t) and t not in self.known]
+            if len(hops) + len(dense) == len(node.terms) and (hops or isinstance(dense[0], MatMul)):
                 return self._add(node, bias)
         return None
+
+    def _fresh_hop(self, node: Node) -> bool:
+        """Whether a node is the adjacency times something, not known yet, and to be read by nobody else."""
+        if not isinstance(node, MatMul) or not isinstance(node.left, Sparse):
+            return False
+        return node not in self.known and self._owns(node) and not self.again
+
+    def _under(self, sparse: Sparse, row: Tensor) -> Tensor:
+        """A row for every row of a sparse matrix."""
+        graph = self.call.sparse[sparse.name].graph
+        return row.expand(graph.num_cols if sparse.transposed else graph.num_rows, -1)
 
     def _owns(self, node: Node) -> bool:
         return node not in self.call.plan.kept and node not in self.call.plan.hoisted and not isinstance(node, Leaf)
@@ -149,7 +160,7 @@ class Evaluation:
                 return self.known[node]
             return self._product(self.value(node.left), self.value(node.right))  # type: ignore[arg-type]
         if isinstance(node, Scaled):
-            return self.value(node.of) * self.call.scalars[node.by]
+            return taped.scaled(self.value(node.of), self.call.scalars[node.by])
         if isinstance(node, Add):
             return self._add(node)
         assert isinstance(node, Horner)
@@ -166,7 +177,7 @@ class Evaluation:
     def _add(self, node: Add, bias: Tensor | None = None) -> Tensor:
         """A sum; dense products are accumulated by the GEMM that makes them, in place where nobody else reads.
 
-        bias: added by the first GEMM; only where all terms are products.
+        bias: added by the first product, sparse or dense; only where all terms are products nobody has made yet.
         """
         for term in node.terms:
             if term in self.groups and term not in self.known and isinstance(term, MatMul):
@@ -177,13 +188,15 @@ class Evaluation:
         ours, products = total is not None, [] if total is not None else products
         for term in sorted(rest, key=lambda t: t not in self.known):  # the sparse ones can add onto what is known
             fresh = term not in self.known and isinstance(term, MatMul) and self._owns(term) and not self.again
-            if fresh and total is not None and isinstance(term, MatMul) and isinstance(term.left, Sparse):
-                total, ours = self._hop(term.left, self.value(term.right), total), True  # added where it is summed
-                continue
+            if fresh and isinstance(term, MatMul) and isinstance(term.left, Sparse):
+                under = total if total is not None or bias is None else self._under(term.left, bias)
+                if under is not None:
+                    total, ours = self._hop(term.left, self.value(term.right), under), True  # added where it is summed
+                    continue
             value = self.value(term)
             if fresh and total is None:
                 self.known.pop(term)  # it becomes the sum: whoever asks for it later computes it anew
-            total, ours = (value, fresh) if total is None else (total.add_(value) if ours else total + value, True)
+            total, ours = (value, fresh) if total is None else (taped.add(total, value, in_place=ours), True)
         for term in products:
             factor, inner = (self.call.scalars[term.by], term.of) if isinstance(term, Scaled) else (1.0, term)
             assert isinstance(inner, MatMul)
@@ -193,11 +206,11 @@ class Evaluation:
                 total = product(left, right, bias)
             elif total is None:
                 total = self._product(left, right)
-                total = total if factor == 1.0 else total * factor
+                total = total if factor == 1.0 else taped.scaled(total, factor)
             elif ours and not self.again:
                 total = product(left, right, add=total, factor=factor)
             else:
-                total = torch.addmm(total, left, right, alpha=factor)
+                total = taped.add_product(total, left, right, factor, in_place=False)
             ours = True
         assert total is not None
         return total

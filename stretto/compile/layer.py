@@ -20,7 +20,7 @@ from stretto import kernels, settings
 from stretto.compile.execute import Call, Evaluation
 from stretto.compile.expr import Node
 from stretto.ops import twice
-from stretto.ops.attention_layer import aligned
+from stretto.ops.attention_layer import aligned, is_last, saved_elsewhere
 from stretto.ops.batched import one_by_one
 from stretto.ops.dense import column_sum
 
@@ -40,7 +40,7 @@ class _Layer(torch.autograd.Function):
     def forward(ctx: Any, call: Call, *tensors: Tensor) -> Tensor:
         start = time.perf_counter()
         out, *kept = _forward(call, tensors)
-        ctx.call, ctx.num = call, len(tensors)
+        ctx.call, ctx.num, ctx.hooked = call, len(tensors), bool(call.after) and saved_elsewhere()
         ctx.save_for_backward(*tensors, *kept)
         ctx.seconds = time.perf_counter() - start
         return out
@@ -53,7 +53,8 @@ class _Layer(torch.autograd.Function):
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         tensors, kept = saved[: ctx.num], saved[ctx.num :]
         if not torch.is_grad_enabled():
-            found = _backward(call, grads[0], needs, tensors, kept)
+            last = bool(call.after) and not ctx.hooked and is_last()  # what was kept may be overwritten
+            found = _backward(call, grads[0], needs, last, tensors, kept)
         elif call.after:  # create_graph=True: gradients must be differentiable themselves
             found = twice.gradients([_plainly(call, tensors)], grads, tensors, needs)
         else:
@@ -87,8 +88,10 @@ def _gradients(
     known: Known = (),
     *,
     again: bool = False,
+    last: bool = False,
 ) -> list[Maybe]:
-    """The gradient of every tensor that has one. again: they can be differentiated themselves."""
+    """The gradient of every tensor that has one. again: they can be differentiated themselves; last: what goes into the
+    ReLUs is overwritten with its gradient."""
     values = dict(zip(call.names, tensors, strict=True))
     wanted = dict(zip(call.names, needs, strict=True))
     evaluation = Evaluation(call, values, again=again)
@@ -96,7 +99,7 @@ def _gradients(
     if not again:
         evaluation.known.update(zip(call.plan.kept, kept, strict=False))
         evaluation.known.update(known)
-        grad = _through_after(call, grad, wanted, values, kept[len(call.plan.kept) :], found)
+        grad = _through_after(call, grad, wanted, values, kept[len(call.plan.kept) :], found, last)
     values["G"] = grad
     if not again:  # before anything else: what they lay side by side serves the other gradients
         evaluation.take_together(call.plan.gradients_together)
@@ -114,6 +117,7 @@ def _through_after(
     values: dict[str, Tensor],
     inputs: Sequence[Tensor],
     found: dict[str, Maybe],
+    last: bool,
 ) -> Tensor:
     """The gradient of the plan's result, from that of what the ReLUs and Linears after it made; theirs into `found`."""
     grad = aligned(grad) if call.after else grad
@@ -126,7 +130,7 @@ def _through_after(
         elif need_bias:
             found[bias] = column_sum(grad)
         if k or call.plan.gradients or wanted.get("bias"):
-            grad = backend.product(grad, values[weight], gate=z)
+            grad = backend.product(grad, values[weight], gate=z, out=z if last else None)
     return grad
 
 
@@ -159,11 +163,11 @@ def _forward(call: Call, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _backward(
-    call: Call, grad: Tensor, needs: tuple[bool, ...], tensors: Sequence[Tensor], kept: Sequence[Tensor]
+    call: Call, grad: Tensor, needs: tuple[bool, ...], last: bool, tensors: Sequence[Tensor], kept: Sequence[Tensor]
 ) -> Sequence[Maybe]:
     module = _taping(call, tensors)
     if module is None:
-        return _gradients(call, grad, needs, tensors, kept)
+        return _gradients(call, grad, needs, tensors, kept, last=last)
     nodes = call.plan.hoisted_backward
     constants = _constants(call, tensors, nodes)
     scales = [t for adj in call.sparse.values() for t in (adj.row_scale, adj.col_scale, adj.weight)]
@@ -172,11 +176,12 @@ def _backward(
 
     def function(grad: Tensor, *given: Any) -> Sequence[Maybe]:
         given = (None, *given)
+        values, parts = given[1:many], given[few:all_kept]
         known = zip(nodes, given[all_kept:], strict=True)
-        return _gradients(_scaled(call, given[many:few]), grad, needs, given[1:many], given[few:all_kept], known)
+        return _gradients(_scaled(call, given[many:few]), grad, needs, values, parts, known, last=last)
 
     inputs = (aligned(grad), *tensors, *scales, *kept, *constants)
-    return module.tape.run(_tapes(module, call), (*_key("backward", call), needs), function, inputs)
+    return module.tape.run(_tapes(module, call), (*_key("backward", call), needs, last), function, inputs)
 
 
 def _taping(call: Call, tensors: Sequence[Tensor]) -> ModuleType | None:

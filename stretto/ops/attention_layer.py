@@ -38,12 +38,22 @@ def takes(graph: Graph, x: Tensor, width: int, *parameters: Maybe) -> bool:
         return False
     if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled(x.device.type):
         return False
-    if library.traced(x) or library.forward_ad._current_level >= 0 or (_hooks is not None and _hooks(True)):
-        return False  # hooks: what is saved may have to be moved elsewhere
+    if library.traced(x) or library.forward_ad._current_level >= 0 or saved_elsewhere():
+        return False
     for t in parameters:
         if t is not None and (t.dtype != x.dtype or t.device != x.device or not t.is_contiguous()):
             return False
     return True
+
+
+def saved_elsewhere() -> bool:
+    """Whether hooks are on that may move what is saved for backward to another place."""
+    return _hooks is not None and bool(_hooks(True))
+
+
+def is_last() -> bool:
+    """Inside backward: whether the graph is given up, so that what was kept will not be read again."""
+    return _kept is not None and not _kept()
 
 
 def attention_layer(
@@ -102,7 +112,7 @@ class _AttentionLayer(torch.autograd.Function):
         out, kept = ctx.out, ctx.kept
         if out._version != ctx.version:  # edited in place since: made again
             out, *kept = _forward(graph, layer, ctx.seed, x, bias, *parameters)
-        last = _kept is not None and not _kept()
+        last = is_last()
         if last:
             ctx.out = ctx.kept = None
         module = kernels.backend(x.device)

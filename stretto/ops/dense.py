@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stretto import kernels
-from stretto.ops import library
+from stretto.ops import library, taped
 from stretto.ops.batched import one_by_one
 from stretto.ops.product import product
 
@@ -21,15 +21,10 @@ LARGE = 1 << 22  # values below which torch's one launch costs less than our two
 
 def column_sum(x: Tensor) -> Tensor:
     """Sum over the rows; no autograd. x [n, k] -> [k]"""
-    backend = kernels.backend(x.device)
-    run = getattr(backend, "column_sum", None) if x.numel() >= LARGE else None
-    if run is not None and x.dtype in kernels.DTYPES and type(x) is Tensor:
-        return run(x)
-    if hasattr(backend, "tape") and backend.tape.recording():
-        out = x.new_empty(x.size(1))
-        backend.tape.launch.call(lambda rows, into: torch.sum(rows, 0, out=into), x, out)
-        return out
-    return x.sum(0)
+    run = getattr(kernels.backend(x.device), "column_sum", None) if x.numel() >= LARGE else None
+    if run is None or x.dtype not in kernels.DTYPES or type(x) is not Tensor:
+        return taped.column_sum(x)
+    return run(x)
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stretto import kernels, settings
 from stretto.kernels import cpu_dense
+from stretto.ops import taped
 from stretto.tune import Variant, picker
 from stretto.tune.variants import legal
 
@@ -32,7 +33,7 @@ def product(
     if x.device.type == "cpu" and not hasattr(backend, "product"):
         return cpu_dense.product(x, w, bias, add=add, factor=factor)
     if add is not None and factor != 1.0:
-        return add.addmm_(x, w, alpha=factor)
+        return taped.add_product(add, x, w, factor, in_place=True)
     if bias is None and add is None and _sums_rows(x, w):
         return backend.transposed_product(x.t(), w)[0]
     if not _ours(x, w, bias if add is None else add):
@@ -86,25 +87,7 @@ def _milliseconds(run: Callable[[Variant], None], variant: Variant) -> float:
 
 
 def _torch(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, *, in_place: bool) -> Tensor:
-    tape = getattr(kernels.backend(x.device), "tape", None)
-    if tape is not None and tape.recording():
-        return _written(tape.launch.call, x, w, bias, add if in_place else None)
-    if add is not None:
-        return add.addmm_(x, w) if in_place else torch.addmm(add, x, w)
-    return x @ w if bias is None else torch.addmm(bias, x, w)
-
-
-def _written(call: Callable[..., None], x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
-    """The same in a form that can be recorded: every array is made before torch fills it."""
-    if add is not None:
-        call(lambda total, a, b: total.addmm_(a, b), add, x, w)
-        return add
-    out = x.new_empty(x.size(0), w.size(1))
-    if bias is None:
-        call(lambda a, b, into: torch.mm(a, b, out=into), x, w, out)
-    else:
-        call(lambda c, a, b, into: torch.addmm(c, a, b, out=into), bias, x, w, out)
-    return out
+    return taped.product(x, w, bias) if add is None else taped.add_product(add, x, w, in_place=in_place)
 
 
 def _ours(x: Tensor, w: Tensor, other: Tensor | None) -> bool:
