@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 import threading
 import types
 import weakref
@@ -22,6 +21,7 @@ from torch import Tensor
 from stretto import settings
 from stretto.compile import Plan
 from stretto.kernels import DTYPES
+from stretto.ops import advice
 from stretto.ops.batched import transformed
 
 logger = logging.getLogger("stretto")
@@ -121,7 +121,7 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
             except Decline as decline:
                 reason = decline.reason
             except torch.OutOfMemoryError as error:
-                error.args = (f"{error}\n{advice(self, args, str(error))}",)
+                advice.add(error, type(self).__name__, rows_of(args))
                 raise
             else:
                 record.path, record.reason = "fast", ""
@@ -155,21 +155,9 @@ def _all_stock(stock_forward: Any, conv: Any, args: Any, kwargs: Any) -> Any:
         _plain.on = before
 
 
-def advice(conv: Any, args: tuple[Any, ...], error: str) -> str:
-    """What would fit, when a layer's forward pass runs out of a device's memory."""
-    x = next((t for t in args if isinstance(t, Tensor) and t.is_floating_point()), None)
-    total, held = torch.cuda.mem_get_info()[1], torch.cuda.memory_allocated()
-    asked = re.search(r"allocate ([\d.]+) ([KMG])iB", error)
-    more = 0 if asked is None else float(asked[1]) * 2 ** {"K": 10, "M": 20, "G": 30}[asked[2]]
-    shape = "" if x is None else f" of shape {list(x.shape)} and {x.dtype}"
-    rows = (
-        "" if x is None else f"; at most about {int(x.size(0) * min(1, total / (held + more))):,} such rows would fit"
-    )
-    return (
-        f"stretto: {type(conv).__name__} on an input{shape}: {held / 2**30:.1f} of {total / 2**30:.1f} GiB are in use"
-        f"{rows}. bfloat16 takes half, stretto.NeighborLoader trains on batches, stretto.inference evaluates layer by "
-        "layer. The model and its graphs are as they were."
-    )
+def rows_of(args: tuple[Any, ...]) -> Tensor | None:
+    """The features among a layer's arguments."""
+    return next((t for t in args if isinstance(t, Tensor) and t.is_floating_point()), None)
 
 
 def owned(out: Any) -> Any:

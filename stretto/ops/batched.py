@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stretto.ops import advice
+
 _top = torch._C._functorch.peek_interpreter_stack
 _is_batch = torch._C._functorch.is_legacy_batchedtensor
 
@@ -24,14 +26,18 @@ def transformed() -> bool:
 
 
 def one_by_one(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward(ctx, *grads) that takes a batch of gradients too."""
+    """A backward(ctx, *grads) that takes a batch of gradients too, and says what would fit if it runs out of memory."""
 
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Any) -> Any:
         for grad in grads:
             if grad is not None and _is_batch(grad):
                 return _each(run, ctx, grads)
-        return backward(ctx, *grads)
+        try:
+            return backward(ctx, *grads)
+        except torch.OutOfMemoryError as error:
+            advice.add(error, f"the gradients of {type(ctx).__name__}", next((g for g in grads if g is not None), None))
+            raise
 
     return run
 

@@ -130,8 +130,8 @@ def test_batch_sizes_cause_no_recompilation():
         step(num_nodes, num_edges)
     before = compiled()
     assert before > 0
-    for k in range(60):
-        step(17 + 13 * k, 100 + 197 * k)
+    for k in range(1000):
+        step(17 + k, 100 + 17 * k)
     assert compiled() == before
 
 
