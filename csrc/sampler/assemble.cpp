@@ -32,11 +32,18 @@ void write_edge_ids(const stretto_relation& relation, const Buffer<int64_t>& pos
 void write_edges(const SampledEdges& edges, int64_t* row, int64_t* col) {
     const int64_t n = edges.source.size();
     for (int64_t e = 0; e < n; ++e) row[e] = edges.source[e];
+    constexpr int32_t kSteps = 8;  // a short run is written in one length, the next one over what is too much
     const int32_t* count = edges.count.data();
+    const int64_t* const last = col + n - kSteps;
     for (size_t h = 0; h < edges.first_target.size(); ++h) {
         for (int64_t i = 0; i < edges.num_targets[h]; ++i) {
             const int64_t target = edges.first_target[h] + i;
-            for (int32_t c = *count++; c > 0; --c) *col++ = target;
+            const int32_t c = *count++;
+            if (c <= kSteps && col <= last)
+                for (int32_t s = 0; s < kSteps; ++s) col[s] = target;
+            else
+                for (int32_t s = 0; s < c; ++s) col[s] = target;
+            col += c;
         }
     }
 }

@@ -5,16 +5,13 @@
 #include <stdexcept>
 #include <string>
 
+#include "sampler/expand.h"
+
 namespace stretto {
 namespace {
 
-// Nodes per pass. The passes over a block hide one cache miss each: colptr, row, table.
-constexpr int64_t kBlock = 16;
 // Above this many nodes a table entry per node no longer stays in cache, and a hash table of the batch's size wins.
 constexpr int64_t kMostDirect = int64_t{1} << 24;
-
-// Fan-outs up to this are written in loops of one length.
-constexpr int64_t kSteps = 16;
 
 std::string number(int64_t value) { return std::to_string(value); }
 
@@ -139,173 +136,9 @@ void Sampler::plant(const stretto_seeds& seeds, Scratch& scratch) const {
     }
 }
 
-// Edges of a target are sorted by time, so those not after `time` are a prefix.
-int64_t Sampler::end_in_time(const int64_t* edge_time, int64_t low, int64_t high, int64_t time) {
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (edge_time[middle] <= time)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-// The same for a block of targets, in step with each other, so that their cache misses overlap.
-void Sampler::ends_in_time(const int64_t* edge_time, int64_t size, const int64_t* low, const int64_t* time,
-                           int64_t* high) {
-    int64_t at[kBlock], length[kBlock], open = 0;
-    for (int64_t i = 0; i < size; ++i) {
-        at[i] = low[i];
-        length[i] = high[i] - low[i];
-        open |= length[i];
-        __builtin_prefetch(edge_time + at[i] + length[i] / 2);
-    }
-    while (open) {
-        open = 0;
-        for (int64_t i = 0; i < size; ++i) {
-            if (length[i] == 0) continue;
-            const int64_t half = length[i] / 2;
-            const bool after = edge_time[at[i] + half] > time[i];
-            at[i] = after ? at[i] : at[i] + half + 1;
-            length[i] = after ? half : length[i] - half - 1;
-            open |= length[i];
-            __builtin_prefetch(edge_time + at[i] + length[i] / 2);
-        }
-    }
-    for (int64_t i = 0; i < size; ++i) high[i] = at[i];
-}
-
-// Samples the neighbours of targets [begin, end) of the relation's target type and appends what is new to the sources.
 template <class Row, class Table>
 void Sampler::expand(Scratch& scratch, size_t r, int64_t hop, int64_t begin, int64_t end) const {
-    const auto& relation = relations[r];
-    const auto* row = static_cast<const Row*>(relation.row);
-    const int64_t* colptr = relation.colptr;
-    const int64_t fanout = fanouts[r][hop];
-    const bool replace = has(STRETTO_REPLACE), disjoint = has(STRETTO_DISJOINT), last = has(STRETTO_LAST);
-    const bool labor = has(STRETTO_LABOR);
-    // A node with few neighbours writes as many entries as one with many, and takes what it has: loops of one length
-    // are guessed right.
-    const int64_t steps = fanout <= kSteps ? std::max(fanout, int64_t{0}) : 0;
-    auto& targets = scratch.nodes[relation.target];
-    auto& sources = scratch.nodes[relation.source];
-    auto& edges = scratch.edges[r];
-    Table* table = nullptr;
-    if constexpr (std::is_same_v<Table, DirectTable>)
-        table = sources.direct.get();
-    else
-        table = sources.hashed.get();
-    const uint64_t key = combine(combine(scratch.batch_key, static_cast<uint64_t>(hop)), r);
-    const uint64_t labor_key =
-        has(STRETTO_SHARED) ? combine(scratch.batch_key, UINT64_MAX - 1) : combine(key, UINT64_MAX - 1);
-
-    edges.count.reserve(end - begin);
-    edges.first_target.push_back(begin);
-    edges.num_targets.push_back(end - begin);
-    const int64_t edges_before = edges.source.size();
-    int64_t low[kBlock], high[kBlock];
-    int64_t times[kBlock];
-    uint64_t keys[kBlock];
-
-    for (int64_t i = begin; i < std::min(begin + kBlock, end); ++i) __builtin_prefetch(colptr + targets.id[i]);
-    for (int64_t block = begin; block < end; block += kBlock) {
-        const int64_t size = std::min(kBlock, end - block);
-        for (int64_t i = block + size; i < std::min(block + size + kBlock, end); ++i)
-            __builtin_prefetch(colptr + targets.id[i]);
-
-        for (int64_t i = 0; i < size; ++i) {
-            const int64_t v = targets.id[block + i];
-            low[i] = colptr[v];
-            high[i] = colptr[v + 1];
-            keys[i] = combine(key, static_cast<uint64_t>(v));
-            if (disjoint) keys[i] = combine(keys[i], static_cast<uint64_t>(targets.tree[block + i]));
-            if (relation.time) times[i] = scratch.tree_time[targets.tree[block + i]];
-        }
-        if (relation.time) ends_in_time(relation.time, size, low, times, high);
-        int64_t bound = 0;
-        for (int64_t i = 0; i < size; ++i) {
-            const int64_t degree = high[i] - low[i];
-            bound += fanout < 0 || (degree < fanout && !replace) ? degree : fanout;
-        }
-        edges.position.reserve(bound + steps);
-        edges.source.reserve(bound);
-        const int64_t start = edges.position.size();
-
-        int64_t* out = edges.position.data() + start;
-        int32_t* count = edges.count.data() + edges.count.size();
-        for (int64_t i = 0; i < size; ++i) {
-            const int64_t n = high[i] - low[i];
-            int64_t taken = n;
-            if (n == 0 || fanout < 0 || (n <= fanout && !replace && relation.running == nullptr)) {
-                pick_all(low[i], std::max(n, steps), out);
-                __builtin_prefetch(row + low[i]);
-                __builtin_prefetch(row + high[i] - 1);
-            } else {
-                Stream stream(keys[i]);
-                if (relation.running != nullptr)
-                    taken =
-                        pick_weighted(stream, relation.running + low[i], low[i], n, fanout, replace, scratch.pick, out);
-                else if (last)
-                    taken = pick_all(high[i] - std::min(fanout, n), std::min(fanout, n), out);
-                else if (replace)
-                    taken = pick_replace(stream, low[i], n, fanout, out);
-                else if (labor)
-                    taken = pick_labor(labor_key, row, low[i], n, fanout, scratch.pick, out);
-                else
-                    taken = pick_uniform(stream, low[i], n, fanout, scratch.pick, out);
-                for (int64_t e = 0; e < taken; ++e) __builtin_prefetch(row + out[e]);
-            }
-            out += taken;
-            count[i] = static_cast<int32_t>(taken);
-        }
-        const int64_t added = out - (edges.position.data() + start);
-        edges.position.set_size(start + added);
-        edges.source.set_size(start + added);
-        edges.count.set_size(edges.count.size() + size);
-        sources.id.reserve(added);
-        if (disjoint) sources.tree.reserve(added);
-        table->reserve(added);
-
-        const int64_t* position = edges.position.data() + start;
-        int32_t* source = edges.source.data() + start;
-        int64_t* ids = sources.id.data();
-        int64_t num_sources = sources.id.size();
-        if (num_sources + added > INT32_MAX) throw std::length_error("a batch holds more than 2^31 nodes");
-        if (!disjoint) {
-            for (int64_t e = 0; e < added; ++e) table->prefetch(static_cast<uint64_t>(row[position[e]]));
-            for (int64_t e = 0; e < added; ++e) {
-                const auto v = static_cast<int64_t>(row[position[e]]);
-                const Place place = table->insert(static_cast<uint64_t>(v), static_cast<uint32_t>(num_sources));
-                ids[num_sources] = v;  // written always, kept only if new
-                num_sources += place.is_new;
-                source[e] = static_cast<int32_t>(place.position);
-            }
-        } else {
-            const uint64_t trees = scratch.num_trees;
-            int32_t* tree_of = sources.tree.data();
-            for (int64_t i = 0, e = 0; i < size; ++i) {
-                const auto tree = static_cast<uint64_t>(targets.tree[block + i]);
-                for (const int64_t stop = e + count[i]; e < stop; ++e)
-                    table->prefetch(static_cast<uint64_t>(row[position[e]]) * trees + tree);
-            }
-            for (int64_t i = 0, e = 0; i < size; ++i) {
-                const int32_t tree = targets.tree[block + i];
-                for (const int64_t stop = e + count[i]; e < stop; ++e) {
-                    const auto v = static_cast<int64_t>(row[position[e]]);
-                    const Place place = table->insert(static_cast<uint64_t>(v) * trees + static_cast<uint64_t>(tree),
-                                                      static_cast<uint32_t>(num_sources));
-                    ids[num_sources] = v;
-                    tree_of[num_sources] = tree;
-                    num_sources += place.is_new;
-                    source[e] = static_cast<int32_t>(place.position);
-                }
-            }
-            sources.tree.set_size(num_sources);
-        }
-        sources.id.set_size(num_sources);
-    }
-    edges.per_hop.push_back(edges.source.size() - edges_before);
+    Expansion<Row, Table>(*this, scratch, r, hop).run(begin, end);
 }
 
 // Replaces the sampled edges by all edges of the relation between sampled nodes (of one tree, when disjoint).
@@ -315,11 +148,7 @@ void Sampler::induce(Scratch& scratch, size_t r) const {
     const auto* row = static_cast<const Row*>(relation.row);
     const auto& targets = scratch.nodes[relation.target];
     const auto& sources = scratch.nodes[relation.source];
-    const Table* table = nullptr;
-    if constexpr (std::is_same_v<Table, DirectTable>)
-        table = sources.direct.get();
-    else
-        table = sources.hashed.get();
+    const Table* table = table_of<Table>(sources);
     auto& edges = scratch.edges[r];
     edges.source.clear();
     edges.position.clear();

@@ -5,10 +5,12 @@
 #pragma once
 #include <memory>
 #include <mutex>
+#include <type_traits>
 #include <vector>
 
 #include "abi.h"
 #include "sampler/buffer.h"
+#include "sampler/draw.h"
 #include "sampler/pick.h"
 #include "sampler/table.h"
 
@@ -22,6 +24,14 @@ struct SampledNodes {
     std::unique_ptr<DirectTable> direct;
     std::unique_ptr<HashTable> hashed;
 };
+
+template <class Table>
+Table* table_of(const SampledNodes& nodes) {
+    if constexpr (std::is_same_v<Table, DirectTable>)
+        return nodes.direct.get();
+    else
+        return nodes.hashed.get();
+}
 
 // The sampled edges of one relation, grouped by target: targets [first, first + count.size()) of each hop follow each
 // other.
@@ -60,16 +70,14 @@ class Sampler {
     std::vector<stretto_slice> slices;
     int64_t num_hops;
     int64_t flags;
+    const Draw draw = draw_together();
 
   private:
     void plant(const stretto_seeds& seeds, Scratch& scratch) const;
     template <class Row, class Table>
-    void expand(Scratch& scratch, size_t relation, int64_t hop, int64_t begin, int64_t end) const;
+    void expand(Scratch& scratch, size_t r, int64_t hop, int64_t begin, int64_t end) const;
     template <class Row, class Table>
     void induce(Scratch& scratch, size_t relation) const;
-    static int64_t end_in_time(const int64_t* edge_time, int64_t low, int64_t high, int64_t time);
-    static void ends_in_time(const int64_t* edge_time, int64_t size, const int64_t* low, const int64_t* time,
-                             int64_t* high);
 
     bool hashed_;
     bool temporal_;

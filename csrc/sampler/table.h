@@ -4,6 +4,9 @@
 // current base belongs to an earlier batch. DirectTable has an entry per node of the graph (4 bytes); HashTable serves
 // graphs for which that would leave the cache anyway, and disjoint sampling, whose key is a node in a tree.
 #pragma once
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -37,8 +40,18 @@ struct Place {
 
 class DirectTable {
   public:
-    explicit DirectTable(int64_t num_nodes) : num_nodes_(num_nodes) {
-        entries_ = static_cast<uint32_t*>(std::calloc(static_cast<size_t>(num_nodes) + 1, sizeof(uint32_t)));
+    explicit DirectTable(int64_t num_nodes) {
+        bytes_ = (static_cast<size_t>(num_nodes) + 1) * sizeof(uint32_t);
+        if (bytes_ < kLargePage / 2) {
+            entries_ = static_cast<uint32_t*>(std::calloc(bytes_, 1));
+        } else {  // in large pages, where the system lends them: every edge of a batch reads it at some place
+            bytes_ = (bytes_ + kLargePage - 1) / kLargePage * kLargePage;
+            entries_ = static_cast<uint32_t*>(std::aligned_alloc(kLargePage, bytes_));
+            if (entries_ != nullptr) {
+                madvise(entries_, bytes_, MADV_HUGEPAGE);
+                std::memset(entries_, 0, bytes_);
+            }
+        }
         if (entries_ == nullptr) throw std::bad_alloc();
     }
     ~DirectTable() { std::free(entries_); }
@@ -46,19 +59,27 @@ class DirectTable {
     DirectTable& operator=(const DirectTable&) = delete;
 
     void begin(uint32_t used) {
-        if (generation_.advance(used)) std::memset(entries_, 0, static_cast<size_t>(num_nodes_) * sizeof(uint32_t));
+        if (generation_.advance(used)) std::memset(entries_, 0, bytes_);
     }
     void reserve(int64_t) {}
-    void prefetch(uint64_t key) const { __builtin_prefetch(entries_ + key, 1); }
-    // The position of key; where it has none yet it gets `fresh`. Written either way: new or known is a coin toss that
-    // no processor guesses, and a wrong guess costs more than the rest of an edge.
-    Place insert(uint64_t key, uint32_t fresh) {
-        const uint32_t base = generation_.base(), entry = entries_[key];
-        const uint32_t is_new = entry < base;
-        const uint32_t kept = entry ^ ((entry ^ (base + fresh)) & (0u - is_new));
-        entries_[key] = kept;
-        return {kept - base, is_new};
-    }
+
+    // What a loop over many keys needs at hand: stores to other arrays cannot change it.
+    struct Entries {
+        void prefetch(uint64_t key) const { __builtin_prefetch(entries + key, 1); }
+        // The position of key; where it has none yet it gets `fresh`, which is the number of those that have. Entries
+        // of earlier batches are below base, so that their distance wraps around to more than any position. Written
+        // either way: new or known is a coin toss that no processor guesses, and a wrong guess costs more than the rest
+        // of an edge.
+        Place insert(uint64_t key, uint32_t fresh) const {
+            const uint32_t position = std::min(entries[key] - base, fresh);
+            entries[key] = base + position;
+            return {position, position == fresh};
+        }
+        uint32_t* entries;
+        uint32_t base;
+    };
+    Entries entries() { return {entries_, generation_.base()}; }
+    Place insert(uint64_t key, uint32_t fresh) { return entries().insert(key, fresh); }
     // The position of key, or -1.
     int64_t find(uint64_t key) const {
         const uint32_t entry = entries_[key];
@@ -66,8 +87,9 @@ class DirectTable {
     }
 
   private:
+    static constexpr size_t kLargePage = size_t{1} << 21;
     uint32_t* entries_;
-    int64_t num_nodes_;
+    size_t bytes_;
     Generation generation_;
 };
 
@@ -97,6 +119,13 @@ class HashTable {
         std::free(old);
     }
     void prefetch(uint64_t key) const { __builtin_prefetch(entries_ + (mix(key) & mask_), 1); }
+    // As of a DirectTable.
+    struct Entries {
+        void prefetch(uint64_t key) const { table.prefetch(key); }
+        Place insert(uint64_t key, uint32_t fresh) const { return table.insert(key, fresh); }
+        HashTable& table;
+    };
+    Entries entries() { return {*this}; }
     Place insert(uint64_t key, uint32_t fresh) {
         Entry& entry = entries_[probe(key)];
         const uint32_t base = generation_.base();

@@ -99,24 +99,41 @@ def _int64(values: Tensor) -> Tensor:
     return values if values.dtype == torch.int64 and values.is_contiguous() else values.to(torch.int64).contiguous()
 
 
-class Seeds:
-    """stretto_seeds and the arrays it points to."""
+class Call:
+    """What one call needs: stretto_seeds with the arrays it points to, and room for the answer. Filled each time."""
 
-    def __init__(
+    def __init__(self, num_types: int, table_size: int) -> None:
+        self._num_types = num_types
+        # Addresses of seeds, their counts, addresses of times; 0: none.
+        self._words = (c.c_int64 * (3 * num_types))()
+        start = c.addressof(self._words)
+        self._seeds: Any = SeedsStruct(0, 0, 0, start, start + 8 * num_types, start + 16 * num_types)
+        self._slot = c.c_void_p()
+        self._table = (c.c_int64 * table_size)()
+        self.seeds, self.slot = c.byref(self._seeds), c.byref(self._slot)
+
+    def fill(
         self, seed: int, epoch: int, batch: int, seeds: Sequence[Tensor | None], times: Sequence[Tensor | None]
-    ) -> None:
-        n = len(seeds)
-        kept: list[Any] = []
-        words = (c.c_int64 * (3 * n))()  # addresses of seeds, their counts, addresses of times; 0: none
+    ) -> list[Tensor]:
+        """Points to these seeds and times, one per node type. What is returned must live until the call is over."""
+        struct, words, n = self._seeds, self._words, self._num_types
+        struct.seed, struct.epoch, struct.batch = seed & 0xFFFFFFFFFFFFFFFF, epoch, batch
+        kept = []
         for i, (given, at) in enumerate(zip(seeds, times, strict=True)):
+            count = words[i] = words[2 * n + i] = 0
             if given is not None:
                 kept.append(given := _int64(given))
-                words[i], words[n + i] = given.data_ptr(), given.numel()
+                words[i], count = given.data_ptr(), given.numel()
+            words[n + i] = count
             if at is not None:
                 kept.append(at := _int64(at))
                 words[2 * n + i] = at.data_ptr()
-                count = 0 if given is None else given.numel()
                 expect(count == at.numel(), f"sampler: {count} seeds, but {at.numel()} times")
-        start = c.addressof(words)
-        self.struct: Any = SeedsStruct(seed & 0xFFFFFFFFFFFFFFFF, epoch, batch, start, start + 8 * n, start + 16 * n)
-        self.struct.kept = kept, words  # what it points to lives as long as it does
+        return kept
+
+    def answer(self, lib: Any) -> tuple[int, list[int]]:
+        """The slot that came back, and its table."""
+        handle = self._slot.value
+        assert handle is not None
+        lib.stretto_slot_table(handle, self._table, len(self._table))
+        return handle, self._table[:]

@@ -141,7 +141,7 @@ def remember(slot: Slot, relation: int) -> Tensor:
         ends = slot.sampler.relations[relation]
         sizes = slot.num_nodes(ends.source), slot.num_nodes(ends.target)
         csr = Csr(rowptr, col, None, sizes[1], sizes[0], col.numel())
-        if slot.host is not None:  # on a device: plan from the host's copy, so that nothing waits for the device
+        if slot.on_device:  # plan from the host's copy, so that nothing waits for the device
             host = slot.rowptr(relation, host=True)
             assert host is not None
             csr.tasks, csr.hubs, csr.num_slots = build.schedule(host, csr.num_rows, csr.num_edges)

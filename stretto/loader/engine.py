@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from stretto.errors import expect, fail
-from stretto.loader.abi import Seeds, destroy, failure, library
+from stretto.loader.abi import destroy, failure, library
 from stretto.loader.native_sampler import NativeSampler
 from stretto.loader.slot import Slot
 
@@ -40,8 +40,12 @@ class Engine:
         self, seed: int, epoch: int, batch: int, seeds: Sequence[Tensor | None], times: Sequence[Tensor | None]
     ) -> None:
         lib = library()
-        if lib.stretto_engine_submit(self._open(), c.byref(Seeds(seed, epoch, batch, seeds, times).struct)) < 0:
+        call = self.sampler.borrow()
+        kept = call.fill(seed, epoch, batch, seeds, times)
+        if lib.stretto_engine_submit(self._open(), call.seeds) < 0:
             raise failure(lib)
+        del kept  # the engine has copied them
+        self.sampler.give_back(call)
 
     def next(self) -> Slot:
         """The next batch in order of submission. Wakes ten times a second, so that Ctrl-C is heard."""
@@ -52,11 +56,14 @@ class Engine:
     def poll(self, milliseconds: int = 0) -> Slot | None:
         """The next batch if it is ready within that time."""
         lib = library()
-        slot = c.c_void_p()
-        status = lib.stretto_engine_next(self._open(), milliseconds, c.byref(slot))
+        call = self.sampler.borrow()
+        status = lib.stretto_engine_next(self._open(), milliseconds, call.slot)
         if status < 0:
             raise failure(lib)
-        return Slot(self.sampler, slot) if status else None
+        if status:
+            return self.sampler.slot(call)
+        self.sampler.give_back(call)
+        return None
 
     def cancel(self) -> None:
         library().stretto_engine_cancel(self._open())

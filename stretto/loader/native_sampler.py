@@ -12,10 +12,10 @@ from torch import Tensor
 
 from stretto.errors import expect
 from stretto.loader.abi import (
+    Call,
     NodeTypeStruct,
     PlanStruct,
     RelationStruct,
-    Seeds,
     SliceStruct,
     address,
     destroy,
@@ -108,7 +108,8 @@ class NativeSampler:
         self.arrays = [array for r in self.relations for array in (r.colptr, r.row)] + [s.value for s in self.slices]
         self.slots = 0  # how many were made, up to where it matters
         entries = len(self.node_types) * (4 + num_hops) + len(self.relations) * (5 + num_hops) + len(self.slices)
-        self.table_type = c.c_int64 * (2 + entries)  # what a slot tells of itself
+        self._table_size = 2 + entries  # what a slot tells of itself
+        self._calls: list[Call] = []  # those nobody uses now
         fanouts = [np.asarray(r.fanout, dtype=np.int64) for r in self.relations]
         for relation, fanout in zip(self.relations, fanouts, strict=True):
             expect(len(fanout) == num_hops, f"sampler: 'fanout' has {len(fanout)} hops, wanted {num_hops}")
@@ -147,8 +148,25 @@ class NativeSampler:
     ) -> Slot:
         """One batch, on this thread. seeds and times: one int64 tensor (or None) per node type."""
         lib = library()
-        slot = c.c_void_p()
-        c_seeds = Seeds(seed, epoch, batch, seeds, times)
-        if lib.stretto_sampler_sample(self.handle, c.byref(c_seeds.struct), c.byref(slot)) < 0:
+        call = self.borrow()
+        kept = call.fill(seed, epoch, batch, seeds, times)
+        if lib.stretto_sampler_sample(self.handle, call.seeds, call.slot) < 0:
             raise failure(lib)
-        return Slot(self, slot)
+        del kept
+        return self.slot(call)
+
+    def borrow(self) -> Call:
+        """A call to fill; several threads may have one each. Not given back, it is forgotten."""
+        try:
+            return self._calls.pop()
+        except IndexError:
+            return Call(len(self.node_types), self._table_size)
+
+    def give_back(self, call: Call) -> None:
+        self._calls.append(call)
+
+    def slot(self, call: Call) -> Slot:
+        """What came back from a call, which is given back."""
+        slot = Slot(self, *call.answer(library()))
+        self._calls.append(call)
+        return slot

@@ -1,6 +1,5 @@
 """Slot: one batch in one block of memory, as tensors."""
 
-import ctypes as c
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ class _Owner:
 
     __slots__ = ("__array_interface__", "_release", "_slot")
 
-    def __init__(self, slot: c.c_void_p, address: int, size: int, release: Any) -> None:
+    def __init__(self, slot: int, address: int, size: int, release: Any) -> None:
         self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
         self._slot, self._release = slot, release
 
@@ -28,32 +27,46 @@ class _Owner:
 
 
 class Slot:
-    """One batch in one block of memory. Every tensor is a view of `memory`, which may be moved to a device whole."""
+    """One batch in one block of memory, which may be moved to a device whole. Every tensor is a view of it."""
 
-    def __init__(self, sampler: "NativeSampler", handle: c.c_void_p) -> None:
-        lib = library()
-        table = sampler.table_type()
-        lib.stretto_slot_table(handle, table, len(table))
-        self.table: list[int] = list(table)
+    def __init__(self, sampler: "NativeSampler", handle: int, table: list[int]) -> None:
+        self.table = table
         self.sampler = sampler
         if sampler.slots < pages.USES:  # later ones would only be counted
             sampler.slots += 1
             pages.read_at_random(*sampler.arrays)
-        owner = _Owner(handle, self.table[0], self.table[1], lib.stretto_slot_release)
-        self.memory = torch.from_numpy(np.asarray(owner))
-        self._words: tuple[Any, Any] = (None, None)  # a memory, and the same as int64
-        self.host: Tensor | None = None  # where memory came from, once it is on a device
+        self._bytes = np.asarray(_Owner(handle, table[0], table[1], library().stretto_slot_release))
+        self._words = self._bytes.view(np.int64)
+        self._device: Tensor | None = None  # the whole, once it is on a device
 
-    def _view(self, offset: int, count: int, dtype: torch.dtype, memory: Tensor | None = None) -> Tensor:
-        # .data: a version counter of its own, so that changing one attribute in place leaves the others as they were.
-        return (self.memory if memory is None else memory).narrow(0, offset, count * dtype.itemsize).view(dtype).data
+    @property
+    def memory(self) -> Tensor:
+        """The whole, where its tensors are."""
+        return torch.from_numpy(self._bytes) if self._device is None else self._device
 
-    def _wide(self, offset: int, *shape: int, memory: Tensor | None = None) -> Tensor:
-        """The same for int64 of one or two dimensions, by fewer steps: small batches feel each."""
-        memory = self.memory if memory is None else memory
-        if memory is not self._words[0]:
-            self._words = memory, memory.view(torch.int64)
-        return self._words[1].as_strided(shape, (shape[-1], 1)[-len(shape) :], offset // 8).data
+    @property
+    def on_device(self) -> bool:
+        return self._device is not None
+
+    def move(self, memory: Tensor) -> None:
+        """From now on tensors are views of this copy of the memory on a device."""
+        self._device = memory
+
+    # Tensors made from numpy's views have version counters of their own: changing one attribute in place leaves the
+    # others as they were. On a device .data does the same.
+    def _view(self, offset: int, count: int, dtype: torch.dtype) -> Tensor:
+        size = count * dtype.itemsize
+        if self._device is None:
+            return torch.from_numpy(self._bytes[offset : offset + size]).view(dtype)
+        return self._device.narrow(0, offset, size).view(dtype).data
+
+    def _wide(self, offset: int, count: int, *, rows: int = 0, host: bool = False) -> Tensor:
+        """int64 of one or two dimensions, by fewer steps: small batches feel each. host: though there is a copy."""
+        if host or self._device is None:
+            words = self._words[offset >> 3 : (offset >> 3) + count]
+            return torch.from_numpy(words.reshape(rows, -1) if rows else words)
+        there = self._view(offset, count, torch.int64)
+        return there.view(rows, -1) if rows else there
 
     def _nodes(self, node_type: int) -> int:
         return 2 + node_type * (4 + self.sampler.num_hops)
@@ -71,7 +84,7 @@ class Slot:
     def n_id(self, node_type: int = 0, *, host: bool = False) -> Tensor:
         """Global ids of the sampled nodes, seeds first. [nodes]"""
         at = self._nodes(node_type)
-        return self._wide(self.table[at + 1], self.table[at], memory=self.host if host else None)
+        return self._wide(self.table[at + 1], self.table[at], host=host)
 
     def tree(self, node_type: int = 0) -> Tensor | None:
         """In disjoint sampling, the seed each node belongs to. [nodes]"""
@@ -85,7 +98,7 @@ class Slot:
     def edge_index(self, relation: int = 0) -> Tensor:
         """Local source and target of every edge, grouped by target. [2, edges]"""
         at = self._edges(relation)
-        return self._wide(self.table[at + 1], 2, self.table[at])
+        return self._wide(self.table[at + 1], 2 * self.table[at], rows=2)
 
     def rowptr(self, relation: int = 0, *, host: bool = False) -> Tensor | None:
         """Where each target's edges start; host: as it was before the slot went to a device. [targets + 1]"""
@@ -93,7 +106,7 @@ class Slot:
         targets = self.num_nodes(self.sampler.relations[relation].target)
         if self.table[at + 2] < 0:
             return None
-        return self._wide(self.table[at + 2], targets + 1, memory=self.host if host else None)
+        return self._wide(self.table[at + 2], targets + 1, host=host)
 
     def col(self, relation: int = 0) -> Tensor | None:
         """Local source of every edge, int32. [edges]"""
@@ -105,7 +118,7 @@ class Slot:
         at = self._edges(relation)
         if self.table[at + 4] < 0:
             return None
-        return self._wide(self.table[at + 4], self.table[at], memory=self.host if host else None)
+        return self._wide(self.table[at + 4], self.table[at], host=host)
 
     def edges_per_hop(self, relation: int = 0) -> list[int]:
         at = self._edges(relation)

@@ -33,7 +33,7 @@ class Transfer:
             event = self.backend.Event()
             event.record(self.stream)
         self._flying.append((event, host))
-        slot.memory, slot.host = memory, host
+        slot.move(memory)
         return slot, event
 
     def arrive(self, slot: Slot, event: Any) -> Slot:

@@ -5,6 +5,7 @@ import torch
 from scipy import stats
 
 from stretto.errors import StrettoError
+from stretto.kernels import native
 from stretto.loader.native_sampler import NativeSampler, NodeType, Relation, Sampling, Slice, running_weights
 from tests.loader.graphs import AWKWARD, awkward, csc, same, sampler, take
 
@@ -40,6 +41,26 @@ def test_edges_exist_and_counts_are_right(name, fanout, index):
     assert (local[1].diff() >= 0).all()  # grouped by target, hop after hop
     assert torch.equal(slot.rowptr(), torch.cat([torch.zeros(1, dtype=torch.int64), got.cumsum(0)]))
     assert torch.equal(slot.col().long(), local[0])
+
+
+@pytest.mark.parametrize("fanout", [[1], [2, 1], [5, 10, 15], [16, 17], [31, 32, 33]], ids=str)
+def test_targets_that_draw_together_draw_what_each_draws_alone(fanout):
+    """Vector registers only save time: blocks that are not full, targets with few neighbours and hubs included."""
+    generator = torch.Generator().manual_seed(3)
+    n, hub = 400, torch.arange(400)
+    edge_index = torch.cat([torch.randint(0, n, (2, 12_000), generator=generator), torch.stack([hub, hub * 0])], 1)
+    seeds, before, slots = torch.arange(0, n, 3), native.isa(), {}
+    if len(native.isas()) < 2:
+        pytest.skip("this processor has no vector registers long enough")
+    try:
+        for isa in native.isas():
+            native.set_isa(isa)
+            one = sampler(edge_index, n, fanout)
+            slots[isa] = [take(one, seeds[: 1 + 5 * batch], batch=batch) for batch in range(20)]
+    finally:
+        native.set_isa(before)
+    for isa in native.isas():
+        assert all(same(a, b) for a, b in zip(slots[isa], slots["baseline"], strict=True)), isa
 
 
 @pytest.mark.parametrize("name", AWKWARD)
