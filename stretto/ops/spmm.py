@@ -103,8 +103,9 @@ def run(
     known = picker.known(key)
     if known is not None and known.backend != "torch":
         return backend.spmm(csr, x, weight, **options, **known.options)[0]
+    variants = legal("spmm", device, width=width, plain=plain)
     tuned = settings.get("STRETTO_TUNE") == "on" and not torch.are_deterministic_algorithms_enabled()
-    if known is None and tuned and device == "cuda":
+    if known is None and tuned and device == "cuda" and len(variants) > 1:
         backend.tape.unsettled()
 
     def call(variant: Variant) -> Tensor:
@@ -113,7 +114,7 @@ def run(
         return backend.spmm(csr, x, weight, **options, **variant.options)[0]
 
     wait = torch.cuda.synchronize if device == "cuda" else None
-    return picker.run(key, legal("spmm", device, width=width, plain=plain), call, wait=wait)
+    return picker.run(key, variants, call, wait=wait)
 
 
 def chosen(width: int, device: str) -> list[str]:

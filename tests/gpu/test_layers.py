@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 CUDA = torch.device("cuda")
-NODES, EDGES, INNER, OUT = 33_000, 300_000, 64, 128
+NODES, EDGES, INNER, OUT = 33_000, 600_000, 64, 128  # enough for the tuner to try variants, where there are several
 LAYERS = {
     "gcn": lambda: pyg.GCNConv(INNER, OUT),
     "sage": lambda: pyg.SAGEConv(INNER, OUT),
@@ -170,6 +170,24 @@ def test_a_step_of_large_layers_can_be_captured(edge_index):
     for _ in range(3):
         eager = step()
     torch.testing.assert_close(replayed, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin"])
+def test_both_layers_of_a_training_step_are_played(name, edge_index):
+    """The first reads a product that is kept across steps; the second multiplies first."""
+    net = stretto.accelerate(importlib.import_module("stretto.bench.gpu").Net(name, (INNER, OUT, 40)).cuda())
+    x, y = torch.randn(NODES, INNER, device=CUDA), torch.randint(0, 40, (NODES,), device=CUDA)
+    losses = []
+    for _ in range(CALLS):
+        loss = nn.functional.cross_entropy(net(x, edge_index), y)
+        loss.backward()
+        losses.append(loss.detach())
+    graph = Graph.of(edge_index, NODES)
+    matrix = (graph.with_self_loops if name == "gcn" else graph).csr
+    kept = [(key[0][0], t) for key, t in matrix.cache["tapes"].items() if key[0][0] in ("forward", "backward")]
+    assert sorted(what for what, t in kept if isinstance(t, tape.Tape)) == ["backward"] * 2 + ["forward"] * 2
+    assert all(t <= 1 for _, t in kept if isinstance(t, int))  # calls before the first product was kept
+    assert all(torch.equal(losses[-1], one) for one in losses[-5:])
 
 
 def test_gradients_of_weights_err_no_more_than_torch():
