@@ -11,7 +11,7 @@ import hashlib
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,9 +162,10 @@ def replay(
 ) -> list[dict[str, Any]]:
     """One row per hot group: in the model, outside it with its own indices, and with shuffled ones, in milliseconds.
 
-    Steps of the model and runs of its chain of ops take turns, and samples of one turn are compared with one another:
-    a machine that drifts slows both. The model takes two turns each time, compared in the same way ("itself"): where
-    these differ, nothing can be said of a replay. repeats: turns at least; more within `seconds`.
+    Steps of the model and runs of its chain of ops take turns in a random order, so that each finds what any of them
+    has left in caches and free memory, and samples of one turn are compared with one another: a machine that drifts
+    slows both. The model has two turns each time, compared in the same way ("itself"): where these differ, nothing can
+    be said of a replay. repeats: turns at least; more within `seconds`.
     """
     groups, trace, workload = profile.hot(share), profile.trace, profile.workload
     names = [op.name for op in trace]
@@ -174,12 +175,13 @@ def replay(
         tape = recorded(profile)
         other, indices = shuffles(tape, trace)
         step = lambda: _step(workload)  # noqa: E731
-        sides = {MODEL: step, AGAIN: step, REAL: tape.run, SHUFFLED: lambda: tape.run(instead=other)}
+        sides: dict[str, Callable[[], Recorder]] = {MODEL: step, AGAIN: step, REAL: tape.run}
+        sides[SHUFFLED] = lambda: tape.run(instead=other)
         turn, end = 0, time.perf_counter() + seconds
         while turn <= repeats or (time.perf_counter() < end and turn <= MOST):
             done = {side: sides[side]() for side in order.sample(list(sides), len(sides))}
             turn += 1
-            if turn > 1 and all([name for name, _, _ in done[side].times] == names for side in (MODEL, AGAIN)):
+            if turn > 1 and all([name for name, _, _ in one.times] == names for one in done.values()):
                 for side, one in done.items():
                     taken = [taken for _, taken, _ in one.times]
                     turns.setdefault(side, []).append(list(zip(taken, one.pages or (), strict=True)))
