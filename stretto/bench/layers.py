@@ -207,7 +207,8 @@ def _scene(name: str, layer: Layer, graph: str, i: int, o: int) -> tuple[nn.Modu
     net = layer.make(i, o, data)
     x = torch.randn(data.num_nodes, i, requires_grad=True)
     attr = (torch.randn(data.edge_index.size(1), layer.edge_dim, requires_grad=True),) if layer.edge_dim else ()
-    return net, scenes.Same(copy.deepcopy(net), (x, data.edge_index, *attr), data.num_nodes)
+    probe = copy.deepcopy(net)  # of a wide layer ours: stock's messages may not fit
+    return net, scenes.Same(accelerate(probe) if layer.orders else probe, (x, data.edge_index, *attr), data.num_nodes)
 
 
 def _of_molecules(layer: Layer, given: scenes.Molecules, width: int) -> tuple[Any, ...]:

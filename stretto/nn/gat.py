@@ -15,7 +15,7 @@ from stretto.graph import Graph
 from stretto.nn import edges
 from stretto.nn.base import Decline, note_attention, weight_of
 from stretto.nn.features import linear_of_nonzeros
-from stretto.ops import library
+from stretto.ops import library, widened
 from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer, takes
 from stretto.ops.projections import plus, projections
@@ -83,14 +83,17 @@ def fast(
     out, alpha = found if isinstance(found, tuple) else (found, None)
     plan = "(alpha X) W', logits X (W' a)" if first else "alpha (X W'), logits X (W' a)"
     note_attention(conv, plan, graph.num_edges, heads * width, x_src)
-    if first:
+    rest = conv.bias
+    if first and heads == 1 and rest is not None and widened.takes(out.flatten(1), weight):
+        out, rest = widened.widened(out.flatten(1), weight, rest), None
+    elif first:
         out = project(out, weight, conv.concat)
     elif out.dim() == 3:
         out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
     if conv.res is not None and x_dst is not None:
         out = out + conv.res(x_dst)
-    if conv.bias is not None and (first or not conv.concat):
-        out = plus(out, conv.bias)
+    if rest is not None and (first or not conv.concat):
+        out = plus(out, rest)
     return (out, (edges_of(conv, graph, edge_index), alpha)) if wanted else out
 
 

@@ -1,0 +1,65 @@
+"""widened: x W' + b where x is narrow and the result wide, on the CPU.
+
+Here arithmetic is small and every pass over a wide array shows. The bias is one more column of W beside a column of
+ones in x: neither adding it nor summing its gradient takes a pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.kernels import pool
+from stretto.ops import library
+from stretto.ops.batched import one_by_one
+from stretto.ops.product import product
+
+LEAST_RATIO = 8  # columns of the result to one of x
+
+
+def takes(x: Tensor, weight: Tensor) -> bool:
+    """Whether widened is made for these. x [n, i], weight [o, i]"""
+    if x.device.type != "cpu" or x.dim() != 2 or library.traced(x) or torch.is_autocast_enabled("cpu"):
+        return False
+    large = x.size(0) * weight.size(0) * x.element_size() >= pool.LEAST
+    return large and weight.dtype == x.dtype and weight.size(0) >= LEAST_RATIO * weight.size(1)
+
+
+def widened(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x [n, i], weight [o, i], bias [o] -> [n, o]"""
+    if library.recorded(x, weight, bias):
+        return _Widened.apply(x, weight, bias)
+    return product(_with_ones(x), torch.cat([weight, bias.unsqueeze(1)], dim=1).t())
+
+
+def _with_ones(x: Tensor) -> Tensor:
+    return torch.cat([x, x.new_ones(x.size(0), 1)], dim=1)
+
+
+class _Widened(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        beside = _with_ones(x)
+        ctx.save_for_backward(x, weight)
+        ctx.beside = beside  # made here, so nobody else changes it
+        return product(beside, torch.cat([weight, bias.unsqueeze(1)], dim=1).t())
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # create_graph=True: gradients must be differentiable themselves
+            return (
+                grad @ weight if need_x else None,
+                grad.t() @ x if need_weight else None,
+                grad.sum(0) if need_bias else None,
+            )
+        dx = product(grad, weight) if need_x else None
+        if not need_weight and not need_bias:
+            return dx, None, None
+        both = product(ctx.beside.t(), grad)  # this way round torch's GEMM is faster
+        return dx, both[:-1].t().contiguous() if need_weight else None, both[-1] if need_bias else None
