@@ -55,7 +55,7 @@ def add(total: Tensor, other: Tensor, *, in_place: bool) -> Tensor:
     if in_place:
         call(lambda total, other: total.add_(other), total, other)
         return total
-    out = total.new_empty(total.shape, dtype=torch.result_type(total, other))
+    out = torch.empty_like(total, dtype=torch.result_type(total, other))  # lying as total lies, as torch's sum does
     call(lambda total, other, out: torch.add(total, other, out=out), total, other, out)
     return out
 
@@ -65,7 +65,7 @@ def scaled(x: Tensor, factor: float) -> Tensor:
     call = recorder(x.device)
     if call is None:
         return x * factor
-    out = x.new_empty(x.shape)
+    out = torch.empty_like(x)
     call(lambda x, out: torch.mul(x, factor, out=out), x, out)
     return out
 

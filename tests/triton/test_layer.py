@@ -331,3 +331,21 @@ def test_on_the_cpu_s_kernels_nothing_is_taped(graph, device):
     check("sage", adjacency("sage", graph), given)
     assert not hasattr(kernels.backend(torch.device(device)), "tape")
     assert tapes(graph) == []
+
+
+def test_what_torch_makes_on_a_tape_lies_as_it_does_off_it(device, triton_kernels):
+    """A sum of transposes lies across, as its product wants it."""
+    tape = import_module("stretto.kernels.triton.tape")
+    taped = import_module("stretto.ops.taped")
+    x = torch.randn(6, 4, device=device)
+
+    def layouts(a):
+        found = (taped.add(a.t(), a.t(), in_place=False), taped.scaled(a.t(), 2.0))
+        strides.append([t.stride() for t in found])
+        return found
+
+    strides: list = []
+    with kernels.forced(triton_kernels):
+        layouts(x)
+        tape.record(layouts, (x,))
+    assert strides[0] == strides[1]
