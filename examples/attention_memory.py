@@ -1,4 +1,4 @@
-"""The largest graph a GAT layer can be trained on in a given memory: stock PyG beside stretto's fused attention.
+"""The largest graph a GAT layer can be trained on in a given memory: stock PyG beside stretto.
 
     python examples/attention_memory.py [--memory-gib 8] [--plot attention_memory.png]
 
@@ -15,31 +15,23 @@ from pathlib import Path
 import torch
 from torch_geometric.nn import GATConv
 
-from stretto import Graph, ops
+from stretto import accelerate
 from stretto.datasets.families import rmat
 
 SCALES = (12, 13, 14, 15)  # 2**scale nodes, 10 draws of an edge per node
 HEADS, WIDTH, INPUT = 4, 64, 128
 
 
-def fused(conv: GATConv, x: torch.Tensor, graph: Graph) -> torch.Tensor:
-    """GATConv's formula on ops.attention: logits by folded weights, then one pass over the edges."""
-    weight = conv.lin.weight.view(HEADS, WIDTH, INPUT)
-    left, right = (x @ torch.einsum("hfi,hf->ih", weight, att[0]) for att in (conv.att_dst, conv.att_src))
-    out = ops.attention(graph, conv.lin(x).view(-1, HEADS, WIDTH), left, right)
-    return out.flatten(1) + conv.bias
-
-
 def measure(which: str, scale: int) -> None:
     """One training step; prints edges and the rise of the peak in bytes."""
     edge_index, num_nodes = rmat(scale, 10 << scale)
     conv = GATConv(INPUT, WIDTH, heads=HEADS)
+    if which == "stretto":
+        accelerate(conv)
     x = torch.randn(num_nodes, INPUT, requires_grad=True)
-    graph = Graph.of(edge_index, num_nodes).with_self_loops
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
-    out = conv(x, edge_index) if which == "stock" else fused(conv, x, graph)
-    out.sum().backward()
+    conv(x, edge_index).sum().backward()
     print(edge_index.size(1), _status("VmHWM") - before)
 
 
