@@ -105,7 +105,10 @@ class NativeSampler:
         self.node_types, self.relations, self.slices = list(node_types), list(relations), list(slices)
         self.num_hops, self.flags = num_hops, flags
         # What batches read at random places.
-        self.arrays = [array for r in self.relations for array in (r.colptr, r.row)] + [s.value for s in self.slices]
+        self.arrays: list[Tensor | None] = [array for r in self.relations for array in (r.colptr, r.row)]
+        self.arrays += [s.value for s in self.slices]
+        if Sampling.EDGE_ID in flags or any(s.of_edges for s in self.slices):
+            self.arrays += [r.edge_id for r in self.relations]
         self.slots = 0  # how many were made, up to where it matters
         entries = len(self.node_types) * (4 + num_hops) + len(self.relations) * (5 + num_hops) + len(self.slices)
         self._table_size = 2 + entries  # what a slot tells of itself

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from stretto.kernels import native as kernels
 from stretto.loader.native_sampler import NativeSampler, NodeType, Sampling, Slice
 
 STREAMED = 8 << 20  # bytes from which csrc/sampler/gather.cpp streams
@@ -23,3 +24,16 @@ def test_rows_are_the_right_ones(width, share):
     assert torch.equal(slot.slice(1), x[seeds])
     assert torch.equal(slot.slice(0), before[seeds])
     assert torch.equal(slot.slice(2), before[seeds])
+
+
+def test_streamed_rows_are_the_same_on_every_instruction_set():
+    x = torch.randn(997, 100)
+    seeds = torch.randint(0, 997, (STREAMED // 400 + 17,))
+    native = NativeSampler([NodeType(997)], [], 0, Sampling(0), [Slice(x)])
+    before = kernels.isa()
+    try:
+        for isa in kernels.isas():
+            kernels.set_isa(isa)
+            assert torch.equal(native.sample(0, 0, 0, [seeds], [None]).slice(0), x[seeds]), isa
+    finally:
+        kernels.set_isa(before)
