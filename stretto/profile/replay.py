@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 REPEATS = 20
 SECONDS = 5.0  # for more turns than these: where a result lands in memory is luck, and what an op finds in a cache too
 MOST = 400  # turns
+TAKEN, LARGEST = 12, 1 << 22  # blocks that are taken before a run, and bytes of the largest
 ATTEMPTS = 6  # at a chain that has the trace's ops: the tuner may still be trying plans
 MODEL, AGAIN, REAL, SHUFFLED = "in the model", "in the model again", "real indices", "shuffled indices"
 NEAR = 0.15  # ratios this far from 1 are met
@@ -157,6 +158,20 @@ def recorded(profile: Profile) -> Tape:
     fail(f"replay: the step runs other ops than its trace ({len(tape.calls)}, then {len(names)})")
 
 
+def _elsewhere(run: Callable[[], Recorder], draw: random.Random) -> Recorder:
+    """One run with some memory taken before it, so that its results come to lie elsewhere than in the run before.
+
+    Where they lie decides how much of them is in a cache; the allocator would give a side the same places, lucky or
+    not, for as long as the process lives.
+    """
+    taken = [torch.empty(draw.randrange(1 << 12, LARGEST) // 4) for _ in range(TAKEN)]
+    kept = taken[::2]  # the others leave holes
+    del taken
+    done = run()
+    del kept
+    return done
+
+
 def replay(
     profile: Profile, *, share: float = 0.9, repeats: int = REPEATS, seconds: float = SECONDS
 ) -> list[dict[str, Any]]:
@@ -179,7 +194,7 @@ def replay(
         sides[SHUFFLED] = lambda: tape.run(instead=other)
         turn, end = 0, time.perf_counter() + seconds
         while turn <= repeats or (time.perf_counter() < end and turn <= MOST):
-            done = {side: sides[side]() for side in order.sample(list(sides), len(sides))}
+            done = {side: _elsewhere(sides[side], order) for side in order.sample(list(sides), len(sides))}
             turn += 1
             if turn > 1 and all([name for name, _, _ in one.times] == names for one in done.values()):
                 for side, one in done.items():
