@@ -102,8 +102,8 @@ def command(
         table.add_row(str(row["degree"]), f"{row['depth']:.1f}", f"{row['W/D']:.0f}", f"{row['measured'] * 1e6:.0f}")
     out.print(table)
     for what, words in (
-        ("depth", "level of the model's depth to log d"),
-        ("log d", "step to log d"),
+        ("depth", "doubling of d"),
+        ("log d", "doubling of d"),
         ("degree", "edge"),
     ):
         y = [row["depth"] if what == "depth" else row["measured"] * 1e6 for row in found]
