@@ -95,7 +95,8 @@ class Stream:
         return slot, head.task
 
     def cancel(self) -> None:
-        self.engine.cancel()
+        if self.engine.close.alive:  # at the end of the interpreter an iterator may outlive the engine
+            self.engine.cancel()
         self._submitted.clear()
         self._arriving = self._feed = None
 
