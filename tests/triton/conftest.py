@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -29,6 +30,7 @@ def triton_kernels(device: str) -> ModuleType:
         return importlib.import_module("stretto.kernels.triton")
     # Triton looks at the variable when a function is decorated: its own library's, unless another test has imported it
     # already, and ours.
+    assert "stretto.kernels.triton" not in sys.modules, "imported before the interpreter was asked for"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         interpret(importlib.import_module("triton.language"))
