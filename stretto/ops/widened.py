@@ -31,6 +31,10 @@ def widened(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x [n, i], weight [o, i], bias [o] -> [n, o]"""
     if library.recorded(x, weight, bias):
         return _Widened.apply(x, weight, bias)
+    return _forward(x, weight, bias)
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return product(_with_ones(x), torch.cat([weight, bias.unsqueeze(1)], dim=1).t())
 
 
@@ -41,10 +45,8 @@ def _with_ones(x: Tensor) -> Tensor:
 class _Widened(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        beside = _with_ones(x)
         ctx.save_for_backward(x, weight)
-        ctx.beside = beside  # made here, so nobody else changes it
-        return product(beside, torch.cat([weight, bias.unsqueeze(1)], dim=1).t())
+        return _forward(x, weight, bias)
 
     @staticmethod
     @one_by_one
@@ -61,5 +63,5 @@ class _Widened(torch.autograd.Function):
         dx = product(grad, weight) if need_x else None
         if not need_weight and not need_bias:
             return dx, None, None
-        both = product(ctx.beside.t(), grad)  # this way round torch's GEMM is faster
-        return dx, both[:-1].t().contiguous() if need_weight else None, both[-1] if need_bias else None
+        both = product(_with_ones(x).t(), grad)  # this way round torch's GEMM is faster
+        return dx, both[:-1].t().contiguous() if need_weight else None, both[-1].clone() if need_bias else None
