@@ -39,10 +39,9 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
     size = size_class(nbytes)
     with _lock:
         for address in _of_size.get(size, ()):
-            storage = _kept[address]
-            if _idle(address, storage):
+            if _idle(address):
                 _kept.move_to_end(address)
-                return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload]
+                return torch.empty(0, dtype=dtype).set_(_kept[address], 0, shape)  # type: ignore[call-overload]
         if not _make_room(size):
             return torch.empty(shape, dtype=dtype)
         fresh = torch.empty(size, dtype=torch.uint8).untyped_storage()
@@ -59,6 +58,12 @@ def size_class(nbytes: int) -> int:
 def kept_bytes() -> int:
     """Bytes the pool refers to, in use or not: never more than the limit."""
     return _bytes
+
+
+def in_use() -> int:
+    """How many of the kept buffers somebody refers to."""
+    with _lock:
+        return sum(not _idle(address) for address in _kept)
 
 
 def holds(storage: Any) -> bool:
@@ -82,10 +87,12 @@ def limit() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
 
 
-def _idle(address: int, storage: Any) -> bool:
+def _idle(address: int) -> bool:
     """Whether the pool alone holds it: no tensor in C++, no second name in Python, no other process."""
-    # The names: the pool's, the caller's, this function's, getrefcount's.
-    return _use_count(address) == 1 and sys.getrefcount(storage) <= 4 and not storage.is_shared()  # type: ignore[misc]
+    storage = _kept[address]
+    # The names: the pool's, this function's, getrefcount's. Not handed in as an argument: where torch.compile watches
+    # frames, a call of one Python function by another keeps one name more, and no buffer would ever seem idle.
+    return _use_count(address) == 1 and sys.getrefcount(storage) <= 3 and not storage.is_shared()  # type: ignore[misc]
 
 
 def _make_room(nbytes: int) -> bool:
@@ -95,9 +102,8 @@ def _make_room(nbytes: int) -> bool:
     for address in list(_kept) if nbytes <= room else ():
         if _bytes + nbytes <= room:
             break
-        kept = _kept[address]
-        if _idle(address, kept) or kept.is_shared():
-            _of_size[kept.nbytes()].remove(address)
+        if _idle(address) or _kept[address].is_shared():
+            _of_size[_kept[address].nbytes()].remove(address)
             _bytes -= _kept.pop(address).nbytes()
     return _bytes + nbytes <= room
 
