@@ -6,6 +6,8 @@ import pytest
 import torch
 import triton.language as tl
 
+from stretto.kernels import reference
+
 
 @pytest.fixture
 def look(triton_kernels):
@@ -89,3 +91,13 @@ def test_chunks_grow_with_the_graph(short_pieces, monkeypatch):
     assert short_pieces.chunk_of(10) == 256
     assert short_pieces.chunk_of(1 << 24) == 256
     assert short_pieces.chunk_of(100 << 20) == 2048
+
+
+def test_rows_that_are_said_to_be_short_are_pieces_of_their_own(triton_kernels, make):
+    csr = make("hub")
+    x = torch.randn(csr.num_cols, 8, device=csr.device)
+    wanted = reference.spmm(csr, x)[0]
+    triton_kernels.short_rows(csr)
+    cut = importlib.import_module("stretto.kernels.triton.pieces").pieces(csr)
+    assert (cut.count, cut.row, cut.windows) == (csr.num_rows, None, 0)
+    torch.testing.assert_close(triton_kernels.spmm(csr, x)[0], wanted)

@@ -8,6 +8,7 @@ from stretto.kernels.triton.edge_messages import edge_messages, edge_messages_gr
 from stretto.kernels.triton.extremum_grad import spmm_extremum_grad
 from stretto.kernels.triton.gather import gather_rows
 from stretto.kernels.triton.mul_grad import mul_grad
+from stretto.kernels.triton.pieces import short_rows
 from stretto.kernels.triton.product import product, transposed_product
 from stretto.kernels.triton.sddmm import sddmm, sddmm_add
 from stretto.kernels.triton.segment_matmul import segment_matmul
@@ -31,6 +32,7 @@ __all__ = [
     "sddmm",
     "sddmm_add",
     "segment_matmul",
+    "short_rows",
     "softmax_sum",
     "softmax_sum_grad",
     "spmm",
