@@ -27,7 +27,7 @@ class Row:
 
     layer: str
     conv: str
-    path: str  # "fast", "stock" or "not run yet"
+    path: str  # "fast", "stock", "compiled" (torch.compile of stock) or "not run yet"
     plan: str
     kernel: str
     reason: str
@@ -79,7 +79,7 @@ def report(model: torch.nn.Module) -> Report:
             continue
         path = record.path or "not run yet"
         reason = record.reason or (why_stock(module) or "")
-        kernel = kernels.name_of(_device_of(module)) if path == "fast" else ""
+        kernel = {"fast": kernels.name_of(_device_of(module)), "compiled": "torch.compile"}.get(path, "")
         rows.append(Row(name or "(model)", type(module).__name__, path, record.plan, kernel, reason))
     return Report(rows)
 
@@ -108,6 +108,7 @@ class Explanation:
     avoided_bytes: int
     reason: str = ""
     backend: str = ""  # whose kernels: an instruction set, Triton, plain PyTorch
+    race: str = ""  # with torch.compile of stock, under STRETTO_TUNE=full
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ class Explanations:
                 avoided = (
                     f"; {layer.avoided_bytes / 2**20:.0f} MiB of messages never built" if layer.avoided_bytes else ""
                 )
-                parts.append(f"{title}{f' on {layer.backend}' if layer.backend else ''}: {layer.reason}{avoided}")
+                where = f" on {layer.backend}" if layer.backend else ""
+                parts.append(f"{title}{where}: {layer.reason}{avoided}" + _line(layer.race))
                 continue
             rows = [
                 (
@@ -146,7 +148,11 @@ class Explanations:
             ]
             heads = ("", "plan", "predicted ms", "measured ms", "aggregation widths", "kept MiB", "kernels")
             avoided = f"{layer.avoided_bytes / 2**20:.0f} MiB of messages never built"
-            parts.append(f"{title} on {layer.backend}: chosen by {layer.how}; {avoided}\n" + table(heads, rows))
+            parts.append(
+                f"{title} on {layer.backend}: chosen by {layer.how}; {avoided}\n"
+                + table(heads, rows)
+                + _line(layer.race)
+            )
         return "\n\n".join(parts)
 
     __repr__ = __str__
@@ -163,12 +169,13 @@ def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
         record = record_of(module)
         decision = CHOOSER.decision(record.key) if record.key is not None else None
         title = name or "(model)"
+        race = "" if record.race is None else str(record.race)
         if decision is None:
             reason = record.reason or record.plan or "stock"
             backend = kernels.name_of(_device_of(module)) if record.path == "fast" else ""
             layers.append(
                 Explanation(
-                    title, type(module).__name__, record.path or "stock", [], record.avoided, reason, backend=backend
+                    title, type(module).__name__, record.path or "stock", [], record.avoided, reason, backend, race
                 )
             )
             continue
@@ -189,8 +196,14 @@ def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
         widest = decision.sizes.get("o", 0)
         avoided = decision.sizes["E"] * widest * size
         backend = kernels.name_of(device)
-        layers.append(Explanation(title, type(module).__name__, decision.how, candidates, avoided, backend=backend))
+        layers.append(
+            Explanation(title, type(module).__name__, decision.how, candidates, avoided, backend=backend, race=race)
+        )
     return Explanations(layers)
+
+
+def _line(race: str) -> str:
+    return f"\nbeside torch.compile of stock: {race}" if race else ""
 
 
 def _device_of(module: torch.nn.Module) -> torch.device:

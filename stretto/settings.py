@@ -17,7 +17,8 @@ VARIABLES = {
     "STRETTO_INDEX": ("auto", "index type inside Graph: auto, int32, int64"),
     "STRETTO_TUNE": (
         "on",
-        "on: measure variants once and remember; analytic: cost model only; off: documented defaults",
+        "on: measure variants once and remember; full: on, and torch.compile of each stock layer is tried too, which "
+        "takes seconds to minutes; analytic: cost model only; off: documented defaults",
     ),
     "STRETTO_CACHE": ("", "folder of tuning results; empty: $XDG_CACHE_HOME/stretto or ~/.cache/stretto"),
     "STRETTO_GRAPH_CACHE": ("64", "how many graphs Graph.of remembers"),
@@ -52,6 +53,11 @@ def choice(name: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         fail(f"{name}={value!r}: wanted one of {', '.join(repr(a) for a in allowed)}")
     return value
+
+
+def tuning() -> bool:
+    """Whether candidates may be measured."""
+    return get("STRETTO_TUNE") in ("on", "full")
 
 
 def integer(name: str, *, least: int = 0) -> int:

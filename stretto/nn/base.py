@@ -45,7 +45,7 @@ class Quiet(Decline):
 
 @dataclass
 class Record:
-    """What a layer did last: path "fast" or "stock", the plan and its signature, or the reason."""
+    """What a layer did last: path "fast", "stock" or "compiled", the plan and its signature, or the reason."""
 
     path: str = ""
     reason: str = ""
@@ -53,6 +53,7 @@ class Record:
     key: Hashable = None
     calls: int = 0
     avoided: int = 0  # bytes of messages that stock would have built; where the chooser knows, it tells
+    race: object = None  # with torch.compile of stock (nn/compiled.py), where STRETTO_TUNE asks for it
 
 
 _records: weakref.WeakKeyDictionary[torch.nn.Module, Record] = weakref.WeakKeyDictionary()
@@ -94,7 +95,7 @@ def stock_wanted() -> bool:
 
 def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
     """A forward that runs fast(self, ...) where it may, and stock's own forward elsewhere."""
-    from stretto.nn import adjacency  # it imports this module
+    from stretto.nn import adjacency, compiled  # they import this module
 
     stock_forward = stock.forward  # type: ignore[attr-defined]
     name = stock.__name__
@@ -102,13 +103,18 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or stock_wanted():
             return stock_forward(self, *args, **kwargs)
+        if settings.get("STRETTO_TUNE") == "full":
+            return compiled.race(self, usual, stock_forward, args, kwargs)
+        return usual(self, *args, **kwargs)
+
+    def usual(self: Any, *args: Any, **kwargs: Any) -> Any:
         record = record_of(self)
         record.calls += 1
         least = adjacency.SMALL.get(name, 0)  # the first thing looked at: where it decides, the rest costs too much
         if least and len(args) > 1 and few_on_device(args[1], min(least, adjacency.PASSING)):
             if record.reason != SMALL:
                 _tell(self, record, SMALL)
-            return _all_stock(stock_forward, self, args, kwargs)
+            return all_stock(stock_forward, self, args, kwargs)
         reason = why_stock(self)
         if reason is None:
             try:
@@ -117,7 +123,7 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
                 return stock_forward(self, *args, **kwargs)
             except Small as decline:
                 _tell(self, record, decline.reason)
-                return _all_stock(stock_forward, self, args, kwargs)
+                return all_stock(stock_forward, self, args, kwargs)
             except Decline as decline:
                 reason = decline.reason
             except torch.OutOfMemoryError as error:
@@ -146,7 +152,7 @@ def few_on_device(edges: Any, least: int) -> bool:
     )
 
 
-def _all_stock(stock_forward: Any, conv: Any, args: Any, kwargs: Any) -> Any:
+def all_stock(stock_forward: Any, conv: Any, args: Any, kwargs: Any) -> Any:
     """Stock's own forward, with nothing of ours inside."""
     before, _plain.on = stock_wanted(), True
     try:

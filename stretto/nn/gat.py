@@ -157,7 +157,7 @@ def aggregate_first(graph: Graph, i: int, heads: int, width: int) -> bool:
     known from its profile.
     """
     if graph.device.type == "cuda":
-        measure = settings.get("STRETTO_TUNE") == "on" and not torch.are_deterministic_algorithms_enabled()
+        measure = settings.tuning() and not torch.are_deterministic_algorithms_enabled()
         rates = profile(graph.device, measure=measure)
         return sum_first_on_gpu(rates, graph.num_edges, graph.num_rows, i, heads, width)
     return 1.5 * i * (1 + heads / 4) < 1.25 * heads * width and graph.num_edges > 2 * graph.num_rows

@@ -48,7 +48,7 @@ def product(
 def _choose(key: Hashable, x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> Variant:
     """The faster on the device, whose clock does not count the launch: among large products the host runs ahead."""
     variants = legal("product", "cuda", width=w.size(1), plain=True)
-    tuned = settings.get("STRETTO_TUNE") == "on" and not torch.are_deterministic_algorithms_enabled()
+    tuned = settings.tuning() and not torch.are_deterministic_algorithms_enabled()
     if not tuned:
         return variants[0]
     found = picker.recall(key, variants)

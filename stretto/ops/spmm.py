@@ -104,7 +104,7 @@ def run(
     if known is not None and known.backend != "torch":
         return backend.spmm(csr, x, weight, **options, **known.options)[0]
     variants = legal("spmm", device, width=width, plain=plain)
-    tuned = settings.get("STRETTO_TUNE") == "on" and not torch.are_deterministic_algorithms_enabled()
+    tuned = settings.tuning() and not torch.are_deterministic_algorithms_enabled()
     if known is None and tuned and device == "cuda" and len(variants) > 1:
         backend.tape.unsettled()
 

@@ -70,13 +70,38 @@ class Picker:
         decided = self._decided.get(key)
         if decided is not None:
             return call(decided)
-        if len(variants) == 1 or settings.get("STRETTO_TUNE") != "on":
+        if len(variants) == 1 or not settings.tuning():
             return call(variants[0])
         if wait is not None:
             if torch.cuda.is_current_stream_capturing():  # nothing may wait, nor be tried, inside a captured graph
                 return call(variants[0])
             return self._explore(key, variants, lambda variant: _waited(call, variant, wait), wait)
         return self._explore(key, variants, call, None)
+
+    def offer(self, key: Hashable, variants: tuple[Variant, ...]) -> tuple[Variant, bool]:
+        """The variant to run now by a caller that takes the time itself (over a forward and a backward pass, say), and
+        whether `told` waits for that time."""
+        found = self.known(key)
+        if found is not None:
+            return found, False
+        if len(variants) == 1 or torch.are_deterministic_algorithms_enabled() or not settings.tuning():
+            return variants[0], False
+        found = self.recall(key, variants)
+        if found is not None:
+            return found, False
+        with self._lock:
+            state = self._exploring.setdefault(key, _Exploration(list(variants), variants[0]))
+            return min(state.variants, key=lambda v: len(state.times.get(v.name, ()))), True
+
+    def told(self, key: Hashable, variant: Variant, seconds: float) -> None:
+        """How long a variant took that `offer` wanted timed."""
+        state = self._exploring.get(key)
+        if state is None:  # settled meanwhile
+            return
+        if not state.warm:
+            state.warm = True
+            return
+        self._record(key, state, variant, seconds)
 
     def known(self, key: Hashable) -> Variant | None:
         """The variant that `run` would call without trying anything; None: ask `run`."""
