@@ -96,7 +96,7 @@ def rmat(scale: int, draws: int, *, seed: int = 0) -> Tensor:
 def operators(sheet: Sheet, name: str, edge_index: Tensor, num_nodes: int) -> None:
     """spmm of every width against cuSPARSE."""
     graph = stretto.Graph.of(edge_index, num_nodes)
-    for width in WIDTHS if name == "g1" else (64, 256):
+    for width in WIDTHS:
         for dtype in (torch.float32, torch.bfloat16):
             x = torch.randn(num_nodes, width, device="cuda", dtype=dtype)
             for _ in range(SETTLE):
@@ -244,7 +244,7 @@ def steps(sheet: Sheet, edge_index: Tensor, num_nodes: int, *, compiled: tuple[s
             if model in SPARSE:
                 net, matrix = _normed(copy.deepcopy(stock), adj, model)
                 candidates[CSR] = _step(net, x, matrix, y)
-            if model in compiled and len(widths) == 3:
+            if model in compiled:
                 torch._dynamo.reset()
                 candidates[COMPILED] = _step(torch.compile(copy.deepcopy(stock)), x, edge_index, y)
             row: dict[str, object] = {"kind": "step", "graph": "g1", "model": model, "layers": len(widths) - 1}

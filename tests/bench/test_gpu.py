@@ -1,9 +1,11 @@
 """The GPU benchmark's bookkeeping: ratios, geometric means, losses; nothing here needs a GPU."""
 
+import copy
+
 import pytest
 import torch
 
-from stretto.bench import gpu
+from stretto.bench import gpu, gpu_errors
 from stretto.errors import StrettoError
 
 
@@ -61,3 +63,19 @@ def test_stock_with_a_cached_norm_computes_the_same():
     wanted = net(x, edge_index)
     normed, matrix = gpu._normed(net, adj, "gcn")
     torch.testing.assert_close(normed(x, matrix), wanted)
+
+
+def test_gat_with_given_signs_is_gat():
+    """What errors are judged by where a score has the other sign: with fp64's own signs, fp64's own gradient."""
+    edge_index = torch.randint(0, 30, (2, 200))
+    edge_index = edge_index[:, edge_index[0] != edge_index[1]]  # stock replaces self-loops
+    loops = torch.arange(30)
+    edges = torch.cat([edge_index, torch.stack([loops, loops])], dim=1)
+    layer = gpu.LAYERS["gat"](8, 16, False)
+    x, upstream = torch.randn(30, 8), torch.randn(30, 16)
+    wide = x.double().requires_grad_()
+    wanted = torch.autograd.grad(copy.deepcopy(layer).double()(wide, edge_index), wide, upstream.double())[0]
+    positive = gpu_errors._positive(layer, x.double(), edges)
+    torch.testing.assert_close(gpu_errors._with_signs(layer, x, edges, upstream, positive), wanted)
+    positive[3, 0] = ~positive[3, 0]
+    assert not torch.allclose(gpu_errors._with_signs(layer, x, edges, upstream, positive), wanted)
