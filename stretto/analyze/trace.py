@@ -27,6 +27,18 @@ from stretto.analyze.costs import Cost
 from stretto.analyze.specs import Spec, describe, storage_key, tensors
 from stretto.kernels import cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics
 
+# Under a dispatch mode autograd's formulas add out of place; a plain step writes into zeros it has just made. So does
+# a watched one: op -> (the formulas that do so, what they run in a plain step, its arguments beyond the op's own).
+aten = torch.ops.aten
+CHOSEN = ("MaxBackward0", "MinBackward0", "SortBackward0", "SortBackward1", "MedianBackward1", "KthvalueBackward0",
+          "ModeBackward0", "TopkBackward0")  # fmt: skip
+IN_PLACE: dict[str, tuple[tuple[str, ...], Any, tuple[Any, ...]]] = {
+    "aten::index_add": (("IndexSelectBackward0",), aten.index_add_.default, ()),
+    "aten::scatter_add": (("GatherBackward0",), aten.scatter_add_.default, ()),
+    "aten::index_put": (("IndexBackward0",), aten._index_put_impl_.default, (True,)),
+    "aten::scatter.src": (CHOSEN, aten.scatter_.src, ()),
+}
+
 
 @dataclass
 class OpRecord:
@@ -204,7 +216,13 @@ class Recorder(TorchDispatchMode):
             self._stack.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.call(func, func.name(), args, kwargs or {}, func)
+        name, kwargs = func.name(), kwargs or {}
+        if name in IN_PLACE and not kwargs and not torch.is_grad_enabled():
+            formulas, plain, more = IN_PLACE[name]
+            node = torch._C._current_autograd_node()
+            if node is not None and node.name() in formulas:
+                func, args, name = plain, (*args, *more), plain.name()
+        return self.call(func, name, args, kwargs, func)
 
     def call(self, function: Any, name: str, args: Any, kwargs: Any, schema: Any) -> Any:
         """Run one op and record it; ops inside one of our kernels belong to the kernel."""
