@@ -1,0 +1,72 @@
+"""A watched step runs the ops of a plain one: the same calls, the same results, the same memory."""
+
+import pytest
+import torch
+from torch.autograd.profiler import profile
+
+import stretto
+from stretto import datasets
+from stretto.analyze import validate
+from stretto.analyze.models import as_data, make
+from stretto.analyze.trace import Recorder
+from stretto.analyze.workload import Workload
+from stretto.kernels import native
+
+PLACES = torch.tensor([0, 4, 4])
+MASK = torch.tensor([True, False, True, True, False])
+READS = {
+    "index_select": lambda x: x.index_select(0, PLACES), "gather": lambda x: x.gather(0, PLACES[:, None].expand(3, 3)),
+    "index": lambda x: x[PLACES], "mask": lambda x: x[MASK], "max": lambda x: x.max(0).values,
+    "min": lambda x: x.min(1).values, "median": lambda x: x.median(0).values, "sort": lambda x: x.sort(0).values,
+    "stable sort": lambda x: x.sort(dim=0, stable=True).values, "topk": lambda x: x.topk(2, 0).values,
+    "kthvalue": lambda x: x.kthvalue(2, 0).values, "mode": lambda x: x.mode(0).values,
+}  # fmt: skip
+WRITES = ("aten::index_add", "aten::scatter", "aten::index_put", "aten::_index_put")
+
+
+@pytest.mark.parametrize("name", READS)
+def test_gradients_are_added_up_in_place_as_in_a_plain_step(name):
+    """Under a dispatch mode autograd itself would add out of place: one more copy, and twice the memory."""
+    x = torch.randn(5, 3, requires_grad=True)
+    out = READS[name](x)
+    loss = (out * torch.arange(1.0, out.numel() + 1).view(out.shape)).sum()
+    with profile() as plain:
+        (wanted,) = torch.autograd.grad(loss, x, retain_graph=True)
+    calls = [e.name for e in plain.function_events if e.name.startswith(WRITES)]
+    recorder = Recorder()
+    with recorder.recording():
+        (found,) = torch.autograd.grad(loss, x)
+    watched = [op.name.partition(".")[0] for op in recorder.trace if op.name.startswith(WRITES)]
+    assert torch.equal(found, wanted)
+    assert watched == calls[:1]  # index_add_ calls scatter_add_ for some shapes
+    assert watched[0].endswith("_")
+
+
+def test_gradients_of_gradients_stay_out_of_place():
+    x = torch.randn(5, 3, requires_grad=True)
+    recorder = Recorder()
+    with recorder.recording():
+        (first,) = torch.autograd.grad((x.index_select(0, PLACES) ** 3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    counts = torch.bincount(PLACES, minlength=5)[:, None]
+    torch.testing.assert_close(second, 6 * x.detach() * counts)
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["stock", "accelerated"])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "sgc", "tag", "appnp"])
+def test_memory_is_what_the_allocator_hands_out(name, fast, monkeypatch):
+    """Few nodes have labels, so that the gradient of the loss is spread out into zeros near the peak."""
+    if fast and native.library() is None:
+        pytest.skip(f"native kernels are off: {native.why_not()}")
+    monkeypatch.setenv("STRETTO_TUNE", "analytic")  # one plan, from the first step on
+    torch.manual_seed(0)
+    data = as_data(datasets.load_graph("er:400:2000"), width=32)
+    data.train_mask = torch.arange(400) < 20
+    model = make(name, 32, 8, int(data.y.max()) + 1)
+    workload = Workload(stretto.accelerate(model) if fast else model, data)
+    for _ in range(4):
+        workload.run()
+    allocated = validate.peak_memory(workload)
+    if allocated is None:
+        pytest.skip("this torch does not tell what its allocator hands out")
+    assert workload.trace().peak_bytes == pytest.approx(allocated, rel=0.02)
