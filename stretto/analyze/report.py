@@ -174,8 +174,9 @@ class Report:
             f"{self.work / 1e9:.3g} GFLOP, {self.bytes / 1e9:.3g} GB, predicted {self.seconds * 1e3:.3g} ms a step.",
             f"Depth {self.depth.steps:.0f} ({self.depth.symbolic}) against work {self.work:.3g}: "
             f"up to {self.parallelism:.3g} processors could be busy.",
-            f"{self.depth.launches} of {self.trace.launches} kernels wait for one another; "
-            f"{launch_bound} are bound by their launch.",
+            f"{self.depth.launches} of {self.trace.launches} kernels wait for one another"
+            + (" (a CPU runs one after the other: there all of them do)" if self.machine.device == "cpu" else "")
+            + f"; {launch_bound} are bound by their launch.",
             f"Memory: {self.memory['total'] / 1e6:.4g} MB, "
             + ("fits." if self.memory["fits"] else f"more than the {self.machine.memory / 1e9:.3g} GB there are."),
         ]

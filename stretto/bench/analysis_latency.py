@@ -1,9 +1,11 @@
 """`stretto bench latency`: depth against a clock.
 
 The chain of kernels that wait for one another, times the latency of a launch, is what a small graph waits for: a step's
-time is fitted to chain length over models of 1, 2, ... layers on eight nodes, where there is no work. The depth of an
-aggregation, log d, holds for a machine with a processor per edge: on stars of growing degree the time is fitted to
-log d and to d, and W / D says from how many processors on the former would be seen.
+time is fitted to chain length over models of 1, 2, ... layers on eight nodes, where there is no work. In such a stack
+the chain grows with the number of all kernels, and no fit can tell which of them counts; models of as many layers side
+by side, in branches, can. The depth of an aggregation, log d, holds for a machine with a processor per edge: on stars
+of growing degree the time is fitted to log d and to d, and W / D says from how many processors on the former would be
+seen.
 """
 
 from pathlib import Path
@@ -11,7 +13,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.console import Console
 from rich.table import Table
+from torch import Tensor, nn
 
 from stretto import datasets
 from stretto.analyze import machine_file
@@ -27,6 +31,18 @@ from stretto.tune.timing import measure
 LAYERS = (1, 2, 3, 4, 6, 8)
 STARS = (17, 65, 257, 1025, 4097, 16385, 65537)  # nodes: the degree is one less
 WIDTH = 8
+SIDE_BY_SIDE = ((1, 8), (2, 4), (4, 2), (8, 1), (1, 4), (2, 2), (4, 1), (1, 2), (2, 1), (1, 1))  # branches, layers each
+
+
+class Branches(nn.Module):
+    """Stacks that wait for nothing of each other, and the sum of what they give."""
+
+    def __init__(self, stacks: list[nn.Module]) -> None:
+        super().__init__()
+        self.stacks = nn.ModuleList(stacks)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return sum((stack(x, edge_index) for stack in self.stacks[1:]), self.stacks[0](x, edge_index))
 
 
 def line(x: list[float], y: list[float]) -> tuple[float, float, float]:
@@ -35,6 +51,44 @@ def line(x: list[float], y: list[float]) -> tuple[float, float, float]:
     rest = np.array(y) - (start + slope * np.array(x))
     spread = float(((np.array(y) - np.mean(y)) ** 2).sum())
     return float(start), float(slope), 1 - float((rest**2).sum()) / spread if spread else 1.0
+
+
+def plane(rows: list[dict[str, Any]], columns: tuple[str, ...], of: str) -> tuple[list[float], float]:
+    """Least squares in several columns at once. -> start and slopes, and the share of the variance they explain"""
+    x = np.array([[1.0, *(row[column] for column in columns)] for row in rows])
+    y = np.array([row[of] for row in rows])
+    found = np.linalg.lstsq(x, y, rcond=None)[0]
+    return found.tolist(), 1 - float(((y - x @ found) ** 2).sum()) / float(((y - y.mean()) ** 2).sum())
+
+
+def branches(model: str, repeats: int) -> list[dict[str, Any]]:
+    """One row per number of branches and layers: kernels in all and in the longest chain, seconds measured."""
+    data = as_data(datasets.load_graph("star:8"), width=WIDTH)
+    stacks = {
+        f"{count} x {layers}": Branches([make(model, WIDTH, WIDTH, WIDTH, layers) for _ in range(count)])
+        for count, layers in SIDE_BY_SIDE
+    }
+    work = {name: Workload(stack, data, "infer") for name, stack in stacks.items()}
+    traces = {name: one.trace() for name, one in work.items()}
+    taken = measure({name: one.run for name, one in work.items()}, repeats=repeats, warmup=3)
+    return [
+        {"model": model, "branches": name, "kernels": trace.launches, "chain": depth(trace, 7).launches,
+         "measured": taken[name].median}
+        for name, trace in traces.items()
+    ]  # fmt: skip
+
+
+def tell_apart(out: Console, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Print what a kernel costs, and what it costs more if it is one of the chain."""
+    (start, each, chained), fit = plane(rows, ("kernels", "chain"), "measured")
+    verdict = "time follows the chain" if chained > each else "every kernel waits for the one before it"
+    out.print(
+        f"side by side in branches: measured = {start * 1e6:.0f} us + {each * 1e6:.1f} us per kernel of all "
+        f"+ {chained * 1e6:.1f} us if it is of the chain, R2 {fit:.3f}: {verdict}",
+        highlight=False,
+    )
+    return {"model": rows[0]["model"], "fit": "both", "start": start, "per kernel": each,
+            "more in the chain": chained, "r2": fit}  # fmt: skip
 
 
 def launches(model: str, repeats: int, computer: Machine) -> list[dict[str, Any]]:
@@ -91,6 +145,8 @@ def command(
                 text = f"measured = {start * 1e6:.0f} us + {slope * 1e6:.1f} us per kernel of the {what}, R2 {fit:.3f}"
                 out.print(text if what == "chain" else text.replace("of the kernels", "of all"), highlight=False)
                 rows.append({"model": model, "fit": what, "start": start, "per kernel": slope, "r2": fit})
+            beside = branches(model, repeats)
+            rows += [*beside, tell_apart(out, beside)]
             _, slope, _ = line([row["kernels"] for row in mine], [row["predicted"] for row in mine])
             out.print(f"the machine file says {slope * 1e6:.1f} us per kernel", highlight=False)
         found = stars(repeats, computer)

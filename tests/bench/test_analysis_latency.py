@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from stretto import cli
 from stretto.analyze import Machine, machine_file
-from stretto.bench import analysis_latency
-from stretto.bench.analysis_latency import line
+from stretto.bench import analysis_latency, report
+from stretto.bench.analysis_latency import line, plane, tell_apart
 
 
 def test_line():
@@ -19,18 +19,41 @@ def test_line():
     assert 0 < share < 0.5
 
 
+def rows_of(time):
+    places = [(8, 8), (8, 4), (8, 2), (4, 4), (4, 2), (2, 2), (2, 1)]
+    return [{"model": "m", "kernels": k, "chain": c, "measured": time(k, c)} for k, c in places]
+
+
+def test_the_chain_and_all_kernels_are_told_apart(capsys):
+    found, fit = plane(
+        rows_of(lambda kernels, chain: 1.0 + 2.0 * kernels + 3.0 * chain), ("kernels", "chain"), "measured"
+    )
+    assert found == pytest.approx([1.0, 2.0, 3.0])
+    assert fit == pytest.approx(1.0)
+    one_queue = tell_apart(report.console(), rows_of(lambda kernels, chain: 8e-6 * kernels))
+    assert one_queue["more in the chain"] == pytest.approx(0.0, abs=1e-12)
+    assert "waits for the one before" in capsys.readouterr().out.replace("\n", "")
+    ideal = tell_apart(report.console(), rows_of(lambda kernels, chain: 8e-6 * chain))
+    assert ideal["per kernel"] == pytest.approx(0.0, abs=1e-12)
+    assert "time follows the chain" in capsys.readouterr().out.replace("\n", "")
+
+
 def test_command(tmp_path, monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.setattr(machine_file, "get", lambda *_, **__: Machine())
     monkeypatch.setattr(analysis_latency, "STARS", (17, 65, 257))
+    monkeypatch.setattr(analysis_latency, "SIDE_BY_SIDE", ((1, 2), (2, 1), (1, 1)))
     words = ["bench", "latency", "--models", "gcn", "--repeats", "2", "--json", str(tmp_path / "a.json")]
     result = CliRunner().invoke(cli.app, words)
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "a.json").read_text())
-    chains = [row["chain"] for row in rows if "chain" in row]
+    chains = [row["chain"] for row in rows if "layers" in row]
     layers = [row["layers"] for row in rows if "layers" in row]
     per_layer = {(b - a) / (m - n) for (a, n), (b, m) in zip(zip(chains, layers), zip(chains[1:], layers[1:]))}  # noqa: B905
     assert max(per_layer) - min(per_layer) <= 1  # every layer adds as many kernels to the chain
+    side = {row["branches"]: row for row in rows if "branches" in row}
+    assert side["2 x 1"]["kernels"] > side["1 x 1"]["kernels"]
+    assert side["1 x 2"]["chain"] > side["2 x 1"]["chain"]  # as many layers, the chain is shorter side by side
     (depth,) = [row for row in rows if row.get("star") == "depth"]
     assert depth["slope"] >= 1  # a level or more for each doubling of the degree
     assert depth["r2"] > 0.999
