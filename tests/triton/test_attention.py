@@ -95,6 +95,12 @@ def test_forms(name, make, device, check):
         check(csr, build(name, csr, F64, 2, 3, 3, device), F64)
 
 
+@pytest.mark.parametrize("name", ["weight", "gat edge", "gatv2", "dot attr"])
+def test_long_indices(name, make, device, check):
+    csr = make("hub", torch.int64)
+    check(csr, build(name, csr, F64, 2, 3, 3, device), F64)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("graph", ["one node", "isolated", "bipartite", "sorted"])
 @pytest.mark.parametrize("name", CASES)

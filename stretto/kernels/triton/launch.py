@@ -7,9 +7,11 @@ runs. Here a signature is what the compiler would tell apart: constants, types, 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -23,6 +25,26 @@ stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 # Untyped: a launch passes plain values where a kernel is annotated to take constants.
 jit: Any = triton.jit
+
+_starting = threading.Lock()
+
+
+def start() -> None:
+    """What Triton does once before it compiles anything, its two halves at once instead of in turn."""
+    with _starting:  # threads that compile side by side would all do it
+        _started()
+
+
+@functools.cache
+def _started() -> None:
+    """Hash Triton's own library, most of a second; meanwhile a C compiler builds what talks to the driver."""
+    places = (triton.runtime.cache, triton.compiler.compiler)  # where it lives depends on Triton's version
+    hashed = next((place.triton_key for place in places if hasattr(place, "triton_key")), None)
+    with ThreadPoolExecutor(1) as pool:
+        done = None if hashed is None else pool.submit(hashed)
+        triton.runtime.driver.active.get_current_target()
+        if done is not None:
+            done.result()
 
 
 class Recorder(threading.local):
@@ -77,6 +99,7 @@ class Kernel:
         key = tuple(signature)
         compiled = self.known.get(key)
         if compiled is None:
+            start()
             self.known[key] = compiled = self.function[grid](*args, **kwargs)
             if tape is not None:
                 tape.note(self, grid, given, compiled, kwargs["num_warps"])

@@ -1,0 +1,22 @@
+"""What the tests on a GPU share."""
+
+import importlib
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def no_batch_is_passed_by(monkeypatch):
+    """Small graphs run on our kernels at first sight: these tests are of the kernels."""
+    adjacency = importlib.import_module("stretto.nn.adjacency")
+    monkeypatch.setattr(adjacency, "PASSING", 0)
+    monkeypatch.setattr(adjacency, "PASSING_EDGEWISE", 0)
+    monkeypatch.setattr(importlib.import_module("stretto.nn.aggr"), "PASSING", 0)
+
+
+def edges(num_nodes: int, num_edges: int, hub: int = 0) -> torch.Tensor:
+    """Random pairs, `hub` of them into node 0."""
+    pairs = torch.randint(0, num_nodes, (2, num_edges))
+    pairs[1, :hub] = 0
+    return pairs
