@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from stretto.analyze import peaks
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.page import card, grid, items, numbers, page, table
-from stretto.analyze.svg import COLOURS, bars, lines, roofline, short
+from stretto.analyze.svg import COLOURS, bars, duration, lines, roofline, short
 
 if TYPE_CHECKING:
     from stretto.analyze.report import Report
     from stretto.profile.profiling import Profile
 
 TOP = 12
+LIMIT = "limit: work / workers"
 LARGE = float(1 << 26)  # bytes that no cache near a core holds
 
 
@@ -58,7 +59,7 @@ def analysis_page(report: Report) -> str:
     parts = [
         numbers(
             {
-                "predicted step": f"{report.seconds * 1e3:.3g} ms",
+                "predicted step": duration(report.seconds),
                 "work": f"{short(report.work)}flop",
                 "compulsory traffic": f"{short(report.bytes)}B",
                 "depth": f"{report.depth.steps:.0f} steps",
@@ -87,8 +88,12 @@ def analysis_page(report: Report) -> str:
                         "ms",
                     ),
                 ),
-                card("Work by plan", bars(_plans(report), "work by plan", log=True)),
-                card("Scaling", lines(_scaling(report), "step time against workers", "workers", "seconds a step")),
+                card("Work by plan", bars(_plans(report), "work by plan", "flop", log=True)),
+                card("Traffic by plan", bars(_traffic_of_plans(report), "traffic by plan", "B", log=True)),
+                card(
+                    "Scaling",
+                    lines(_scaling(report), "step time against workers", "workers", "seconds a step", limits=[LIMIT]),
+                ),
                 card("Communication by strategy", bars(_traffic(report), "bytes by strategy", "B", log=True)),
             ]
         ),
@@ -164,11 +169,16 @@ def analysis_page(report: Report) -> str:
 def _plans(report: Report) -> list[tuple[str, float, str]]:
     known: list[Any] = [c.published.get("work here", 0.0) for c in report.costs]
     return [
-        ("published bound, operations", float(sum(known)), "c5"),
-        ("as it runs, flops", sum(c.flops for c in report.costs), "c1"),
-        ("best re-association, flops", sum(c.best_flops for c in report.costs), "c2"),
-        ("as it runs, bytes", sum(c.bytes for c in report.costs), "c3"),
-        ("best re-association, bytes", sum(c.best_bytes for c in report.costs), "c4"),
+        ("published bound", float(sum(known)), "c5"),
+        ("as it runs", sum(c.flops for c in report.costs), "c1"),
+        ("best re-association", sum(c.best_flops for c in report.costs), "c2"),
+    ]
+
+
+def _traffic_of_plans(report: Report) -> list[tuple[str, float, str]]:
+    return [
+        ("as it runs", sum(c.bytes for c in report.costs), "c1"),
+        ("best re-association", sum(c.best_bytes for c in report.costs), "c2"),
     ]
 
 
@@ -178,7 +188,7 @@ def _scaling(report: Report) -> dict[str, list[tuple[float, float]]]:
     for s in report.strategies:
         if s.workers > 1:
             found.setdefault(s.name, [(1.0, one)]).append((float(s.workers), s.seconds))
-    found["limit: work / workers"] = [(b["workers"], one * b["at least"] / max(report.work, 1.0)) for b in report.brent]
+    found[LIMIT] = [(b["workers"], one * b["at least"] / max(report.work, 1.0)) for b in report.brent]
     return found
 
 
@@ -201,7 +211,7 @@ def _layer(c: Any) -> dict[str, Any]:
         "layer": c.path or "model",
         "module": c.module,
         "class": c.name,
-        "published work": c.published.get("work", "-"),
+        "published work": str(c.published.get("work", "-")).replace("**", "^").replace("*", " "),
         "as implemented": c.formula,
         "flops": c.flops,
         "best flops": c.best_flops,
@@ -278,7 +288,7 @@ def profile_page(profile: Profile) -> str:
     parts = [
         numbers(
             {
-                "a step": f"{trace.step_seconds * 1e3:.3g} ms",
+                "a step": duration(trace.step_seconds),
                 "kernels": str(trace.launches),
                 "attributed": f"{trace.attributed:.1%}",
                 "inside ops": f"{trace.in_ops:.0%}",

@@ -49,13 +49,17 @@ def items(sentences: Sequence[str]) -> str:
 
 
 SHARES = ("share", "attainable")  # columns shown in per cent
+LONG = 40  # characters
 
 
 def _cell(value: Any, column: str = "") -> str:
     if column in SHARES and isinstance(value, float):
         return f'<td class="num" data-value="{value!r}">{value:.1%}</td>'
-    if isinstance(value, bool) or value is None or isinstance(value, str):
-        return f"<td>{escape('' if value is None else str(value))}</td>"
+    if isinstance(value, bool):
+        return f"<td>{'yes' if value else 'no'}</td>"
+    if value is None or isinstance(value, str):
+        # On a phone the browser would make a long text a column of single words.
+        return f"<td{' class=long' if value and len(value) > LONG else ''}>{escape(value or '')}</td>"
     if isinstance(value, (int, float)):
         shown = f"{value:,}" if isinstance(value, int) and abs(value) < 1e6 else short(float(value))
         return f'<td class="num" data-value="{float(value)!r}">{shown}</td>'

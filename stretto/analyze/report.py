@@ -15,6 +15,7 @@ from stretto.analyze.predict import Depth, bound, times
 from stretto.analyze.rewrites import Rewrite
 from stretto.analyze.staleness import StalenessPlan
 from stretto.analyze.strategies import Problem, Strategy
+from stretto.analyze.svg import duration
 from stretto.analyze.taxonomy import Form
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload
@@ -171,7 +172,7 @@ class Report:
         launch_bound = sum(bound(op, self.machine) == "launch" for op in self.trace if op.cost.family != "view")
         lines = [
             f"{self.model} on {g.num_nodes:,} nodes and {g.num_edges:,} edges ({self.mode}): "
-            f"{self.work / 1e9:.3g} GFLOP, {self.bytes / 1e9:.3g} GB, predicted {self.seconds * 1e3:.3g} ms a step.",
+            f"{self.work / 1e9:.3g} GFLOP, {self.bytes / 1e9:.3g} GB, predicted {duration(self.seconds)} a step.",
             f"Depth {self.depth.steps:.0f} ({self.depth.symbolic}) against work {self.work:.3g}: "
             f"up to {self.parallelism:.3g} processors could be busy.",
             f"{self.depth.launches} of {self.trace.launches} kernels wait for one another"
@@ -187,7 +188,7 @@ class Report:
             f"remote, mean age {plan.expected_age:.2g} steps."
             for plan in self.staleness[:1]
         ]
-        lines.append(f"Best: {best.name} on {best.workers}: {best.seconds * 1e3:.3g} ms; {best.reason}.")
+        lines.append(f"Best: {best.name} on {best.workers}: {duration(best.seconds)}; {best.reason}.")
         return "\n".join(lines)
 
 

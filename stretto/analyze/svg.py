@@ -18,8 +18,18 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
+def duration(seconds: float) -> str:
+    """0.0123 -> 12.3 ms, 1.76 -> 1.76 s."""
+    for limit, unit in ((1.0, "s"), (1e-3, "ms")):
+        if abs(seconds) >= limit:
+            return f"{seconds / limit:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
 def with_unit(value: float, unit: str) -> str:
-    """1230000, "B" -> 1.23MB; 3.4, "ms" -> 3.4 ms."""
+    """1230000, "B" -> 1.23MB; 3.4, "ms" -> 3.4 ms; 3400, "ms" -> 3.4 s."""
+    if unit == "ms":
+        return duration(value * 1e-3)
     return f"{short(value)}{unit}" if unit in ("B", "x", "flop") else f"{short(value)} {unit}".strip()
 
 
@@ -34,17 +44,24 @@ def _text(x: float, y: float, text: str, anchor: str = "start", extra: str = "")
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{extra}">{escape(text)}</text>'
 
 
+WIDE = 100.0  # largest over smallest: from here on bars of true length would not show the small ones
+
+
 def bars(rows: Sequence[tuple[str, float, str]], label: str, unit: str = "", *, log: bool = False) -> str:
-    """Horizontal bars: (name, value, colour class). The name stands above its bar, so that long ones fit."""
+    """Horizontal bars: (name, value, colour class). The name stands above its bar, so that long ones fit.
+
+    log: where values are far apart the lengths are logarithmic, which is written below them.
+    """
     rows = [row for row in rows if row[1] > 0]
     if not rows:
         return "<p>nothing to show</p>"
     most = max(value for _, value, _ in rows)
     least = min(value for _, value, _ in rows)
+    log = log and most > WIDE * least
     parts, y = [], 4.0
     for name, value, colour in rows:
         share = value / most
-        if log and most > least:
+        if log:
             share = 0.05 + 0.95 * math.log(value / least) / math.log(most / least)
         parts.append(_text(0, y + 10, name if len(name) <= 58 else name[:57] + "…"))
         parts.append(
@@ -53,6 +70,9 @@ def bars(rows: Sequence[tuple[str, float, str]], label: str, unit: str = "", *, 
         )
         parts.append(_text(max(1.0, share * 330) + 5, y + 24, with_unit(value, unit), extra="dim"))
         y += 33
+    if log:
+        parts.append(_text(0, y + 10, "lengths are logarithmic", extra="dim small"))
+        y += 14
     return _svg(y + 2, "".join(parts), label)
 
 
@@ -71,24 +91,30 @@ def _ticks(scale: tuple[float, float, float], end: float) -> list[tuple[float, s
     return [(low + i * factor, short(10.0 ** (least + i))) for i in range(0, count + 1, step)]
 
 
-def lines(series: dict[str, list[tuple[float, float]]], label: str, xlabel: str, ylabel: str) -> str:
-    """Line chart, both axes logarithmic. series: name -> [(x, y)]."""
+def lines(
+    series: dict[str, list[tuple[float, float]]], label: str, xlabel: str, ylabel: str, *, limits: Sequence[str] = ()
+) -> str:
+    """Line chart, both axes logarithmic. series: name -> [(x, y)]; limits: names of those that are dashed."""
     series = {name: [p for p in points if p[0] > 0 and p[1] > 0] for name, points in series.items()}
     series = {name: points for name, points in series.items() if points}
     if not series:
         return "<p>nothing to show</p>"
-    sx = _scale([x for points in series.values() for x, _ in points], 48, 390)
+    places = sorted({x for points in series.values() for x, _ in points})
+    first, last = math.log10(places[0]), math.log10(places[-1])
+    sx = (48.0, first, (390 - 48) / max(last - first, 1e-9))
     sy = _scale([y for points in series.values() for _, y in points], 225, 12)
-    body = [_axes(sx, sy, 390, 12, 225, xlabel, ylabel)]
-    for i, points in enumerate(series.values()):
-        path = " ".join(f"{_at(sx, x):.1f},{_at(sy, y):.1f}" for x, y in sorted(points))
-        body.append(f'<polyline points="{path}" class="line l{i % 8}"/>')
-        body += [f'<circle cx="{_at(sx, x):.1f}" cy="{_at(sy, y):.1f}" r="3" class="dot l{i % 8}"/>' for x, y in points]
+    body = [_axes(sx, sy, 390, 12, 225, xlabel, ylabel, places)]
     y = 272.0
-    for i, name in enumerate(series):
-        body.append(
-            f'<rect x="4" y="{y - 8:.1f}" width="14" height="4" class="key l{i % 8}"/>' + _text(24, y - 2, name)
-        )
+    for i, (name, points) in enumerate(series.items()):
+        style = "roof" if name in limits else f"line l{i % 8}"
+        path = " ".join(f"{_at(sx, x):.1f},{_at(sy, y):.1f}" for x, y in sorted(points))
+        body.append(f'<polyline points="{path}" class="{style}"/>')
+        body += [
+            f'<circle cx="{_at(sx, a):.1f}" cy="{_at(sy, b):.1f}" r="3" class="dot l{i % 8}"/>'
+            for a, b in points
+            if name not in limits
+        ]
+        body.append(f'<path d="M2 {y - 6:.0f} H20" class="{style}"/>' + _text(26, y - 2, name))
         y += 16
     return _svg(y, "".join(body), label)
 
@@ -106,13 +132,16 @@ def _axes(
     bottom: float,
     xlabel: str,
     ylabel: str,
+    places: Sequence[float] = (),
 ) -> str:
+    """The frame of a chart; places: where the lower axis has its marks, if not at powers of ten."""
+    marks = [(_at(sx, place), short(place)) for place in places] or _ticks(sx, right)
     parts = [f'<path d="M{sx[0]} {top} V{bottom} H{right}" class="axis"/>']
     parts += [
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" class="grid"/>'
         # The outer names stay inside: one would meet the other axis, the other would leave the picture.
         + _text(x, bottom + 13, text, "start" if x <= sx[0] else "end" if x > right - 12 else "middle", "dim")
-        for x, text in _ticks(sx, right)
+        for x, text in marks
     ]
     parts += [
         f'<line x1="{sx[0]}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>'

@@ -11,7 +11,7 @@ from rich.table import Table
 from stretto.analyze import machine_file
 from stretto.analyze.models import MODELS
 from stretto.analyze.subject import subject
-from stretto.analyze.svg import short
+from stretto.analyze.svg import duration, short
 from stretto.bench.report import console
 from stretto.errors import fail
 from stretto.profile.profiling import Profile, profile
@@ -109,7 +109,7 @@ def show(out: Console, found: Profile, share: float) -> None:
     """The hot ops on a terminal."""
     t = found.trace
     out.print(
-        f"{found.model}: {t.step_seconds * 1e3:.3g} ms a step, {t.launches} kernels, {t.attributed:.1%} attributed "
+        f"{found.model}: {duration(t.step_seconds)} a step, {t.launches} kernels, {t.attributed:.1%} attributed "
         f"({t.in_ops:.0%} inside ops), traced at {t.traced_seconds / t.step_seconds:.1f}x",
         soft_wrap=True,
         highlight=False,
@@ -162,5 +162,5 @@ def show_applied(out: Console, found: Profile) -> None:
     done = found.applied
     out.print(done["reason"], highlight=False)
     if "realised_ms" in done:
-        gains = f"realised gain {done['realised_ms']:.3g} ms a step, predicted {done['predicted_ms']:.3g} ms"
-        out.print(gains, highlight=False)
+        realised, predicted = (duration(done[key] / 1e3) for key in ("realised_ms", "predicted_ms"))
+        out.print(f"realised gain {realised} a step, predicted {predicted}", highlight=False)

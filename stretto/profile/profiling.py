@@ -13,6 +13,7 @@ from torch import nn
 from stretto.analyze import machine_file, peaks
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.predict import ceilings
+from stretto.analyze.svg import duration
 from stretto.analyze.trace import OpRecord, Trace
 from stretto.analyze.workload import Workload
 from stretto.errors import expect
@@ -186,7 +187,7 @@ class Profile:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.model}, {self.workload.mode}: {self.trace.step_seconds * 1e3:.3g} ms a step, "
+            f"{self.model}, {self.workload.mode}: {duration(self.trace.step_seconds)} a step, "
             f"{self.trace.launches} kernels, {self.trace.attributed:.1%} attributed"
         ]
         for g in self.hot():
