@@ -1,7 +1,13 @@
 // A growing array that is never zeroed: the sampler writes each entry once, straight after making room for it.
+//
+// Large ones are mapped: they grow without a copy and leave no holes in a thread's heap, and pages that were never
+// written take no memory.
 #pragma once
+#include <sys/mman.h>
+
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -17,7 +23,7 @@ class Buffer {
         : data_(std::exchange(other.data_, nullptr)),
           size_(std::exchange(other.size_, 0)),
           capacity_(std::exchange(other.capacity_, 0)) {}
-    ~Buffer() { std::free(data_); }
+    ~Buffer() { is_mapped(capacity_) ? void(munmap(data_, bytes(capacity_))) : std::free(data_); }
 
     T* data() { return data_; }
     const T* data() const { return data_; }
@@ -34,7 +40,7 @@ class Buffer {
         if (want <= capacity_) return;
         int64_t capacity = capacity_ < 1024 ? 1024 : capacity_;
         while (capacity < want) capacity += capacity / 2;
-        void* grown = std::realloc(static_cast<void*>(data_), static_cast<size_t>(capacity) * sizeof(T));
+        void* grown = is_mapped(capacity) ? remap(capacity) : std::realloc(static_cast<void*>(data_), bytes(capacity));
         if (grown == nullptr) throw std::bad_alloc();
         data_ = static_cast<T*>(grown);
         capacity_ = capacity;
@@ -46,6 +52,24 @@ class Buffer {
     }
 
   private:
+    static constexpr size_t kMapped = 256 << 10;
+
+    static size_t bytes(int64_t capacity) { return static_cast<size_t>(capacity) * sizeof(T); }
+    static bool is_mapped(int64_t capacity) { return bytes(capacity) >= kMapped; }
+
+    // The contents in a mapping of that capacity; nullptr, and they stay where they are, where there is no memory.
+    void* remap(int64_t capacity) {
+        void* grown = is_mapped(capacity_)
+                          ? mremap(data_, bytes(capacity_), bytes(capacity), MREMAP_MAYMOVE)
+                          : mmap(nullptr, bytes(capacity), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (grown == MAP_FAILED) return nullptr;
+        if (!is_mapped(capacity_)) {
+            if (size_ > 0) std::memcpy(grown, data_, bytes(size_));
+            std::free(data_);
+        }
+        return grown;
+    }
+
     T* data_ = nullptr;
     int64_t size_ = 0;
     int64_t capacity_ = 0;

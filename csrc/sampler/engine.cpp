@@ -55,6 +55,7 @@ void Engine::submit(const stretto_seeds& seeds) {
         std::lock_guard lock(mutex_);
         task.number = submitted_++;
         waiting_.push_back(std::move(task));
+        pool_->progress(delivered_, submitted_);
     }
     work_.notify_one();
 }
@@ -76,11 +77,14 @@ void Engine::work() {
         ++under_way_;
         lock.unlock();
 
-        stretto_slot* slot = pool_->take();
+        stretto_slot* slot = nullptr;
         try {
             if (!scratch) scratch = sampler_.borrow();
-            prepare(task, *scratch, slot);
+            sample(task, *scratch);
+            slot = pool_->take_for(task.number);
+            if (slot != nullptr) assemble(sampler_, *scratch, *pool_, slot);
         } catch (const std::exception& problem) {
+            if (slot == nullptr) slot = pool_->take();
             slot->error = problem.what();
             slot->bytes = 0;
         }
@@ -89,7 +93,7 @@ void Engine::work() {
         --under_way_;
         if (task.number < cancelled_) {
             lock.unlock();
-            pool_->release(slot);
+            if (slot != nullptr) pool_->release(slot);
             lock.lock();
         } else {
             done_[task.number] = slot;
@@ -105,7 +109,7 @@ void Engine::work() {
     if (scratch) sampler_.give_back(std::move(scratch));
 }
 
-void Engine::prepare(const Task& task, Scratch& scratch, stretto_slot* slot) {
+void Engine::sample(const Task& task, Scratch& scratch) {
     std::vector<const int64_t*> seeds, times;
     std::vector<int64_t> counts;
     for (size_t t = 0; t < task.seeds.size(); ++t) {
@@ -114,10 +118,10 @@ void Engine::prepare(const Task& task, Scratch& scratch, stretto_slot* slot) {
         times.push_back(task.timed[t] ? task.times[t].data() : nullptr);
     }
     sampler_.sample({task.seed, task.epoch, task.batch, seeds.data(), counts.data(), times.data()}, scratch);
-    assemble(sampler_, scratch, *pool_, slot);
 }
 
 int Engine::next(int64_t timeout_ms, stretto_slot** slot) {
+    pool_->asks(timeout_ms > 0);
     std::unique_lock lock(mutex_);
     if (delivered_ == submitted_) return -1;
     const bool there = ready_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
@@ -127,6 +131,8 @@ int Engine::next(int64_t timeout_ms, stretto_slot** slot) {
     done_.erase(done_.begin());
     done_bytes_ -= (*slot)->capacity;
     ++delivered_;
+    pool_->lend(*slot);
+    pool_->progress(delivered_, submitted_);
     lock.unlock();
     work_.notify_all();
     return 1;
@@ -141,6 +147,7 @@ void Engine::cancel() {
         done_.clear();
         done_bytes_ = 0;
         cancelled_ = delivered_ = submitted_;
+        pool_->progress(delivered_, submitted_);
     }
     for (auto* slot : dropped) pool_->release(slot);
     work_.notify_all();

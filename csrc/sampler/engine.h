@@ -37,7 +37,7 @@ class Engine {
     };
 
     void work();
-    void prepare(const Task& task, Scratch& scratch, stretto_slot* slot);
+    void sample(const Task& task, Scratch& scratch);
     bool room() const;
 
     Sampler& sampler_;

@@ -2,10 +2,15 @@
 //
 // One block of memory holds everything of a batch, so that it can be sent to a device in one copy. Whoever got a slot
 // owns it until stretto_slot_release(); it then goes back to its pool, or is freed where the pool is closed.
+//
+// An engine's pool is sparing: a batch that has been sampled waits for a slot that comes back rather than take a new
+// one, except for as many as keep the reader fed. A batch is mostly features, and sampling goes on without them.
 #pragma once
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,6 +26,7 @@ struct stretto_slot {
     int64_t capacity = 0;
     int64_t bytes = 0;
     bool pinned = false;
+    bool lent = false;  // to the reader of an engine
     std::vector<int64_t> table;
     std::string error;  // not empty: preparing this batch failed
 };
@@ -37,6 +43,13 @@ class Pool : public std::enable_shared_from_this<Pool> {
     ~Pool();
 
     stretto_slot* take();
+    // Memory for batch `number` of an engine, as soon as there is an idle slot or room for one more; nullptr where the
+    // batch is no longer wanted.
+    stretto_slot* take_for(int64_t number);
+    // What the reader is at: batches before `next` were handed out or dropped, those before `submitted` are to come.
+    void progress(int64_t next, int64_t submitted);
+    void asks(bool waits);  // the reader asks for the next batch, holding what it holds
+    void lend(stretto_slot* slot);
     // At least `bytes` of memory; throws std::bad_alloc.
     void grow(stretto_slot* slot, int64_t bytes);
     void release(stretto_slot* slot);
@@ -45,10 +58,18 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   private:
     void free_memory(stretto_slot* slot);
+    stretto_slot* take_locked();
+    bool may_have(int64_t number) const;
 
     std::mutex mutex_;
+    std::condition_variable changed_;
     std::vector<stretto_slot*> idle_;
     int64_t idle_bytes_ = 0;
+    int64_t alive_ = 0, lent_ = 0;      // slots there are, and those of them the reader has
+    int64_t kept_ = 0;                  // those it had when it last asked for more
+    int64_t next_ = 0, submitted_ = 0;  // as of progress()
+    bool waiting_ = false;              // the reader, for batch next_
+    std::set<int64_t> granted_;         // batches from next_ on that have a slot
     const int64_t keep_;
     const Pin pin_;
     const Unpin unpin_;

@@ -41,7 +41,7 @@ struct Place {
 class DirectTable {
   public:
     explicit DirectTable(int64_t num_nodes) {
-        bytes_ = (static_cast<size_t>(num_nodes) + 1) * sizeof(uint32_t);
+        bytes_ = static_cast<size_t>(std::max<int64_t>(num_nodes, 1)) * sizeof(uint32_t);
         if (bytes_ < kLargePage / 2) {
             entries_ = static_cast<uint32_t*>(std::calloc(bytes_, 1));
         } else {  // in large pages, where the system lends them: every edge of a batch reads it at some place

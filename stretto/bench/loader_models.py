@@ -7,6 +7,7 @@ sampler, which makes it faster than it is; the label says so. Ours runs each lay
 
 import copy
 import ctypes
+import itertools
 import os
 import subprocess
 import sys
@@ -181,13 +182,16 @@ def in_process(graph: str, features: int, fanout: list[int], batch: int, ours: b
     next(batches)
     took = time.perf_counter() - start
     most = 0.0
-    for _ in zip(range(20), batches, strict=False):
+    for _ in itertools.islice(batches, 20):  # one batch at a time, as a training loop holds it
         most = max(most, held_bytes() - base)
     sys.stdout.write(f"{took} {most} {who}\n")
 
 
 def held_bytes() -> float:
-    """Memory of this process and its children, pages that several share counted once (PSS)."""
+    """Memory of this process and its children, pages that several share counted once (PSS).
+
+    Pages of files are left out: how much of a library is counted depends on who else has it loaded just now.
+    """
     return float(sum(_pss(pid) for pid in (os.getpid(), *_children())))
 
 
@@ -200,6 +204,6 @@ def _children() -> Iterator[int]:
 def _pss(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
-    except (OSError, StopIteration):  # it has ended meanwhile
+            return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+    except OSError:  # it has ended meanwhile
         return 0

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 
 import pytest
 import torch
@@ -131,8 +132,8 @@ def test_exit_by_sys_exit_and_by_the_end_of_the_script():
 def test_ctrl_c_is_heard_while_waiting_and_the_loader_survives():
     body = """
 slow = NeighborLoader(data, [-1, -1], input_nodes=torch.arange(20000), batch_size=20000, num_threads=1)
-threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     while True:
         for b in slow: pass
 except KeyboardInterrupt:
@@ -215,6 +216,64 @@ def test_memory_is_bounded_in_bytes_while_the_reader_sleeps():
     for i in range(5):
         tiny.submit(0, 0, i, [torch.arange(100)], [None])
     assert [tiny.next().num_nodes() > 0 for _ in range(5)] == [True] * 5
+
+
+def places(engine: Engine, count: int, *, hold: int, ahead: int = 3, rest: float = 0.0) -> set[int]:
+    """Where `count` batches lay for a reader that holds the last `hold`, with `ahead` submitted at any time."""
+    found, held, submitted = set(), deque(maxlen=hold), 0
+    for done in range(count):
+        while submitted < min(done + ahead, count):
+            engine.submit(0, 0, submitted, [torch.arange(100)], [None])
+            submitted += 1
+        held.append(engine.next())
+        found.add(held[-1].table[0])
+        time.sleep(rest)
+    return found
+
+
+def thick(n_threads: int = 2) -> Engine:
+    """An engine whose batches are all of one size, nearly all of it features."""
+    edge_index, n = awkward("random")
+    native = sampler(edge_index, n, [-1], slices=[Slice(torch.randn(n, 1000))])
+    return Engine(native, threads=n_threads, memory=1 << 28)
+
+
+@pytest.mark.parametrize("rest", [0.0, 0.005])
+def test_a_loop_that_holds_one_batch_takes_memory_for_one_more_than_threads(rest):
+    assert len(places(thick(), 60, hold=1, rest=rest)) <= 3
+
+
+def test_a_reader_that_keeps_batches_gets_memory_for_them():
+    assert len(places(thick(), 60, hold=5)) <= 7
+    engine = thick()
+    for i in range(12):
+        engine.submit(0, 0, i, [torch.arange(100)], [None])
+    kept = [engine.next() for _ in range(12)]
+    assert len({slot.table[0] for slot in kept}) == 12
+
+
+def test_batches_submitted_ahead_have_memory_while_the_reader_is_away():
+    engine = thick()
+    for i in range(8):
+        engine.submit(0, 0, i, [torch.arange(100)], [None])
+    for _ in range(100):
+        if engine.state()["prepared"] >= 7:
+            break
+        time.sleep(0.02)
+    assert engine.state()["prepared"] >= 7  # one less than were asked for: the last waits for what the reader lets go
+
+
+def test_threads_that_wait_for_memory_stop_at_once():
+    for _ in range(20):
+        engine, held = thick(3), []
+        for i in range(4):
+            engine.submit(0, 0, i, [torch.arange(100)], [None])
+        held.append(engine.next())
+        time.sleep(0.01)  # by now they have sampled what is left and wait for a slot
+        engine.cancel()
+        engine.submit(0, 0, 7, [torch.arange(100)], [None])
+        assert engine.next().n_id()[:100].equal(torch.arange(100))
+        engine.close()
 
 
 def test_a_sleeping_reader_costs_no_cpu_time():
