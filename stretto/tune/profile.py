@@ -58,11 +58,11 @@ class Profile:
 # cores of a server CPU, and one H200 with the host it was measured on. Only ratios matter to a choice.
 TYPICAL = Profile(gemm=1.5e11, stream=2.0e10, gather=(1.2e10, 1.6e10, 2.0e10, 2.4e10, 2.6e10, 2.8e10), call=2e-5)
 TYPICAL_GPU = Profile(
-    gemm=4.3e13,
-    stream=4.1e12,
-    gather=(2.2e12, 3.2e12, 4.2e12, 5.0e12, 5.5e12, 5.5e12),
-    call=1.2e-5,
-    spmm_call=7e-5,
+    gemm=4.5e13,
+    stream=4.2e12,
+    gather=(0.8e12, 2.0e12, 3.3e12, 3.9e12, 4.5e12, 4.5e12),
+    call=1.0e-5,
+    spmm_call=1.5e-5,
     overlapped=True,
 )
 
