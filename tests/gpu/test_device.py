@@ -127,7 +127,7 @@ def test_a_graph_built_on_the_device_is_the_one_built_on_the_host(pairs, index, 
     Graph.cache_clear()
     found = edges(50, 0 if pairs == "empty" else 700, hub=0 if pairs == "empty" else 300)
     if pairs == "both directions":
-        found = torch.cat([found, found.flip(0)], dim=1)
+        found = torch.unique(torch.cat([found, found.flip(0)], dim=1), dim=1)
     if pairs == "sorted":
         found = found[:, found[1].argsort(stable=True)]
     host, device = Graph.of(found, 50), Graph.of(found.cuda(), 50)
