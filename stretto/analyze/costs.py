@@ -240,6 +240,7 @@ ATEN: dict[str, Formula] = {
         "native_batch_norm_backward native_layer_norm_backward native_group_norm_backward", _fixed("norm", 11, _whole)
     ),
     **_same("masked_fill_ masked_fill leaky_relu_backward elu_backward where", pointwise()),
+    **_same("leaky_relu leaky_relu_ elu elu_", pointwise()),  # older torch does not tag them as pointwise
     **_same("native_dropout native_dropout_backward", pointwise(2)),
     **_same("addcmul addcmul_ addcdiv addcdiv_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_lerp_", pointwise(3)),
     "_fused_adam_": _fixed("optimizer", 12, lambda s: 1),
