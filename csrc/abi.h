@@ -233,6 +233,9 @@ typedef struct {
     void* dquery;
     void* dscore;  // [num_edges, heads]: of left + right + edge (SUM), of the score (GIVEN, WEIGHT, SUM_ROWS), scaled
                    // (DOT)
+    // [E, heads], where given: forward writes every edge's score there, and backward reads it instead of computing it
+    // again. GAT's must have slope >= 0: the sign of the score tells that of the leaky_relu's argument.
+    void* scores;
 } stretto_attention;
 // Fills stats, out, out_attr, alpha.
 STRETTO_API int stretto_attention_forward(const stretto_csr* g, int dtype, const stretto_attention* a, int threads);

@@ -291,7 +291,18 @@ struct Attention {
     void scores(const EdgeBlock& block, int64_t row, bool by_row, A* score, A* inner) const {
         constexpr int B = block_edges;
         const auto form = a.form;
-        if (form == STRETTO_SCORE_GIVEN || form == STRETTO_SCORE_WEIGHT) {
+        if (a.scores && !by_row) {
+            for (int64_t h = 0; h < H; ++h)
+                gather(static_cast<const A*>(a.scores) + h, block.id, H, block.n, score + h * B);
+            if (form == STRETTO_SCORE_SUM)
+                for (int64_t k = 0; k < H * B; ++k) inner[k] = score[k];
+            else
+                for (int b = 0; b < block.n; ++b) {
+                    prefetch_bytes(left_rows + block.ahead[b] * a.ldl, H * K * static_cast<int64_t>(sizeof(T)));
+                    prefetch_bytes(static_cast<const T*>(a.grad) + block.ahead[b] * a.ldg,
+                                   H * F * static_cast<int64_t>(sizeof(T)));
+                }
+        } else if (form == STRETTO_SCORE_GIVEN || form == STRETTO_SCORE_WEIGHT) {
             for (int64_t h = 0; h < H; ++h) gather(edge + h, block.id, H, block.n, score + h * B);
         } else if (form == STRETTO_SCORE_SUM) {
             const A* near = (by_row ? left : right) + row * H;

@@ -39,6 +39,9 @@ struct AttentionForward : Attention<T> {
         A* alpha = static_cast<A*>(a.alpha);
         for_each_block(g, begin, end, ahead_end, [&](const EdgeBlock& block) {
             this->scores(block, row, true, score, inner);
+            if (A* kept = static_cast<A*>(a.scores))
+                for (int b = 0; b < block.n; ++b)
+                    for (int64_t h = 0; h < H; ++h) kept[block.id[b] * H + h] = score[h * B + b];
             if (alpha)
                 for (int b = 0; b < block.n; ++b)
                     for (int64_t h = 0; h < H; ++h) alpha[block.id[b] * H + h] = score[h * B + b];

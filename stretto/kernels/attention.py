@@ -46,6 +46,7 @@ class Attention:
     seed: int = 0
     dropped: bool = False  # whether alpha is returned after dropout
     seed_at: Tensor | None = None  # a device's own seed [1] int64, not mixed yet: `seed` is then unused
+    scores: Tensor | None = None  # [E, h] room on the CPU: forward leaves every score there, backward reads it
     bias: Tensor | None = None  # [h * f], added to the result, which is then [n, h * f]; only where BIAS_WIDTH allows
 
     @property

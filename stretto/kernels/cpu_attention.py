@@ -36,7 +36,7 @@ class _AttentionStruct(ctypes.Structure):
         ("alpha_dropped", ctypes.c_int64),
         *[(name, ctypes.c_void_p) for name in ("stats", "out", "out_attr", "alpha", "grad")],
         ("ldg", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("grad_attr", "grad_alpha", "row_sum", *_GRADS)],
+        *[(name, ctypes.c_void_p) for name in ("grad_attr", "grad_alpha", "row_sum", *_GRADS, "scores")],
     )
 
 
@@ -79,6 +79,8 @@ class _Call:
             f.attr, f.attr_width = self.keep(a.attr.contiguous()), a.attr.size(1)
         if a.query is not None:
             f.query = self.keep(a.query.contiguous())
+        if a.scores is not None:
+            f.scores = self.keep(a.scores)
 
     def scalars(self, t: Tensor) -> Tensor:
         return t.to(self.acc).contiguous()

@@ -1,7 +1,7 @@
 """attention: score, softmax over a node's incoming edges and weighted sum in one pass; no edge x channel array is made.
 
 Forward keeps two numbers per node and head (the largest score, the inverse of the sum of exponentials); backward
-computes the weights again from them, since a score costs less than reading a kept weight back from memory.
+computes the weights again from them, with the scores computed again too, or kept (kept_scores.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stretto.errors import expect, fail
 from stretto.graph import Graph
 from stretto.kernels import reference_attention
 from stretto.kernels.attention import FORMS, TENSORS, Attention, backend
-from stretto.ops import library, twice
+from stretto.ops import kept_scores, library, twice
 from stretto.ops.batched import one_by_one
 from stretto.ops.op import Op, Sample
 from stretto.ops.projections import plus
@@ -128,9 +128,11 @@ def run(
     seed: Tensor | None,
     tensors: tuple[Tensor | None, ...],
     bias: Tensor | None = None,
+    scores: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """No autograd: out, out_attr, alpha, stats, and the unrounded out and out_attr; what is not needed is empty."""
     a = _pack(form, numbers, seed, tensors, bias)
+    a.scores = scores
     out, out_attr, alpha, stats = backend(a.values.device).attention(graph.edge_csr, a, weights=numbers[3])
     storage = a.values.dtype
     wide = out.new_empty(0)
@@ -152,9 +154,11 @@ def run_grad(
     grads: tuple[Tensor | None, Tensor | None, Tensor | None],
     needs: tuple[bool, ...],
     bias: Tensor | None = None,
+    scores: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
     """No autograd: the gradient of every tensor that needs one, in its own type; with a bias, also its."""
     a = _pack(form, numbers, seed, tensors, bias)
+    a.scores = scores
     out, out_attr, alpha, stats, wide = results
     zeros = torch.zeros_like(out) if grads[0] is None else None
     if wide.numel():
@@ -201,16 +205,20 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, graph: Graph, form: str, numbers: tuple[Any, ...], seed: Any, bias: Any, *tensors: Any
     ) -> Any:
-        results = run(graph, form, numbers, seed, tensors, bias)
-        ctx.graph, ctx.form, ctx.numbers, ctx.seed = graph, form, numbers, seed
+        a = _pack(form, numbers, None, tensors)
+        width = 1 if a.left is None or a.left.dim() == 2 else a.left.size(2)
+        with kept_scores.begin(graph, form, a.slope, a.values, a.heads, width) as trial:
+            results = run(graph, form, numbers, seed, tensors, bias, trial.scores)
+        ctx.graph, ctx.form, ctx.numbers, ctx.seed, ctx.trial = graph, form, numbers, seed, trial
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(bias, *tensors, *results)
+        ctx.save_for_backward(bias, trial.scores, *tensors, *results)
+        trial.scores = None
         return results[:3]
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
-        bias, *saved = ctx.saved_tensors
+        bias, scores, *saved = ctx.saved_tensors
         tensors, results = tuple(saved[: len(TENSORS)]), tuple(saved[len(TENSORS) :])
         need_bias, *needs = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
@@ -223,7 +231,11 @@ class _Attention(torch.autograd.Function):
             found = twice.gradients(again, grads, (*tensors, bias), (*needs, need_bias))
         else:
             needed = (*needs, need_bias) if bias is not None else tuple(needs)
-            found = run_grad(ctx.graph, ctx.form, ctx.numbers, ctx.seed, tensors, results, grads, needed, bias)
+            with ctx.trial as trial:
+                found = run_grad(
+                    ctx.graph, ctx.form, ctx.numbers, ctx.seed, tensors, results, grads, needed, bias, scores
+                )
+            trial.end()
         dbias = found[len(TENSORS)] if len(found) > len(TENSORS) else None
         return None, None, None, None, dbias, *found[: len(TENSORS)]
 

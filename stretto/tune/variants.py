@@ -41,6 +41,8 @@ VARIANTS: dict[str, dict[str, tuple[Variant, ...]]] = {
             Variant("cusparse", backend="torch", plain_only=True),
         ),
     },
+    # What backward of attention reads of forward: two numbers a node, or besides them a score per edge and head.
+    "attention": {"cpu": (Variant("scores_again"), Variant("scores_kept"))},
     "product": {
         "cuda": (
             Variant("torch", backend="torch"),
