@@ -26,7 +26,7 @@ from stretto.tune import store
 
 logger = logging.getLogger("stretto")
 
-KIND = "analysis-4"
+KIND = "analysis-5"
 BUSY = 0.75  # share of the cores that others may take before a measurement is doubted
 
 Curve = Sequence[tuple[float, ...]]  # (size, near, far) or (size, rate)
@@ -60,13 +60,16 @@ class Machine:
     softmax: Curve = ((8, 1e8), (64, 5e8))  # (values of a row, values/s)
     mask: Curve = ((1e5, 2e8),)  # (values, values/s) of finding where a mask is set
     sort: float = 2e7  # values/s
+    draw: float = 2e8  # random values/s
     peak_launch: float = 0.0  # ceilings (peaks.py): the fastest op that does nothing; 0 and empty: not measured
     peak_gemm: dict[str, float] = field(default_factory=dict)  # type -> flop/s
     peak_stream: Curve = ()  # (bytes, byte/s)
     peak_gather: Table = ()  # (row bytes, table bytes, byte/s)
+    peak_draw: float = 0.0  # random values/s
     fresh: float = 4e9  # byte/s of writing memory the process did not have before: the system clears it page by page
-    link_latency: float = 2e-5  # seconds of one message between workers
+    link_latency: float = 2e-5  # seconds of one message between workers, each of which sends one at that time
     link_bandwidth: float = 1e9  # byte/s between two workers
+    beside: float = 1.0  # time of a worker's own ops while the others run, over their time alone: 1 unless they share
     workers: int = 1  # workers that can run at once here
     busy: float = 0.0  # load of the system while it was measured; a busy machine looks slower than it is
 

@@ -61,8 +61,9 @@ class Problem:
         return sum(self.forward_widths) + sum(self.backward_widths)
 
     def compute(self, edges: float, nodes: float) -> float:
-        """Seconds of a worker that has these shares of the edges and of the nodes."""
-        return self.around + self.on_edges * edges + (self.step - self.on_edges - self.around) * nodes
+        """Seconds of a worker that has these shares of the edges and of the nodes, while the others run too."""
+        alone = self.around + self.on_edges * edges + (self.step - self.on_edges - self.around) * nodes
+        return alone * self.machine.beside
 
     def allreduce(self, workers: int) -> float:
         """Bytes per worker."""

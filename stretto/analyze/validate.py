@@ -199,8 +199,8 @@ def _plan_here(report: Report, part: Partition, name: str) -> Strategy:
     from stretto.analyze.workers import link
 
     assert report.problem is not None
-    latency, bandwidth = link()
-    here = dataclasses.replace(report.machine, link_latency=latency, link_bandwidth=bandwidth)
+    latency, bandwidth, beside = link()
+    here = dataclasses.replace(report.machine, link_latency=latency, link_bandwidth=bandwidth, beside=beside)
     problem = dataclasses.replace(report.problem, machine=here)
     return next(s for s in strategies(problem, [part]) if s.name == name)
 

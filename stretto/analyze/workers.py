@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,6 +30,7 @@ from stretto.dist.traffic import ring_sum, swap
 from stretto.errors import fail
 
 LIMIT = 240.0  # seconds until workers that do not answer are ended
+WARMUP = 3  # steps until the process has the memory it needs
 ALLOWED = 1e-4  # relative error of the loss and of the gradients
 
 
@@ -147,8 +149,8 @@ def by_hooks(
         ring_sum(flat, traffic)
 
     with tallied() as tally:
-        seconds = _timed(step, 1, repeats)
-    steps = 1 + repeats
+        seconds = _timed(step, WARMUP, repeats)
+    steps = WARMUP + repeats
     return {
         "traffic": Traffic(traffic.bytes // steps, traffic.messages // steps, traffic.syncs // steps),
         "tally": Tally(tally.bytes // steps, tally.messages // steps),
@@ -196,28 +198,51 @@ def _timed(step: Callable[[], Any], warmup: int, repeats: int) -> float:
 
 # ---- the link ----
 
-PINGS, PAYLOAD = 50, 1 << 22  # messages of eight bytes, and one of these
+SWAPS, PAYLOAD, LONG = 60, 1 << 22, 8  # exchanges of eight bytes; bytes of long ones, and how many
+ROWS, WIDTH, TURNS = 1 << 13, 64, 12  # work as a step's: rows gathered, added up, multiplied
 
 
 def converse() -> dict[str, float]:
-    """One side of a conversation: short messages to and fro, then long ones."""
-    taken, rank = {}, dist.get_rank()
-    for name, values, turns in (("short", 2, PINGS), ("long", PAYLOAD // 4, 5)):
-        tensor, samples = torch.zeros(values), []
-        for _ in range(turns + 1):
-            start = time.perf_counter()
-            for sender in (0, 1):
-                dist.send(tensor, 1 - rank) if rank == sender else dist.recv(tensor, 1 - rank)
-            samples.append((time.perf_counter() - start) / 2)
-        taken[name] = statistics.median(samples[1:])
+    """One side of a conversation as steps have it: work, then both send and receive at once, and wait."""
+    memory.switch(True)
+    rank, table = dist.get_rank(), torch.ones(ROWS, WIDTH)
+    index, square = torch.randint(ROWS, (4 * ROWS,)), torch.ones(WIDTH, WIDTH)
+
+    def work() -> None:
+        rows = table.index_select(0, index)
+        torch.zeros_like(table).index_add_(0, index, rows).relu_() @ square
+
+    def seconds(call: Callable[[], None]) -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    taken = {}
+    for name, values, turns in (("short", 2, SWAPS), ("long", PAYLOAD // 4, LONG)):
+        mine, other = torch.zeros(values), torch.zeros(values)
+        samples = []
+        for _ in range(turns + 2):
+            work()
+            samples.append(seconds(lambda mine=mine, other=other: swap([(1 - rank, mine)], [(1 - rank, other)])))  # type: ignore[misc]
+        usual = sorted(samples[2:])[
+            : ceil(0.9 * turns)
+        ]  # a mean, since a step is the sum of some; the worst are not its
+        taken[name] = statistics.mean(usual)
+    for turn in (0, 1, None):  # one alone, the other alone, both
+        dist.barrier()
+        if turn in (rank, None):
+            taken["alone" if turn == rank else "both"] = statistics.median(seconds(work) for _ in range(TURNS))
     return taken
 
 
 @cache
-def link() -> tuple[float, float]:
-    """Seconds of a message between two processes of this machine, and bytes per second of a long one; measured once."""
-    taken = launch(converse, 2, limit=LIMIT)[0]
-    return taken["short"], PAYLOAD / max(taken["long"] - taken["short"], 1e-9)
+def link() -> tuple[float, float, float]:
+    """Two processes of this machine: seconds of an exchange, bytes per second of a long one, and how much longer their
+    own work takes while both run; measured once."""
+    found = launch(converse, 2, limit=LIMIT, calm=True)
+    taken = {name: statistics.mean(one[name] for one in found) for name in found[0]}
+    beside = max(1.0, taken["both"] / taken["alone"])
+    return taken["short"], PAYLOAD / max(taken["long"] - taken["short"], 1e-9), beside
 
 
 # ---- runs ----
@@ -234,7 +259,7 @@ def run_pull(
     owner = torch.from_numpy(np.ascontiguousarray(splitter.assign(parts, method)))
     for degrees in (False, True):
         given = (workload.model, workload.data, owner, layers, degrees, repeats)
-        found = launch(by_hooks, parts, *given, limit=LIMIT)
+        found = launch(by_hooks, parts, *given, limit=LIMIT, calm=True)
         error = _error(found, wanted)
         if error <= ALLOWED:
             return {**_together(found), "error": error}
@@ -254,9 +279,11 @@ def run_engine(
     The first step is synchronous and the weights stay, so that older rows are no other rows: gradients can be compared.
     """
     wanted, parts = _one_process(workload), int(owner.max()) + 1
-    warmup = 1 + staleness.memory_steps
-    given = (workload.model, workload.data, owner, staleness, schedule or Schedule(), warmup, repeats)
-    found = launch(by_engine, parts, *given, limit=LIMIT)
+    warmup = WARMUP + staleness.memory_steps
+    schedule = schedule or Schedule()
+    given = (workload.model, workload.data, owner, staleness, schedule, warmup, repeats)
+    calm = not staleness.memory_steps and schedule.macro == "sync"
+    found = launch(by_engine, parts, *given, limit=LIMIT, calm=calm)
     error = _error(found, wanted)
     if error > ALLOWED:
         _differs(parts, error)

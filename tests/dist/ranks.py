@@ -5,6 +5,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,19 @@ from stretto.analyze.models import make
 from stretto.dist import PartitionParallel, Schedule
 from stretto.dist.layers import RULES, Rule
 from stretto.dist.run import rank_of_run
+
+
+def cores() -> set[int]:
+    """Where this rank may run."""
+    return os.sched_getaffinity(0)
+
+
+def policies() -> tuple[set[int], set[int]]:
+    """How gloo's threads are scheduled, and how all others."""
+    found: tuple[set[int], set[int]] = (set(), set())
+    for comm in Path("/proc/self/task").glob("*/comm"):
+        found[not comm.read_text().startswith("gloo")].add(os.sched_getscheduler(int(comm.parent.name)))
+    return found
 
 
 def sgd(parameters):

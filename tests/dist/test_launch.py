@@ -1,5 +1,6 @@
 """Failures reach the caller with their message; nothing hangs and nothing is left behind."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -8,7 +9,16 @@ import torch
 
 from stretto import StrettoError
 from stretto.dist import launch
-from tests.dist.ranks import dies_in_one_rank, fails_in_one_rank, never_ends, one_rank_stops_training, sample
+from stretto.dist.launch import own_cores
+from tests.dist.ranks import (
+    cores,
+    dies_in_one_rank,
+    fails_in_one_rank,
+    never_ends,
+    one_rank_stops_training,
+    policies,
+    sample,
+)
 from tests.graphs import symmetric_edges
 
 
@@ -25,6 +35,30 @@ def nothing_left(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("stretto-*"))
     running = [path.read_bytes() for path in commands() if path.exists()]
     assert not any(str(tmp_path).encode() in command for command in running)
+
+
+def test_cores_are_shared_out_evenly():
+    assert [own_cores(rank, 2, {4, 5, 8, 9}) for rank in (0, 1)] == [{4, 5}, {8, 9}]
+    assert [own_cores(rank, 2, {0, 1, 2}) for rank in (0, 1)] == [{0}, {1}]
+    assert own_cores(3, 4, {0, 1}) == {0, 1}  # fewer cores than ranks: nobody has one to itself
+
+
+def test_every_rank_keeps_to_its_own_cores():
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("this system does not say on which cores a process may run")
+    mine = os.sched_getaffinity(0)
+    found = launch(cores, 2, limit=100)
+    assert found == [own_cores(rank, 2, mine) for rank in (0, 1)]
+    assert os.sched_getaffinity(0) == mine
+
+
+def test_threads_of_gloo_give_way_where_ranks_only_wait():
+    if not (hasattr(os, "SCHED_IDLE") and Path("/proc/self/task").exists()):
+        pytest.skip("this system does not let threads give way")
+    for calm, policy in ((True, os.SCHED_IDLE), (False, os.SCHED_OTHER)):
+        for of_gloo, of_others in launch(policies, 2, limit=100, calm=calm):
+            assert of_gloo == {policy}
+            assert of_others == {os.SCHED_OTHER}
 
 
 @pytest.mark.parametrize(
