@@ -205,7 +205,7 @@ class _Reader:
         name = op.name.split("::")[1].split(".")[0].strip("_")
         bent = any(label.bent for _, label in inputs if label.feat)
         roots = frozenset().union(*(label.roots for _, label in inputs)) if inputs else frozenset()
-        if op.cost.family not in ("gemm", "copy", "create") and name not in LINEAR and base.feat:
+        if op.cost.family not in ("gemm", "copy", "create", "draw") and name not in LINEAR and base.feat:
             bent = True
         if name in ("add", "sub") and hops:
             # The same tensor added after every hop is a restart: the iteration solves a linear system.

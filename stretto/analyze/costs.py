@@ -73,6 +73,10 @@ def _create(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     return Cost("create", stream=bytes_of(out))
 
 
+def _draw(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    return Cost("draw", stream=bytes_of(out))
+
+
 def _copy(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     if name == "aten::copy_":
         return Cost("copy", stream=bytes_of(args[1]) + bytes_of(out))
@@ -220,8 +224,9 @@ ATEN: dict[str, Formula] = {
     **_same("clone copy_ _to_copy cat stack repeat constant_pad_nd flip contiguous slice_backward", _copy),
     **_same("select_backward index_fill_ tril triu lift_fresh_copy", _copy),
     **_same("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange eye", _create),
-    **_same("scalar_tensor rand randn rand_like randn_like randint randperm fill_ zero_ linspace", _create),
-    **_same("bernoulli bernoulli_ uniform_ normal_ random_", _create),
+    **_same("scalar_tensor fill_ zero_ linspace", _create),
+    **_same("rand randn rand_like randn_like randint randperm", _draw),
+    **_same("bernoulli bernoulli_ uniform_ normal_ random_ exponential_", _draw),
     **_same("empty empty_like new_empty empty_strided new_empty_strided resize_ set_ _local_scalar_dense", _view),
     **_same("is_same_size sym_size detach_ _unsafe_view lift_fresh sparse_csr_tensor _indices _values _nnz", _view),
     **_same("_sparse_csr_tensor_unsafe _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims_and_tensors", _view),

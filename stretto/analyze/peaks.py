@@ -1,9 +1,9 @@
 """Ceilings: the most this machine has been seen to do of each kind. No op may do more; how close it comes is its share.
 
 The rates of probing.py tell how long torch's and our ops usually take; an op that is done better, or by another way,
-beats them. Here the fastest sample of the fastest way counts: products by type; bytes in order (read, written, copied,
-changed in place) by how many there are; rows at random places by their length and by how much memory they lie in.
-Between two sizes the higher ceiling holds.
+beats them. Here the fastest sample of the fastest way counts: products by type; random values; bytes in order (read,
+written, copied, changed in place) by how many there are; rows at random places by their length and by how much memory
+they lie in. Between two sizes the higher ceiling holds.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ STREAMS = (1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 26)  # bytes that a
 ROWS = (64, 256, 1024)  # bytes of a row: whole cache lines
 SPANS = (1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)  # bytes the rows lie in
 READ, ENTRIES = 1 << 22, 1 << 16  # at most so many bytes of rows in one call, and so many rows
+DRAWN = 1 << 14  # random values of one call: they stay in a cache
 AHEAD = (0, 8)  # rows fetched before their turn; the faster way counts
 LEAST, SECONDS = 5, 0.01  # samples, and the time for more of them
 
@@ -56,6 +57,9 @@ def measure(found: Machine) -> None:
     found.peak_gemm = {str(dtype).removeprefix("torch."): _gemm(dtype) for dtype in TYPES}
     found.peak_gemm |= half_products(torch.get_num_threads())
     found.peak_stream = [(float(size), _stream(size)) for size in STREAMS]
+    drawn = torch.empty(DRAWN)
+    ways = (lambda: drawn.bernoulli_(0.5), lambda: drawn.uniform_(), lambda: drawn.normal_(), lambda: drawn.random_())
+    found.peak_draw = DRAWN / min(best(way) for way in ways)
     found.peak_gather = [(float(row), float(span), _gather(row, span)) for span in SPANS for row in ROWS]
 
 
@@ -151,6 +155,8 @@ def seconds(op: OpRecord, machine: Machine) -> float:
         row, span = float(cost.row), float(cost.span)
         close = gather_rate(machine, row, min(span, SPANS[0]))
         needs.append(random * (op.close / close + (1 - op.close) / gather_rate(machine, row, span)))
+    if cost.family == "draw" and machine.peak_draw:
+        needs.append(sum(float(spec.numel) for spec in op.outputs) / machine.peak_draw)
     if cost.family in ("gemm", "spmm", "sddmm", "attention"):
         inputs = [spec for spec in op.inputs if spec.floating]
         dtype = str(inputs[0].dtype).removeprefix("torch.") if inputs else "float32"

@@ -58,6 +58,8 @@ def ceilings(op: OpRecord, machine: Machine, far: float = 0.0) -> dict[str, floa
     elif cost.family == "softmax":
         first = tensors(op.args)[0]
         found["compute"] = float(first.numel) / near(machine.softmax, float(first.shape[-1]), far)
+    elif cost.family == "draw":
+        found["compute"] = sum(float(spec.numel) for spec in op.outputs) / machine.draw
     elif cost.family == "sort":
         found["compute"] = flops / machine.sort
     else:

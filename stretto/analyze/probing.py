@@ -104,6 +104,7 @@ class _Probe:
         found.fresh = FRESH / typical(lambda: torch.ones(FRESH // 4))
         keys = torch.randint(1 << 20, (1 << 16,))
         found.sort = keys.numel() / typical(lambda: keys.sort())
+        found.draw = keys.numel() / typical(lambda: torch.empty(keys.numel()).bernoulli_(0.5))
         peaks.measure(found)
         found.host, found.host_far, found.kernel, found.kernel_far = self._host()  # last: it keeps freed memory
         return found

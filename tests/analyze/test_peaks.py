@@ -10,6 +10,8 @@ from stretto.analyze import peaks
 from stretto.analyze.locality import closeness, index_of
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.models import as_data, make
+from stretto.analyze.predict import bound, op_seconds
+from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
 
 MACHINE = Machine(
@@ -49,6 +51,17 @@ def test_least_time_by_hand(close):
     product = next(op for op in trace if op.cost.family == "gemm")
     slow = dataclasses.replace(wide, peak_gemm={"float32": 1.0})
     assert peaks.seconds(product, slow) == pytest.approx(float(product.cost.flops))
+
+
+def test_random_values_are_bound_by_drawing_them():
+    recorder = Recorder()
+    with recorder.recording():
+        torch.nn.functional.dropout(torch.ones(1000, 100), 0.5)
+    (op,) = [op for op in recorder.trace if op.cost.family == "draw"]
+    slow = dataclasses.replace(MACHINE, draw=1e6, peak_draw=4e6)
+    assert bound(op, slow) == "compute"
+    assert op_seconds(op, slow) == pytest.approx(0.1 + slow.host)
+    assert peaks.seconds(op, slow) == pytest.approx(0.025)
 
 
 def test_closeness():
@@ -92,4 +105,5 @@ def test_measured_ceilings():
         peaks.measure(found)
     assert set(found.peak_gemm) >= {"float32", "float64"}
     rates = [p[-1] for p in (*found.peak_stream, *found.peak_gather)] + [*found.peak_gemm.values(), found.peak_launch]
+    rates.append(found.peak_draw)
     assert all(rate > 0 for rate in rates)
