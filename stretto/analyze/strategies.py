@@ -135,7 +135,7 @@ def _halo(
     total = moved + P * problem.allreduce(P)
     rounds = problem.rounds
     messages = part.pairs * rounds + (2 * (P - 1) * P if problem.train else 0)
-    share = max(part.edges) / max(1, sum(part.edges))
+    share = max(part.edges) / max(1, problem.stats.num_edges)
     # A layer that multiplies first does so for the rows it pulled too.
     rows_held = max(own + pulled for own, pulled in zip(part.rows, part.halo, strict=True))
     compute = problem.compute(share, rows_held / max(1, problem.stats.num_nodes))

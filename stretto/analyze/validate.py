@@ -148,9 +148,21 @@ def partitioned(report: Report, splitter: Partitioner, workers: int, repeats: in
         logger.info("stretto: no run on %d workers: %s", workers, reason)
         return []
     part = splitter.best(workers)
-    plan = _plan_here(report, part, "partition + halo, pull")
     paths = [layer.path for layer in report.layers]
-    return _side_by_side(plan, run_pull(report.workload, paths, splitter, workers, part.method, repeats=repeats))
+    found = run_pull(report.workload, paths, splitter, workers, part.method, repeats=repeats)
+    held = dataclasses.replace(part, edges=edges_held(splitter, part)) if found["degrees"] else part
+    return _side_by_side(_plan_here(report, held, "partition + halo, pull"), found)
+
+
+def edges_held(splitter: Partitioner, part: Partition) -> tuple[int, ...]:
+    """Edges of each part where its halo rows have all theirs too, for layers that count degrees."""
+    owner = splitter.assign(part.parts, part.method)
+    degree = np.bincount(splitter.target, minlength=splitter.num_nodes)
+    found = []
+    for number, own in enumerate(part.edges):
+        needed = np.unique(splitter.source[owner[splitter.target] == number])
+        found.append(own + int(degree[needed[owner[needed] != number]].sum()))
+    return tuple(found)
 
 
 def stale(report: Report, splitter: Partitioner, workers: int, repeats: int) -> list[dict[str, Any]]:

@@ -253,7 +253,8 @@ def run_pull(
 ) -> dict[str, Any]:
     """Run the step on `parts` processes: bytes, messages and synchronisations counted, seconds of the slowest worker.
 
-    Fails where the workers' gradients are not those of one process.
+    degrees: whether a layer counts them, so that halo rows must have all their edges. Fails where the workers'
+    gradients are not those of one process.
     """
     wanted, error = _one_process(workload), float("inf")
     owner = torch.from_numpy(np.ascontiguousarray(splitter.assign(parts, method)))
@@ -262,7 +263,7 @@ def run_pull(
         found = launch(by_hooks, parts, *given, limit=LIMIT, calm=True)
         error = _error(found, wanted)
         if error <= ALLOWED:
-            return {**_together(found), "error": error}
+            return {**_together(found), "error": error, "degrees": degrees}
     _differs(parts, error)
 
 

@@ -1,5 +1,6 @@
 """The analyzer: classes from the trace, published bounds, depth, memory, partitions, strategies, the report."""
 
+import dataclasses
 import json
 
 import pytest
@@ -18,8 +19,11 @@ from stretto.analyze.lift import probe
 from stretto.analyze.models import MODELS, as_data, make
 from stretto.analyze.published import INCONSISTENCIES, ROWS, evaluate, lg
 from stretto.analyze.rewrites import chain_or_power
-from stretto.analyze.validate import counted_rows, kendall_tau
+from stretto.analyze.strategies import strategies
+from stretto.analyze.validate import counted_rows, edges_held, kendall_tau
+from stretto.analyze.workers import _share_of
 from stretto.analyze.workload import Workload, arguments
+from stretto.dist import Part
 
 MACHINE = Machine(memory=1e9)
 
@@ -177,6 +181,26 @@ def test_halo_is_what_a_part_by_part_count_finds(method, parts):
         (int(owner[t]), int(s)) for s, t in zip(splitter.source, splitter.target, strict=True) if owner[s] != owner[t]
     }
     assert sum(part.halo) == len(remote)
+
+
+def test_edges_of_halo_rows_are_part_of_the_work_where_degrees_count():
+    data = cora()
+    splitter = Partitioner(data.edge_index, data.num_nodes)
+    part = splitter.split(2, "breadth-first")
+    owner = torch.from_numpy(splitter.assign(2, "breadth-first"))
+    shares = [_share_of(data, Part.of(data.edge_index, owner, rank), degrees=True) for rank in (0, 1)]
+    held = edges_held(splitter, part)
+    assert held == tuple(share.edge_index.size(1) for share in shares)
+    report = stretto.analyze(make("sage", 24, 16, 7), data, machine=MACHINE, procs=[1])
+    beside = dataclasses.replace(report.problem, machine=dataclasses.replace(MACHINE, beside=1.5))
+    more = dataclasses.replace(part, edges=held)
+    plain, crowded, heavier = (
+        next(s for s in strategies(problem, [split]) if s.name == "partition + halo, pull").compute
+        for problem, split in ((report.problem, part), (beside, part), (report.problem, more))
+    )
+    assert crowded == pytest.approx(1.5 * plain)
+    extra = (max(held) - max(part.edges)) / data.num_edges
+    assert heavier - plain == pytest.approx(report.problem.on_edges * extra)
 
 
 def test_partition_bytes_by_the_formula():
