@@ -20,7 +20,7 @@ from stretto.nn.base import Decline, Small
 
 # Edges below which a new edge_index on a GPU costs the host more to sort than stock's step takes (docs/gpu.md): a layer
 # takes it as stock the first time it sees it. A loader that knows its batches' CSR, or a graph used again, runs fast.
-PASSING = 400_000
+PASSING = 600_000
 PASSING_EDGEWISE = 260_000  # of layers whose stock form makes several arrays an edge: attention and the like
 SMALL = {"SAGEConv": 260_000, "GraphConv": 260_000, "GINConv": 260_000}  # edges below which few launches decide, always
 _glimpsed: weakref.WeakKeyDictionary[Any, dict[int, weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()
