@@ -267,11 +267,12 @@ def command(
     fanouts = [int(k) for k in fanout.split(",")]
     setting = Setting(make_data(graph, features), fanouts, batch, batches, threads, repeats, graph)
     rows: list[Row] = []
-    for name in chosen:
-        rows += MEASURES[name](setting)
-    out.print(_table(graph, rows))
-    if json is not None:
-        report.write_json(json, (row.to_dict() for row in rows))
+    for name in chosen:  # shown and written as they come: a run that is cut off has lost nothing
+        fresh = MEASURES[name](setting)
+        rows += fresh
+        out.print(_table(graph, fresh))
+        if json is not None:
+            report.write_json(json, (row.to_dict() for row in rows))
 
 
 def _table(graph: str, rows: list[Row]) -> Table:

@@ -59,6 +59,7 @@ class Row:
             "candidate": self.candidate,
             **times,
             "rate": rate,
+            "work": self.work or None,
             "unit": self.unit,
             "reason": self.reason,
             "published": self.published,
