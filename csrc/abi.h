@@ -345,7 +345,7 @@ STRETTO_API int stretto_neighbour_statistics(const stretto_csr* g, int dtype, co
 STRETTO_API int stretto_softplus(int dtype, const void* x, const void* grad, int64_t n, double shift, void* out,
                                  int threads);
 
-// relu(z + z_bias) W' + bias for rows of at most 128 values. z [rows, in], weight [in, out_width] (that is W'), out
+// relu(z + z_bias) W' + bias for rows of at most 256 values. z [rows, in], weight [in, out_width] (that is W'), out
 // [rows, out_width]; the biases may be null.
 STRETTO_API int stretto_relu_dense(int dtype, const void* z, int64_t rows, int64_t in, const void* z_bias,
                                    const void* weight, int64_t out_width, const void* bias, void* out, int threads);

@@ -11,7 +11,8 @@ int run(const char* name, int dtype, const ReluDenseArgs& a) {
     if (dtype < 0 || dtype >= 2) return error("%s: dtype %d is not 0 or 1", name, dtype);
     if (a.in > relu_dense_most)
         return error("%s: in is %lld, at most %lld", name, (long long)a.in, (long long)relu_dense_most);
-    return kernels().relu_dense[dtype](a);
+    const int status = kernels().relu_dense[dtype](a);
+    return status == -2 ? error("%s: out of memory", name) : status;
 }
 
 int run(const char* name, int dtype, const ChainArgs& a) {

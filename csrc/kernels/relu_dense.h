@@ -89,11 +89,30 @@ STRETTO_INLINE void activate(const T* z, const T* bias, int64_t rows, int64_t wi
         }
 }
 
+// A copy of b [k, columns] whose rows do not all fall on the same few lines of the first cache, as they do where they
+// are a power of two apart.
+template <class T>
+struct Spread {
+    int64_t ld;
+    T* rows;
+    Spread(const T* b, int64_t k, int64_t columns)
+        : ld((columns + 15) / 16 * 16 + 16),
+          rows(static_cast<T*>(__builtin_malloc(static_cast<size_t>(k * ld) * sizeof(T)))) {
+        if (rows)
+            for (int64_t r = 0; r < k; ++r)
+                __builtin_memcpy(rows + r * ld, b + r * columns, static_cast<size_t>(columns) * sizeof(T));
+    }
+    ~Spread() { __builtin_free(rows); }
+    Spread(const Spread&) = delete;
+    Spread& operator=(const Spread&) = delete;
+};
+
 template <class T>
 int run_relu_dense(const ReluDenseArgs& a) {
     const auto* z = static_cast<const T*>(a.z);
     const auto* z_bias = static_cast<const T*>(a.z_bias);
-    const auto* weight = static_cast<const T*>(a.weight);  // [in, out]
+    const Spread<T> weight(static_cast<const T*>(a.weight), a.in, a.out_width);
+    if (!weight.rows) return -2;
     const auto* bias = static_cast<const T*>(a.bias);
     auto* out = static_cast<T*>(a.out);
     const int64_t blocks = (a.rows + block_rows - 1) / block_rows;
@@ -106,7 +125,7 @@ int run_relu_dense(const ReluDenseArgs& a) {
             const int64_t rows = a.rows - first < block_rows ? a.rows - first : block_rows;
             activate(z + first * a.in, z_bias, rows, a.in, active);
             T* to = out + first * a.out_width;
-            product_of(active, a.in, 1, rows, weight, a.out_width, a.out_width, a.in,
+            product_of(active, a.in, 1, rows, weight.rows, weight.ld, a.out_width, a.in,
                        [&](int64_t r, int64_t c, int n, Vec<T> value) {
                            if (bias) value += load_lanes(bias + c, n);
                            store_lanes(to + r * a.out_width + c, value, n);
@@ -121,7 +140,8 @@ template <class T>
 int run_relu_dense_grad(const ReluDenseArgs& a) {
     const auto* z = static_cast<const T*>(a.z);
     const auto* z_bias = static_cast<const T*>(a.z_bias);
-    const auto* weight = static_cast<const T*>(a.weight);  // [out, in]
+    const Spread<T> weight(static_cast<const T*>(a.weight), a.out_width, a.in);
+    if (!weight.rows) return -2;
     const auto* grad = static_cast<const T*>(a.grad);
     auto* dz = static_cast<T*>(a.dz);
     const int64_t in = a.in, width = a.out_width, share = width * in + width + in;
@@ -148,11 +168,12 @@ int run_relu_dense_grad(const ReluDenseArgs& a) {
                 store_lanes(dbias + c, sum, n);
             }
             if (!dz) continue;
-            product_of(g, width, 1, rows, weight, in, in, width, [&](int64_t r, int64_t c, int n, Vec<T> value) {
-                value = load_lanes(active + r * in + c, n) <= Vec<T>{} ? Vec<T>{} : value;
-                store_lanes(dz + (first + r) * in + c, value, n);
-                store_lanes(dz_bias + c, load_lanes(dz_bias + c, n) + value, n);
-            });
+            product_of(g, width, 1, rows, weight.rows, weight.ld, in, width,
+                       [&](int64_t r, int64_t c, int n, Vec<T> value) {
+                           value = load_lanes(active + r * in + c, n) <= Vec<T>{} ? Vec<T>{} : value;
+                           store_lanes(dz + (first + r) * in + c, value, n);
+                           store_lanes(dz_bias + c, load_lanes(dz_bias + c, n) + value, n);
+                       });
         }
     });
     return 0;

@@ -110,7 +110,7 @@ struct RowDotArgs {
     int threads;
 };
 
-constexpr int64_t relu_dense_most = 128;  // values of z in a row
+constexpr int64_t relu_dense_most = 256;  // values of z in a row
 
 struct ReluDenseArgs {
     const void* z;

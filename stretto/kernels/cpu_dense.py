@@ -16,7 +16,8 @@ from stretto.kernels.denormals import DenormalsAreZero, matter
 
 BLOCK = 1 << 20  # bytes of z and of the result in a block
 LEAST_ROWS = 1024  # below, a GEMM spends its time on packing W
-WIDEST = 128  # values in a row of z or of the result that our kernel takes
+WIDEST = {"avx512": 256}  # values in a row of z or of the result that our kernel takes, by instruction set
+WIDEST_ELSEWHERE = 128
 ROWS_PER_TASK = 2048
 MOST_TASKS = 64
 _DTYPES = {torch.float32: 0, torch.float64: 1}
@@ -119,7 +120,7 @@ def _narrow_grad(
 
 def _narrow(z: Tensor, weight: Tensor) -> bool:
     """Whether our kernel is made for such sizes."""
-    return z.dtype in _DTYPES and max(weight.shape) <= WIDEST
+    return z.dtype in _DTYPES and max(weight.shape) <= WIDEST.get(native.isa(), WIDEST_ELSEWHERE)
 
 
 def _blocks(z: Tensor, width: int) -> Iterator[slice]:

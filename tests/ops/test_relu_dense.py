@@ -14,7 +14,7 @@ from stretto.ops.relu_dense import joined, relu_dense
 
 needs_native = pytest.mark.skipif(native.library() is None, reason="libstretto is not loaded")
 ROWS = 2 * BLOCK // (8 * 24) + 77  # more than one block of 24 fp64 columns, and a rest
-WIDTHS = [(24, 10), (1, 1), (17, 128), (128, 33), (48, 48), (200, 10), (24, 140)]  # past 128: torch's GEMM in blocks
+WIDTHS = [(24, 10), (1, 1), (17, 128), (128, 33), (48, 48), (256, 10), (24, 140), (300, 9), (7, 260)]  # 256: our most
 
 
 def _inputs(i: int, o: int, biases: bool = True) -> list[torch.Tensor | None]:
@@ -73,9 +73,10 @@ def test_second_derivatives_equal_those_of_the_steps() -> None:
 
 
 @needs_native
-def test_threads_and_instruction_sets_change_nothing_but_rounding() -> None:
+@pytest.mark.parametrize(("i", "o"), [(47, 33), (256, 140)])
+def test_threads_and_instruction_sets_change_nothing_but_rounding(i: int, o: int) -> None:
     def run() -> list[torch.Tensor]:
-        leaves = [t.detach().float().requires_grad_() for t in _inputs(47, 33)]
+        leaves = [t.detach().float().requires_grad_() for t in _inputs(i, o)]
         out = relu_dense(*leaves)
         out.square().sum().backward()
         return [out.detach(), *(t.grad for t in leaves)]
