@@ -80,7 +80,7 @@ class NeighborSampler(BaseSampler):
             fail("NeighborSampler: method='labor' neither draws with replacement nor takes the last edges")
         if semantics == "layered" and self.subgraph_type != SubgraphType.directional:
             fail(f"NeighborSampler: semantics='layered' gives directional subgraphs, not {self.subgraph_type.value}")
-        self.num_neighbors = num_neighbors
+        self.num_neighbors, self.time_attr = num_neighbors, time_attr
         self.replace, self.temporal_strategy, self.method, self.semantics = (
             replace,
             temporal_strategy,

@@ -120,3 +120,23 @@ def test_heterogeneous_node_data(patched):
         batches = list(module.train_dataloader())
     seen = torch.cat([b["paper"].input_id for b in batches]).sort().values
     assert torch.equal(seen, torch.arange(100))
+
+
+def test_times_of_seeds(patched):
+    """What PyG's datamodules hand on are seeds with their times, and a sampler that knows those of the graph."""
+    data = homogeneous()
+    data.time = torch.randint(0, 100, (300,), generator=torch.Generator().manual_seed(0))
+    nodes, times = torch.arange(100), torch.full((100,), 60)
+    options = {"num_neighbors": [3, 2], "batch_size": 20, "num_workers": 0, "time_attr": "time"}
+    module = datamodule.LightningNodeData(data, nodes, times, **options)
+    loader = module.train_dataloader()
+    assert isinstance(loader, NeighborLoader)
+    for batch in loader:
+        assert (batch.time[batch.batch_size :] <= 60).all()
+    links = data.edge_index[:, :40]
+    module = datamodule.LightningLinkData(data, links, None, torch.full((40,), 60), **options)
+    loader = module.train_dataloader()
+    assert isinstance(loader, LinkNeighborLoader)
+    for batch in loader:
+        later = batch.time > 60
+        assert torch.isin(batch.n_id[later], links).all()  # seeds may be later; what they see is not
