@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stretto import kernels
 from stretto.analyze import costs, kernel_costs, locality
 from stretto.analyze.costs import Cost
+from stretto.analyze.scratch import scratch_bytes
 from stretto.analyze.specs import Spec, describe, storage_key, tensors
 from stretto.kernels import cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics
 
@@ -293,7 +294,7 @@ class Recorder(TorchDispatchMode):
             number = torch._C._autograd._get_sequence_nr() - 1
             self._sites.setdefault(number, (record.index, path))
         self.trace.ops.append(record)
-        results = out if isinstance(out, (tuple, list)) else (out,)
+        results = [t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, Tensor)]
         for tensor, spec in zip(results, tensors(record.out), strict=False):
             if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
                 continue
@@ -303,6 +304,8 @@ class Recorder(TorchDispatchMode):
             self._producer[key] = record.index
             if not is_view:
                 self._take(tensor, spec, key, record.index)
+        if schema is None:
+            self.trace.peak_bytes = max(self.trace.peak_bytes, self._live + scratch_bytes(name, given))
 
     def _take(self, tensor: Tensor, spec: Spec, key: int, index: int) -> None:
         """Count a new storage until it is freed."""
