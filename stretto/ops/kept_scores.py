@@ -20,7 +20,7 @@ from stretto.tune.pick import picker
 from stretto.tune.variants import VARIANTS, Variant
 
 FORMS = ("gat", "gatv2", "dot")  # whose scores are computed at all
-LEAST = 1 << 20  # gathered values below which timing would measure noise
+LEAST = 1 << 22  # gathered values below which timing would measure noise
 MOST = 1 / 16  # of the memory that is free: what kept scores may take
 _MEMINFO = Path("/proc/meminfo")
 
