@@ -6,6 +6,10 @@ NINJA := $(CURDIR)/.venv/bin/ninja
 NATIVE_SOURCES := $(shell find csrc -name '*.h' -o -name '*.cpp') CMakeLists.txt
 CXX_SOURCES := $(shell find csrc -name '*.h' -o -name '*.cpp')
 
+# Tests run in as many processes as there are cores. Threads that wait for each other must then not spin.
+WORKERS := -n logical --maxprocesses 4 --dist worksteal
+SIDE_BY_SIDE := OMP_WAIT_POLICY=passive
+
 .PHONY: setup demo test test-all test-asan test-tsan test-gpu check format wheel clean
 
 setup: .venv/.installed build/.built
@@ -25,7 +29,7 @@ demo: setup
 	$(PY) -m stretto demo
 
 test: setup
-	$(PY) -m pytest -m "not slow and not gpu" tests
+	$(SIDE_BY_SIDE) $(PY) -m pytest $(WORKERS) -m "not slow and not gpu" tests
 
 test-all: setup
 	$(PY) -m pytest -m "not gpu" tests
