@@ -296,7 +296,7 @@ class Recorder(TorchDispatchMode):
         self.trace.ops.append(record)
         results = [t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, Tensor)]
         for tensor, spec in zip(results, tensors(record.out), strict=False):
-            if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            if tensor.layout != torch.strided:
                 continue
             key = storage_key(tensor)
             if is_view and key in self._producer:

@@ -60,16 +60,21 @@ def begin(graph: Graph, form: str, slope: float, values: Tensor, heads: int, sco
     if form not in FORMS or slope < 0 or values.device.type != "cpu" or native.library() is None or gathered < LEAST:
         return Trial(None, AGAIN, False, None)
     edges_per_row = (graph.num_edges // max(graph.num_rows, 1)).bit_length()
-    key = ("attention", form, heads, score_width, values.size(2), str(values.dtype), edges_per_row, _magnitude(graph))
+    key = (
+        "attention",
+        form,
+        heads,
+        score_width,
+        values.size(2),
+        str(values.dtype),
+        edges_per_row,
+        graph.num_edges.bit_length(),
+    )
     variant, timed = picker.offer(key, (AGAIN, KEPT))
     if variant is KEPT and bytes_kept > MOST * _free_bytes():
         variant, timed = AGAIN, False
     scores = pool.empty((graph.num_edges, heads), dtype) if variant is KEPT else None
     return Trial(key, variant, timed, scores)
-
-
-def _magnitude(graph: Graph) -> int:
-    return graph.num_edges.bit_length()
 
 
 def _free_bytes() -> float:
