@@ -217,6 +217,23 @@ STRETTO_INLINE Vec<Acc<T>> load_lanes(const T* p, int n) {
 #endif
 }
 
+// acc + x, x up to a whole vector at p. With masks that is one instruction, which no compiler makes of a load and a
+// sum; what it masks out is not read.
+template <class T>
+STRETTO_INLINE Vec<Acc<T>> add_lanes(Vec<Acc<T>> acc, const T* p, int n) {
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<T, float>) {
+        asm("vaddps %2, %0, %0%{%1%}" : "+v"(acc) : "Yk"(static_cast<__mmask16>((1u << n) - 1)), "m"(*p));
+        return acc;
+    }
+    if constexpr (std::is_same_v<T, double>) {
+        asm("vaddpd %2, %0, %0%{%1%}" : "+v"(acc) : "Yk"(static_cast<__mmask8>((1u << n) - 1)), "m"(*p));
+        return acc;
+    }
+#endif
+    return acc + load_lanes(p, n);
+}
+
 template <class T>
 STRETTO_INLINE void store_lanes(T* p, Vec<Acc<T>> value, int n) {
     if (n == lanes<Acc<T>>)

@@ -11,7 +11,7 @@
 namespace stretto::STRETTO_ISA {
 
 // Register tiles come in these sizes, in vectors. Each size is a copy of the loop, so what is rarely run gets few:
-// 64-bit columns (graphs past 2^31 nodes), the baseline instruction set, reductions other than sum.
+// 64-bit columns (graphs past 2^31 nodes), rows in order, the baseline instruction set, reductions other than sum.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int max_vectors = 16;  // of 32 registers
 #elif defined(__AVX2__)
@@ -23,6 +23,18 @@ constexpr int max_vectors = 4;
 // max also serves min, by the sign of the messages.
 enum class Reduce { sum, max, mul };
 
+// The column of an edge where none are listed: the edge's own number. (Messages that lie in row order.)
+struct InOrder {};
+
+template <class Index>
+STRETTO_INLINE int64_t column_of(const Index* col, int64_t e) {
+    if constexpr (std::is_same_v<Index, InOrder>)
+        return e;
+    else
+        return static_cast<int64_t>(col[e]);
+}
+
+// x, y, out and ties point at the first column of the register tile.
 template <class T>
 struct SpmmView {
     using A = Acc<T>;
@@ -71,23 +83,27 @@ STRETTO_INLINE void combine(Vec<A>& acc, Vec<A>& count, Vec<A> value, Vec<A> val
 constexpr int factors_at_once = 512;  // a multiple of every number of edges in flight
 
 template <class T, class Index>
-__attribute__((noinline)) void edge_factors(const SpmmView<T>& v, const Index* col, const Index* edge_id, int64_t begin,
-                                            int64_t end, Acc<T>* factor) {
+__attribute__((noinline)) void edge_factors(const SpmmView<T>& v, const stretto_csr& g, int64_t begin, int64_t end,
+                                            Acc<T>* factor) {
     using A = Acc<T>;
     const int64_t n = end - begin, stride = v.weight_stride;
     const A *weight = v.weight, *scale = v.col_scale;
-    if (col) col += begin;
-    if (edge_id) edge_id += begin;
+    const auto* col = static_cast<const Index*>(g.col);
+    const auto take = [&](const auto* edge_id) {
+        for (int64_t i = 0; i < n; ++i) factor[i] = weight[static_cast<int64_t>(edge_id[begin + i]) * stride];
+    };
     if (!weight && !scale)
         for (int64_t i = 0; i < n; ++i) factor[i] = 1;
     else if (!weight)
-        for (int64_t i = 0; i < n; ++i) factor[i] = scale[col ? static_cast<int64_t>(col[i]) : begin + i];
-    else if (edge_id)
-        for (int64_t i = 0; i < n; ++i) factor[i] = weight[static_cast<int64_t>(edge_id[i]) * stride];
-    else
+        for (int64_t i = 0; i < n; ++i) factor[i] = scale[column_of(col, begin + i)];
+    else if (!g.edge_id)
         for (int64_t i = 0; i < n; ++i) factor[i] = weight[(begin + i) * stride];
+    else if (g.index_bytes == 4)
+        take(static_cast<const int32_t*>(g.edge_id));
+    else
+        take(static_cast<const int64_t*>(g.edge_id));
     if (weight && scale)
-        for (int64_t i = 0; i < n; ++i) factor[i] *= scale[col ? static_cast<int64_t>(col[i]) : begin + i];
+        for (int64_t i = 0; i < n; ++i) factor[i] *= scale[column_of(col, begin + i)];
     if (v.sign < 0)
         for (int64_t i = 0; i < n; ++i) factor[i] = -factor[i];
 }
@@ -97,53 +113,67 @@ template <class T, class Index>
 struct Factors {
     using A = Acc<T>;
     const SpmmView<T>& v;
-    const Index *col, *edge_id;
+    const stretto_csr& g;
+    const int64_t task_end;
     const bool as_given;
     int64_t made_begin = 0, made_end = 0;
     A made[factors_at_once];
 
-    Factors(const SpmmView<T>& view, const Index* column, const Index* id)
+    Factors(const SpmmView<T>& view, const stretto_csr& graph, int64_t end)
         : v(view),
-          col(column),
-          edge_id(id),
-          as_given(view.weight && !id && view.weight_stride == 1 && !view.col_scale && view.sign > 0) {}
+          g(graph),
+          task_end(end),
+          as_given(view.weight && !graph.edge_id && view.weight_stride == 1 && !view.col_scale && view.sign > 0) {}
 
     // Factors from edge `first` on, valid up to edge `last`, which is lowered if the row is too long. Where a row is
     // cut depends on the row alone: so does the order of its additions.
-    STRETTO_INLINE const A* from(int64_t first, int64_t& last, int64_t task_end) {
+    STRETTO_INLINE const A* from(int64_t first, int64_t& last) {
         if (as_given) return v.weight + first;
         if (first < made_begin || last > made_end) {
             made_begin = first;
             made_end = first + factors_at_once < task_end ? first + factors_at_once : task_end;
-            edge_factors(v, col, edge_id, made_begin, made_end, made);
+            edge_factors<T, Index>(v, g, made_begin, made_end, made);
         }
         if (last > made_end) last = made_end;
         return made + (first - made_begin);
     }
 };
 
-struct NoFactors {};
+// Of edges that are added as they are.
+template <class T, class Index>
+struct NoFactors {
+    NoFactors(const SpmmView<T>&, const stretto_csr&, int64_t) {}
+};
 
-// Reduces the edges [begin, end) of one row, columns [c, c + width) of x with width in (lanes * (NV - 1), lanes * NV].
-// Rows up to edge `ahead_end` may be prefetched: the next rows' edges follow this row's.
+// Reduces the edges [begin, end) of one row; the last of the NV vectors has `tail` lanes. The next rows' edges follow
+// this row's, so rows are prefetched beyond its end, up to edge `ahead_end`. Few instructions an edge: where the rows
+// come out of a near cache, they set the pace.
 template <class T, class Index, Reduce R, bool Scaled, bool Ties, int NV, int unroll, class Made>
 STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Made& factors, int64_t begin, int64_t end,
-                                 int64_t task_end, int64_t ahead_end, int64_t c, int tail, Vec<Acc<T>>* acc,
-                                 Vec<Acc<T>>* count) {
+                                 int64_t ahead_end, int tail, Vec<Acc<T>>* acc, Vec<Acc<T>>* count) {
     using A = Acc<T>;
-    constexpr int L = lanes<A>;
-    const T* x = v.x + c;
+    constexpr int L = lanes<A>, size = static_cast<int>(sizeof(T));
+    const auto* x = reinterpret_cast<const char*>(v.x);
+    const int64_t pitch = v.ldx * size, ahead = v.prefetch;
     Vec<A> lane[unroll][NV];
     for (int u = 0; u < unroll; ++u)
         for (int k = 0; k < NV; ++k) lane[u][k] = identity<R, A>();
 
     const A* factor = nullptr;
+    const auto fetch_ahead = [&](int64_t e, int edges) __attribute__((always_inline)) {
+        if (e + ahead + edges > ahead_end) return;
+#pragma GCC unroll 4
+        for (int u = 0; u < edges; ++u) prefetch_bytes(x + column_of(col, e + ahead + u) * pitch, NV * L * size);
+    };
     const auto add = [&](int64_t e, int64_t i, Vec<A>* into) __attribute__((always_inline)) {
-        if (e + v.prefetch < ahead_end)
-            prefetch_bytes(x + static_cast<int64_t>(col[e + v.prefetch]) * v.ldx, NV * L * static_cast<int>(sizeof(T)));
-        const T* row = x + (col ? static_cast<int64_t>(col[e]) : e) * v.ldx;
+        const auto* row = reinterpret_cast<const T*>(x + column_of(col, e) * pitch);
 #pragma GCC unroll 16
         for (int k = 0; k < NV; ++k) {
+            if constexpr (R == Reduce::sum && !Scaled)
+                if (k == NV - 1) {
+                    into[k] = add_lanes(into[k], row + k * L, tail);
+                    continue;
+                }
             Vec<A> value = k == NV - 1 ? load_lanes(row + k * L, tail) : load(row + k * L);
             if constexpr (Scaled) value = factor[i] * value;
             // Entries compete as stored: rounding may make two of them equal, and both then share the gradient.
@@ -154,13 +184,18 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Made& f
     };
     for (int64_t first = begin, last; first < end; first = last) {
         last = end;
-        if constexpr (Scaled) factor = factors.from(first, last, task_end);
+        if constexpr (Scaled) factor = factors.from(first, last);
         int64_t e = first;
-        for (; e + unroll <= last; e += unroll)
+        for (; e + unroll <= last; e += unroll) {
+            fetch_ahead(e, unroll);
 #pragma GCC unroll 4
             for (int u = 0; u < unroll; ++u) add(e + u, e + u - first, lane[u]);
+        }
         if constexpr (unroll > 1)
-            for (; e < last; ++e) add(e, e - first, lane[0]);
+            for (; e < last; ++e) {
+                fetch_ahead(e, 1);
+                add(e, e - first, lane[0]);
+            }
     }
     for (int k = 0; k < NV; ++k) {
         for (int u = 1; u < unroll; ++u) combine<R, false, A>(lane[0][k], count[k], lane[u][k], count[k]);
@@ -170,7 +205,7 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Made& f
 
 // Scales, adds beta * y and stores one finished row.
 template <class T, Reduce R, bool Ties, int NV>
-STRETTO_INLINE void finish_row(const SpmmView<T>& v, int64_t row, bool empty, int64_t c, int tail, Vec<Acc<T>>* acc,
+STRETTO_INLINE void finish_row(const SpmmView<T>& v, int64_t row, bool empty, int tail, Vec<Acc<T>>* acc,
                                const Vec<Acc<T>>* count) {
     using A = Acc<T>;
     constexpr int L = lanes<A>;
@@ -178,48 +213,50 @@ STRETTO_INLINE void finish_row(const SpmmView<T>& v, int64_t row, bool empty, in
     for (int k = 0; k < NV; ++k) {
         const int n = k == NV - 1 ? tail : L;
         Vec<A> value = (empty && R == Reduce::max ? Vec<A>{} : acc[k]) * scale;
-        if (v.y) value += v.beta * load_lanes(v.y + row * v.ldy + c + k * L, n);
-        store_lanes(v.out + row * v.ldo + c + k * L, value, n);
-        if constexpr (Ties) store_lanes(v.ties + row * v.ldo + c + k * L, count[k], n);
+        if (v.y) value += v.beta * load_lanes(v.y + row * v.ldy + k * L, n);
+        store_lanes(v.out + row * v.ldo + k * L, value, n);
+        if constexpr (Ties) store_lanes(v.ties + row * v.ldo + k * L, count[k], n);
+    }
+}
+
+// A task is whole rows, or a piece of a long one, whose partial result goes to its slot.
+template <class T, class Index, Reduce R, bool Scaled, bool Ties, int NV, int unroll>
+STRETTO_INLINE void run_edges(const SpmmView<T>& v, const stretto_csr& g, const int64_t* task, int tail,
+                              Acc<T>* slots) {
+    using A = Acc<T>;
+    const auto* col = static_cast<const Index*>(g.col);
+    const bool piece = task[4] >= 0;
+    const int64_t last_row = task[1], task_end = task[3];
+    // Rows that follow one another are fetched ahead by the processor itself.
+    const int64_t ahead_end = v.prefetch > 0 && !std::is_same_v<Index, InOrder> ? task_end : 0;
+    std::conditional_t<Scaled, Factors<T, Index>, NoFactors<T, Index>> factors(v, g, task_end);
+    Vec<A> acc[NV], count[NV];
+    for (int64_t row = task[0], begin = task[2], end; row < last_row; ++row, begin = end) {
+        for (int k = 0; k < NV; ++k) count[k] = Vec<A>{};
+        end = piece ? task_end : v.rowptr[row + 1];
+        reduce_edges<T, Index, R, Scaled, Ties, NV, unroll>(v, col, factors, begin, end, ahead_end, tail, acc, count);
+        if (!piece) {
+            finish_row<T, R, Ties, NV>(v, row, begin == end, tail, acc, count);
+            continue;
+        }
+        A* slot = slots + task[4] * 2 * NV * lanes<A>;
+        for (int k = 0; k < NV; ++k) store(slot + k * lanes<A>, acc[k]);
+        if constexpr (Ties)
+            for (int k = 0; k < NV; ++k) store(slot + (NV + k) * lanes<A>, count[k]);
     }
 }
 
 template <class T, class Index, Reduce R, bool Scaled, bool Ties, int NV>
-void run_task(const SpmmView<T>& v, const stretto_csr& g, const int64_t* task, int64_t c, int tail, Acc<T>* slots) {
-    using A = Acc<T>;
-    const auto* col = static_cast<const Index*>(g.col);
-    const auto* edge_id = static_cast<const Index*>(g.edge_id);
-    const bool piece = task[4] >= 0;  // of a long row: the partial result goes to its slot
-    const int64_t task_end = task[3], ahead_end = v.prefetch > 0 && col ? task_end : 0;
+void run_task(const SpmmView<T>& v, const stretto_csr& g, const int64_t* task, int tail, Acc<T>* slots) {
     constexpr int unroll = edges_in_flight<R, NV>;
-    auto factors = [&] {
-        if constexpr (Scaled)
-            return Factors<T, Index>(v, col, edge_id);
-        else
-            return NoFactors();
-    }();
-    Vec<A> acc[NV], count[NV];
-    for (int64_t row = task[0]; row < task[1]; ++row) {
-        for (int k = 0; k < NV; ++k) count[k] = Vec<A>{};
-        const int64_t begin = piece ? task[2] : v.rowptr[row], end = piece ? task[3] : v.rowptr[row + 1];
-        if (unroll > 1 && v.one_chain)
-            reduce_edges<T, Index, R, Scaled, Ties, NV, 1>(v, col, factors, begin, end, task_end, ahead_end, c, tail,
-                                                           acc, count);
-        else
-            reduce_edges<T, Index, R, Scaled, Ties, NV, unroll>(v, col, factors, begin, end, task_end, ahead_end, c,
-                                                                tail, acc, count);
-        if (!piece) {
-            finish_row<T, R, Ties, NV>(v, row, begin == end, c, tail, acc, count);
-            continue;
-        }
-        A* slot = slots + task[4] * 2 * NV * lanes<A>;
-        std::memcpy(slot, acc, sizeof(acc));
-        if constexpr (Ties) std::memcpy(slot + NV * lanes<A>, count, sizeof(count));
-    }
+    if (unroll > 1 && v.one_chain)
+        run_edges<T, Index, R, Scaled, Ties, NV, 1>(v, g, task, tail, slots);
+    else
+        run_edges<T, Index, R, Scaled, Ties, NV, unroll>(v, g, task, tail, slots);
 }
 
 template <class T, Reduce R, bool Ties, int NV>
-void merge_hub(const SpmmView<T>& v, const int64_t* hub, int64_t c, int tail, const Acc<T>* slots) {
+void merge_hub(const SpmmView<T>& v, const int64_t* hub, int tail, const Acc<T>* slots) {
     using A = Acc<T>;
     Vec<A> acc[NV], count[NV];
     for (int k = 0; k < NV; ++k) {
@@ -229,20 +266,28 @@ void merge_hub(const SpmmView<T>& v, const int64_t* hub, int64_t c, int tail, co
             combine<R, Ties, A>(acc[k], count[k], load(slot), Ties ? load(slot + NV * lanes<A>) : Vec<A>{});
         }
     }
-    finish_row<T, R, Ties, NV>(v, hub[0], false, c, tail, acc, count);
+    finish_row<T, R, Ties, NV>(v, hub[0], false, tail, acc, count);
 }
 
 // A register tile of some number of vectors: what to do with a task, and how to merge a cut row.
 template <class T>
 struct Tile {
-    void (*task)(const SpmmView<T>&, const stretto_csr&, const int64_t* task, int64_t c, int tail, Acc<T>*);
-    void (*merge)(const SpmmView<T>&, const int64_t* hub, int64_t c, int tail, const Acc<T>*);
+    void (*task)(const SpmmView<T>&, const stretto_csr&, const int64_t* task, int tail, Acc<T>*);
+    void (*merge)(const SpmmView<T>&, const int64_t* hub, int tail, const Acc<T>*);
     int vectors;
 };
 
+// Up to how many vectors.
+template <class Index, Reduce R, bool Scaled>
+constexpr int largest_tile() {
+    if (R == Reduce::mul || sizeof(Index) == 8) return 1;
+    if (std::is_same_v<Index, InOrder>) return R == Reduce::max ? 2 : Scaled ? 1 : 4;
+    return R == Reduce::max ? 4 : max_vectors;
+}
+
 template <class T, class Index, Reduce R, bool Scaled, bool Ties, int NV = 1>
 Tile<T> choose_tile(int vectors) {
-    constexpr int limit = R == Reduce::mul ? 1 : sizeof(Index) == 8 ? 2 : R == Reduce::sum ? max_vectors : 4;
+    constexpr int limit = largest_tile<Index, R, Scaled>();
     if (NV >= limit || vectors <= NV) return {run_task<T, Index, R, Scaled, Ties, NV>, merge_hub<T, R, Ties, NV>, NV};
     if constexpr (NV < limit) return choose_tile<T, Index, R, Scaled, Ties, NV + 1>(vectors);
     __builtin_unreachable();
@@ -268,7 +313,9 @@ int run_spmm(const SpmmArgs& a) {
     const int64_t blocks = by_head ? a.heads : 1, width = by_head ? a.width : a.heads * a.width;
     if (width == 0 || blocks == 0) return 0;
     const auto choose = [&](int vectors) {
-        return g.index_bytes == 4 ? choose_tile_for<T, int32_t>(a, vectors) : choose_tile_for<T, int64_t>(a, vectors);
+        return !g.col               ? choose_tile_for<T, InOrder>(a, vectors)
+               : g.index_bytes == 4 ? choose_tile_for<T, int32_t>(a, vectors)
+                                    : choose_tile_for<T, int64_t>(a, vectors);
     };
     // Even register tiles: as few as fit, none much narrower than the others.
     const int64_t vectors = (width + L - 1) / L;
@@ -308,15 +355,19 @@ int run_spmm(const SpmmArgs& a) {
         const int64_t block = i / used, t = i % used;
         SpmmView<T> v = view;
         if (by_head) v.weight += block;
+        const int64_t first_column = block * width + t * per * L;
+        v.x += first_column;
+        v.out += first_column;
+        if (v.y) v.y += first_column;
+        if (v.ties) v.ties += first_column;
         const bool is_last = t == used - 1;
-        use(v, is_last ? last : whole, block * width + t * per * L, is_last ? last_tail : L,
-            slots + i * g.num_slots * slot_size);
+        use(v, is_last ? last : whole, is_last ? last_tail : L, slots + i * g.num_slots * slot_size);
     };
     // Not where they decide which entry is the largest, nor where numbers are stored in 16 bits.
     const bool flush = a.reduce == STRETTO_SUM && std::is_same_v<T, A>;
     const auto run = [&](int64_t task, int64_t i) {
-        tile_at(i, [&](const SpmmView<T>& v, const Tile<T>& tile, int64_t c, int tail, A* s) {
-            tile.task(v, g, g.tasks + 5 * task, c, tail, s);
+        tile_at(i, [&](const SpmmView<T>& v, const Tile<T>& tile, int tail, A* s) {
+            tile.task(v, g, g.tasks + 5 * task, tail, s);
         });
     };
     if (a.tile > 0) {  // tile by tile over the whole graph: the gathered columns are a smaller working set
@@ -333,8 +384,8 @@ int run_spmm(const SpmmArgs& a) {
     }
     if (g.num_hubs > 0) {
         parallel_for(g.num_hubs * total, a.threads, [&](int64_t job) {
-            tile_at(job % total, [&](const SpmmView<T>& v, const Tile<T>& tile, int64_t c, int tail, A* s) {
-                tile.merge(v, g.hubs + 3 * (job / total), c, tail, s);
+            tile_at(job % total, [&](const SpmmView<T>& v, const Tile<T>& tile, int tail, A* s) {
+                tile.merge(v, g.hubs + 3 * (job / total), tail, s);
             });
         });
         __builtin_free(slots);
