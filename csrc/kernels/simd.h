@@ -223,15 +223,35 @@ template <class T>
 STRETTO_INLINE Vec<Acc<T>> add_lanes(Vec<Acc<T>> acc, const T* p, int n) {
 #if defined(__AVX512F__)
     if constexpr (std::is_same_v<T, float>) {
-        asm("vaddps %2, %0, %0%{%1%}" : "+v"(acc) : "Yk"(static_cast<__mmask16>((1u << n) - 1)), "m"(*p));
+        const auto mask = static_cast<__mmask16>((1u << n) - 1);
+        asm("vaddps %2, %0, %0%{%1%}" : "+v"(acc) : "Yk"(mask), "m"(*p));
         return acc;
     }
     if constexpr (std::is_same_v<T, double>) {
-        asm("vaddpd %2, %0, %0%{%1%}" : "+v"(acc) : "Yk"(static_cast<__mmask8>((1u << n) - 1)), "m"(*p));
+        const auto mask = static_cast<__mmask8>((1u << n) - 1);
+        asm("vaddpd %2, %0, %0%{%1%}" : "+v"(acc) : "Yk"(mask), "m"(*p));
         return acc;
     }
 #endif
     return acc + load_lanes(p, n);
+}
+
+// acc + factor * x, in the same way.
+template <class T>
+STRETTO_INLINE Vec<Acc<T>> add_scaled_lanes(Vec<Acc<T>> acc, Vec<Acc<T>> factor, const T* p, int n) {
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<T, float>) {
+        const auto mask = static_cast<__mmask16>((1u << n) - 1);
+        asm("vfmadd231ps %3, %2, %0%{%1%}" : "+v"(acc) : "Yk"(mask), "v"(factor), "m"(*p));
+        return acc;
+    }
+    if constexpr (std::is_same_v<T, double>) {
+        const auto mask = static_cast<__mmask8>((1u << n) - 1);
+        asm("vfmadd231pd %3, %2, %0%{%1%}" : "+v"(acc) : "Yk"(mask), "v"(factor), "m"(*p));
+        return acc;
+    }
+#endif
+    return acc + factor * load_lanes(p, n);
 }
 
 template <class T>

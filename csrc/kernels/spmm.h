@@ -108,49 +108,27 @@ __attribute__((noinline)) void edge_factors(const SpmmView<T>& v, const stretto_
         for (int64_t i = 0; i < n; ++i) factor[i] = -factor[i];
 }
 
-// The factors of the edges being reduced and of those that follow, as far as they have been made.
-template <class T, class Index>
+// Factors of the edges [first, end). Small enough for registers: they are looked at in every row.
+template <class A>
 struct Factors {
-    using A = Acc<T>;
-    const SpmmView<T>& v;
-    const stretto_csr& g;
-    const int64_t task_end;
-    const bool as_given;
-    int64_t made_begin = 0, made_end = 0;
-    A made[factors_at_once];
-
-    Factors(const SpmmView<T>& view, const stretto_csr& graph, int64_t end)
-        : v(view),
-          g(graph),
-          task_end(end),
-          as_given(view.weight && !graph.edge_id && view.weight_stride == 1 && !view.col_scale && view.sign > 0) {}
-
-    // Factors from edge `first` on, valid up to edge `last`, which is lowered if the row is too long. Where a row is
-    // cut depends on the row alone: so does the order of its additions.
-    STRETTO_INLINE const A* from(int64_t first, int64_t& last) {
-        if (as_given) return v.weight + first;
-        if (first < made_begin || last > made_end) {
-            made_begin = first;
-            made_end = first + factors_at_once < task_end ? first + factors_at_once : task_end;
-            edge_factors<T, Index>(v, g, made_begin, made_end, made);
-        }
-        if (last > made_end) last = made_end;
-        return made + (first - made_begin);
-    }
+    const A* values;
+    int64_t first, end;
 };
 
-// Of edges that are added as they are.
-template <class T, class Index>
-struct NoFactors {
-    NoFactors(const SpmmView<T>&, const stretto_csr&, int64_t) {}
-};
+// Before any are made: none, or all of them where the weights are what is wanted.
+template <class T>
+Factors<Acc<T>> given_factors(const SpmmView<T>& v, const stretto_csr& g) {
+    const bool as_given = v.weight && !g.edge_id && v.weight_stride == 1 && !v.col_scale && v.sign > 0;
+    return {v.weight, 0, as_given ? INT64_MAX : 0};
+}
 
 // Reduces the edges [begin, end) of one row; the last of the NV vectors has `tail` lanes. The next rows' edges follow
 // this row's, so rows are prefetched beyond its end, up to edge `ahead_end`. Few instructions an edge: where the rows
 // come out of a near cache, they set the pace.
-template <class T, class Index, Reduce R, bool Scaled, bool Ties, int NV, int unroll, class Made>
-STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Made& factors, int64_t begin, int64_t end,
-                                 int64_t ahead_end, int tail, Vec<Acc<T>>* acc, Vec<Acc<T>>* count) {
+template <class T, class Index, Reduce R, bool Scaled, bool Ties, int NV, int unroll, class More>
+STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Factors<Acc<T>>& factors, More more_factors,
+                                 int64_t begin, int64_t end, int64_t ahead_end, int tail, Vec<Acc<T>>* acc,
+                                 Vec<Acc<T>>* count) {
     using A = Acc<T>;
     constexpr int L = lanes<A>, size = static_cast<int>(sizeof(T));
     const auto* x = reinterpret_cast<const char*>(v.x);
@@ -169,9 +147,12 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Made& f
         const auto* row = reinterpret_cast<const T*>(x + column_of(col, e) * pitch);
 #pragma GCC unroll 16
         for (int k = 0; k < NV; ++k) {
-            if constexpr (R == Reduce::sum && !Scaled)
+            if constexpr (R == Reduce::sum)
                 if (k == NV - 1) {
-                    into[k] = add_lanes(into[k], row + k * L, tail);
+                    if constexpr (Scaled)
+                        into[k] = add_scaled_lanes(into[k], broadcast<A>(factor[i]), row + k * L, tail);
+                    else
+                        into[k] = add_lanes(into[k], row + k * L, tail);
                     continue;
                 }
             Vec<A> value = k == NV - 1 ? load_lanes(row + k * L, tail) : load(row + k * L);
@@ -184,7 +165,14 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Made& f
     };
     for (int64_t first = begin, last; first < end; first = last) {
         last = end;
-        if constexpr (Scaled) factor = factors.from(first, last);
+        if constexpr (Scaled) {
+            if (last > factors.end) {
+                factors = more_factors(first);
+                // Where a row is cut depends on the row alone: so does the order of its additions.
+                if (last > factors.end) last = factors.end;
+            }
+            factor = factors.values + (first - factors.first);
+        }
         int64_t e = first;
         for (; e + unroll <= last; e += unroll) {
             fetch_ahead(e, unroll);
@@ -229,12 +217,19 @@ STRETTO_INLINE void run_edges(const SpmmView<T>& v, const stretto_csr& g, const 
     const int64_t last_row = task[1], task_end = task[3];
     // Rows that follow one another are fetched ahead by the processor itself.
     const int64_t ahead_end = v.prefetch > 0 && !std::is_same_v<Index, InOrder> ? task_end : 0;
-    std::conditional_t<Scaled, Factors<T, Index>, NoFactors<T, Index>> factors(v, g, task_end);
+    A made[Scaled ? factors_at_once : 1];
+    Factors<A> factors = given_factors(v, g);
+    const auto more_factors = [&](int64_t first) __attribute__((always_inline)) {
+        const int64_t end = first + factors_at_once < task_end ? first + factors_at_once : task_end;
+        edge_factors<T, Index>(v, g, first, end, made);
+        return Factors<A>{made, first, end};
+    };
     Vec<A> acc[NV], count[NV];
     for (int64_t row = task[0], begin = task[2], end; row < last_row; ++row, begin = end) {
         for (int k = 0; k < NV; ++k) count[k] = Vec<A>{};
         end = piece ? task_end : v.rowptr[row + 1];
-        reduce_edges<T, Index, R, Scaled, Ties, NV, unroll>(v, col, factors, begin, end, ahead_end, tail, acc, count);
+        reduce_edges<T, Index, R, Scaled, Ties, NV, unroll>(v, col, factors, more_factors, begin, end, ahead_end, tail,
+                                                            acc, count);
         if (!piece) {
             finish_row<T, R, Ties, NV>(v, row, begin == end, tail, acc, count);
             continue;

@@ -54,6 +54,10 @@ def test_self_contained(pages, name):
     assert "nan" not in re.sub(r"[a-z]*nan[a-z]+|[a-z]+nan[a-z]*", "", text.lower())
 
 
+class Refused(Exception):
+    """The driver could not do what it was asked."""
+
+
 class Browser:
     """Chromium through its driver's own protocol."""
 
@@ -75,9 +79,9 @@ class Browser:
         wanted = {"goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}}
         for _ in range(100):
             try:
-                session = self.post("/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+                session = self.ask("/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
                 break
-            except urllib.error.URLError:
+            except (urllib.error.URLError, Refused):
                 time.sleep(0.1)
         else:
             self.driver.terminate()
@@ -86,28 +90,38 @@ class Browser:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self.cdp("Emulation.setDeviceMetricsOverride", metrics)
 
-    def post(self, path: str, body: dict) -> object:
-        request = urllib.request.Request(
-            self.base + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)["value"]
+    def ask(self, path: str, body: dict | None = None) -> object:
+        """The driver's answer; its own words where it refuses."""
+        sent = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.base + path, sent, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            raise Refused(f"{path}: {error.read().decode()[:500]}") from error
 
     def cdp(self, command: str, parameters: dict) -> None:
-        self.post("/goog/cdp/execute", {"cmd": command, "params": parameters})
+        self.ask("/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def open(self, path) -> None:
-        self.post("/url", {"url": path.as_uri()})
+        self.ask("/url", {"url": path.as_uri()})
 
     def js(self, code: str) -> object:
-        return self.post("/execute/sync", {"script": code, "args": []})
+        return self.ask("/execute/sync", {"script": code, "args": []})
 
     def errors(self) -> list[str]:
-        return [entry["message"] for entry in self.post("/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
+        return [entry["message"] for entry in self.ask("/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
 
     def screenshot(self, path) -> None:
-        with urllib.request.urlopen(self.base + "/screenshot", timeout=60) as answer:
-            path.write_bytes(base64.b64decode(json.load(answer)["value"]))
+        """A picture of the window. On a busy machine the page may not be drawn when the driver looks: it looks again."""
+        for patience in (1, 2, 4, 8, None):
+            try:
+                path.write_bytes(base64.b64decode(self.ask("/screenshot")))
+                return
+            except Refused:
+                if patience is None:
+                    raise
+                time.sleep(patience)
 
     def close(self) -> None:
         try:
