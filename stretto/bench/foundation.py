@@ -1,9 +1,12 @@
 """The targets of the foundation: what the ops must reach on two cores, each beside what they reach here.
 
-`stretto bench ops --suite foundation [--only TEXT]`. Cells that serve several targets are measured once. "reading
-alone" is the ratio of a kernel that reads the same rows in the same order, adds them up and stores nothing.
+`stretto bench ops --suite foundation [--only TEXT]`. Cells that serve several targets are measured once, each in a
+process of its own, as the command that repeats it does: what earlier cells have left free in the heap spares torch the
+page faults of its results, which halves its time in one cell and not in the next. "reading alone" is the ratio of a
+kernel that reads the same rows in the same order, adds them up and stores nothing.
 """
 
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -110,12 +113,14 @@ def command(out: Console, *, threads: int, repeats: int, only: str = "") -> list
     specs = list(dict.fromkeys(t.spec for t in chosen if t.kind != "scaling"))
     results: dict[Spec, Result] = {}
     out.print(report.headline(), soft_wrap=True, highlight=False)
-    with report.progress(len(specs), "cells") as step:
+    fresh = multiprocessing.get_context("spawn")
+    with report.progress(len(specs), "cells") as step, fresh.Pool(1, maxtasksperchild=1) as process:
         for spec in specs:
             mine = [t for t in chosen if t.spec == spec]
             without = () if any(t.against in SLOW for t in mine) or spec.graph == TINY else SLOW
             with_ceilings = ("gather", "random gather") if any(t.kind == "share" for t in mine) else ("gather",)
-            results[spec] = run(spec, repeats=repeats, with_ceilings=with_ceilings, without=without)
+            options = {"repeats": repeats, "with_ceilings": with_ceilings, "without": without}
+            results[spec] = process.apply(run, (spec,), options)
             step(f"{spec.op} {spec.reduce} {spec.width}")
             if spec.graph == TINY:
                 report.show(out, results[spec])
@@ -130,7 +135,8 @@ def command(out: Console, *, threads: int, repeats: int, only: str = "") -> list
     for target in chosen:
         read, form, least = KINDS[target.kind]
         if target.kind == "scaling":
-            value: Interval | None = scaling(target.spec, repeats)
+            with fresh.Pool(1) as process:
+                value: Interval | None = process.apply(scaling, (target.spec, repeats))
         else:
             value = read(target, results[target.spec])
         met = value is not None and (value[0] >= target.bound if least else value[0] <= target.bound)
