@@ -52,7 +52,7 @@ using Vec = std::conditional_t<std::is_same_v<A, double>, vf64, vf32>;
 
 template <class A>
 STRETTO_INLINE Vec<A> broadcast(A value) {
-    return Vec<A>{} + value;
+    return value - Vec<A>{};  // a sum would have to turn -0 into 0, and so be carried out
 }
 
 // Software conversions, for instruction sets without F16C. Not inlined: they would bloat every loop they stand in.

@@ -145,18 +145,19 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Factors
     };
     const auto add = [&](int64_t e, int64_t i, Vec<A>* into) __attribute__((always_inline)) {
         const auto* row = reinterpret_cast<const T*>(x + column_of(col, e) * pitch);
+        const Vec<A> scale = Scaled ? broadcast<A>(factor[i]) : Vec<A>{};
 #pragma GCC unroll 16
         for (int k = 0; k < NV; ++k) {
             if constexpr (R == Reduce::sum)
                 if (k == NV - 1) {
                     if constexpr (Scaled)
-                        into[k] = add_scaled_lanes(into[k], broadcast<A>(factor[i]), row + k * L, tail);
+                        into[k] = add_scaled_lanes(into[k], scale, row + k * L, tail);
                     else
                         into[k] = add_lanes(into[k], row + k * L, tail);
                     continue;
                 }
             Vec<A> value = k == NV - 1 ? load_lanes(row + k * L, tail) : load(row + k * L);
-            if constexpr (Scaled) value = factor[i] * value;
+            if constexpr (Scaled) value *= scale;
             // Entries compete as stored: rounding may make two of them equal, and both then share the gradient.
             if constexpr (R == Reduce::max && !std::is_same_v<T, A>)
                 if (v.weight) value = as_stored<T>(value);
