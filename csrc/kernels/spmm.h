@@ -63,6 +63,8 @@ constexpr int edges_in_flight = R != Reduce::sum ? 1
                                 : NV <= 4        ? 2
                                                  : 1;
 
+constexpr int stream_ahead = 128;  // edges
+
 template <Reduce R, class A>
 STRETTO_INLINE Vec<A> identity() {
     return broadcast<A>(R == Reduce::max ? A(-__builtin_inf()) : R == Reduce::mul ? A(1) : A(0));
@@ -138,6 +140,12 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Factors
         for (int k = 0; k < NV; ++k) lane[u][k] = identity<R, A>();
 
     const A* factor = nullptr;
+    // Of narrow rows columns and factors are a good part of what is read, and the processor fetches such streams ahead
+    // only up to the end of a page.
+    const auto fetch_streams = [&](int64_t e, int64_t i) __attribute__((always_inline)) {
+        if constexpr (unroll > 1 && !std::is_same_v<Index, InOrder>) __builtin_prefetch(col + e + stream_ahead);
+        if constexpr (unroll > 1 && Scaled) __builtin_prefetch(factor + i + stream_ahead);
+    };
     const auto fetch_ahead = [&](int64_t e, int edges) __attribute__((always_inline)) {
         if (e + ahead + edges > ahead_end) return;
 #pragma GCC unroll 4
@@ -176,6 +184,7 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Factors
         }
         int64_t e = first;
         for (; e + unroll <= last; e += unroll) {
+            fetch_streams(e, e - first);
             fetch_ahead(e, unroll);
 #pragma GCC unroll 4
             for (int u = 0; u < unroll; ++u) add(e + u, e + u - first, lane[u]);
