@@ -57,7 +57,7 @@ def choice(name: str, allowed: tuple[str, ...]) -> str:
 
 def tuning() -> bool:
     """Whether candidates may be measured."""
-    return get("STRETTO_TUNE") in ("on", "full")
+    return choice("STRETTO_TUNE", ("on", "full", "analytic", "off")) in ("on", "full")
 
 
 def integer(name: str, *, least: int = 0) -> int:

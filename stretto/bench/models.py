@@ -40,6 +40,7 @@ from stretto.plugin import accelerate
 from stretto.tune.timing import measure, ratio
 
 OURS = "stretto"
+SAMPLE = 0.2  # seconds: shorter steps are timed several in a row, as in training, all after one that is not timed
 pyg: Any = torch_geometric.nn  # its layers look abstract to a type checker
 
 
@@ -185,7 +186,7 @@ def run(
     if floor is not None:
         calls[NAME] = floor
         result.outcomes.append(Outcome(NAME))
-    timings = measure(calls, repeats=repeats, warmup=1, after=after)
+    timings = measure(calls, repeats=repeats, warmup=1, sample_seconds=SAMPLE, lead_in=True, after=after)
     for outcome in result.outcomes:
         outcome.timing = timings.get(outcome.name)
     HOIST.clear()

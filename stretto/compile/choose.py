@@ -99,7 +99,6 @@ class Chooser:
             self._kept = None
 
     def _decide(self, key: Hashable, request: Request, sizes: Sizes, like: Tensor) -> Decision:
-        settings.choice("STRETTO_TUNE", ("on", "full", "analytic", "off"))
         free = settings.tuning() and not torch.are_deterministic_algorithms_enabled()
         ranking = rank(request, sizes, like.element_size(), profile(like.device, measure=free))
         best_time = ranking.predicted[0][0]
