@@ -123,7 +123,7 @@ def _large(out: Console, graph: str, repeats: int) -> None:
     for name in ("gcn", "sage", "gat"):
         with report.progress(2 * (repeats + 2), f"{name} on {graph}") as step:
             result = models.run(
-                name, graph, WIDTHS, repeats=repeats, only=("stock edge_index", models.OURS), after=step
+                name, graph, WIDTHS, repeats=repeats, only=("stock edge_index", models.OURS), lead_in=False, after=step
             )
         stock, ours = result.get("stock edge_index"), result.get(models.OURS)
         if stock is None or ours is None or stock.timing is None or ours.timing is None:

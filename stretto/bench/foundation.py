@@ -17,7 +17,7 @@ from rich.table import Table
 from stretto.bench import report
 from stretto.bench.case import OURS, Spec
 from stretto.bench.cases import build
-from stretto.bench.run import Result, run, threads
+from stretto.bench.run import SETTLE_CALLS, SHORT, Result, run, threads
 from stretto.errors import fail
 from stretto.tune.timing import measure, ratio
 
@@ -100,8 +100,13 @@ def scaling(spec: Spec, repeats: int) -> Interval:
 
         return go
 
+    calls = {"one": call(1), "all": call(spec.threads)}
     with threads(spec.threads):
-        timings = measure({"one": call(1), "all": call(spec.threads)}, repeats=repeats)
+        # The tuner chooses for a number of threads, and reads its choices again whenever that changes.
+        for go in calls.values():
+            for _ in range(SETTLE_CALLS):
+                go()
+        timings = measure(calls, repeats=repeats, sample_seconds=SHORT, lead_in=True)
     return ratio(timings["one"], timings["all"])
 
 

@@ -143,9 +143,13 @@ def run(
     compiled: bool = False,
     ablation: bool = True,
     only: tuple[str, ...] = (),
+    lead_in: bool = True,
     after: report.Step | None = None,
 ) -> Result:
-    """Check every candidate (or those named in `only`) against stock, then time them in turns."""
+    """Check every candidate (or those named in `only`) against stock, then time them in turns.
+
+    lead_in: an untimed step before each sample; without, long steps take half as long to time.
+    """
     data = datasets.load_graph(graph)
     torch.manual_seed(0)
     x = _features(data, widths[0])
@@ -186,7 +190,7 @@ def run(
     if floor is not None:
         calls[NAME] = floor
         result.outcomes.append(Outcome(NAME))
-    timings = measure(calls, repeats=repeats, warmup=1, sample_seconds=SAMPLE, lead_in=True, after=after)
+    timings = measure(calls, repeats=repeats, warmup=1, sample_seconds=SAMPLE, lead_in=lead_in, after=after)
     for outcome in result.outcomes:
         outcome.timing = timings.get(outcome.name)
     HOIST.clear()
