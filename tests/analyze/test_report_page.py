@@ -113,7 +113,7 @@ class Browser:
         return [entry["message"] for entry in self.ask("/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
 
     def screenshot(self, path) -> None:
-        """A picture of the window. On a busy machine the page may not be drawn when the driver looks: it looks again."""
+        """A picture of the window. On a busy machine the page may not be drawn yet: the driver is asked again."""
         for patience in (1, 2, 4, 8, None):
             try:
                 path.write_bytes(base64.b64decode(self.ask("/screenshot")))
