@@ -41,7 +41,7 @@ OURS, STOCK, CSR, COMPILED = "stretto", "stock edge_index", "stock torch CSR", "
 # name -> R-MAT scale, draws, input width, output width of a layer
 GRAPHS = {"g1": (17, 1_200_000, 128, 256), "g2": (21, 62_000_000, 100, 256), "g3": (18, 60_000_000, 602, 128)}
 HEADS = 4
-SETTLE = 30  # calls before timing: the tuner decides within them
+SETTLE, SETTLE_BIG = 35, 14  # calls before timing: the tuner decides within them
 WIDTHS = (32, 64, 128, 256)
 
 # name -> layer from i to o channels; `last`: one head
@@ -148,7 +148,7 @@ def layers(sheet: Sheet, name: str, edge_index: Tensor, num_nodes: int, models: 
         if adj is not None and model in SPARSE:
             candidates[CSR] = _both(stock, x, adj, upstream)
         row: dict[str, object] = {"kind": "layer", "graph": name, "model": model, "widths": f"{i} -> {o}"}
-        _race(sheet, row, candidates, settle=SETTLE if not big else 6)
+        _race(sheet, row, candidates, settle=SETTLE if not big else SETTLE_BIG)
     if not big:
         sheet.add(kind="parts", graph=name, model="gin", name="its products alone", ms=dense_products(num_nodes, i, o))
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from stretto import datasets
 from stretto.bench import models, report
-from stretto.bench.run import as_alone
+from stretto.bench.run import as_alone, settle
 from stretto.compile.choose import CHOOSER, Decision
 from stretto.errors import expect
 from stretto.nn.base import record_of
@@ -68,8 +68,7 @@ def run(graph: str, model: str, i: int, o: int, train: bool) -> Row:
         row[f"error {name}"] = max(models.relative(a, b) for a, b in zip(got, truth, strict=True))
         calls[name] = as_alone(name, step)
         ours = net if name == models.OURS else ours
-    for _ in range(10):  # let the plans settle
-        calls[models.OURS]()
+    settle(calls[models.OURS], least=12)
     decision = CHOOSER.decision(record_of(ours).key) if record_of(ours).key is not None else None
     for number, plan in enumerate(_others(decision)):
         calls[f"plan {number}: {plan.name}"] = as_alone("plan", _with_plan(decision, plan, calls[models.OURS]))

@@ -32,7 +32,7 @@ from stretto.bench import layers, machine, report
 from stretto.bench.case import Outcome
 from stretto.bench.dense_floor import NAME, dense_floor
 from stretto.bench.memory import peak_bytes
-from stretto.bench.run import as_alone
+from stretto.bench.run import as_alone, settle
 from stretto.bench.run import threads as use_threads
 from stretto.compile import HOIST
 from stretto.errors import expect
@@ -182,10 +182,9 @@ def run(
         calls[name] = as_alone(name, _within(environment, step))
         if after is not None:
             after(name)
-    for _ in range(12):  # let the tuner settle: it tries its candidates in the first steps
-        for name, call in calls.items():
-            if not name.startswith("stock"):
-                call()
+    for name, call in calls.items():
+        if not name.startswith("stock"):
+            settle(call, least=12)
     floor = dense_floor(calls[OURS]) if ablation and OURS in calls else None
     if floor is not None:
         calls[NAME] = floor

@@ -18,7 +18,7 @@ from stretto.tune.timing import Timing, measure, ratio
 # Largest relative error (Frobenius) against fp64 that passes the check.
 LIMITS = {"f32": 1e-5, "f64": 1e-12, "bf16": 1e-2, "f16": 2e-3}
 SHORT = 0.06  # seconds: shorter calls are timed several in a row, for caches take about five to settle after another
-SETTLE_CALLS, SETTLE_SECONDS = 30, 4.0
+SETTLE_CALLS, SETTLE_SECONDS = 45, 4.0
 REFERENCE_ELEMENTS = 1 << 26  # messages of the fp64 reference held at once
 
 
@@ -150,7 +150,8 @@ def run(
         calls = _check(spec, case, result, after)
         if not calls:
             return result
-        _settle(calls)
+        if OURS in calls:
+            settle(calls[OURS])
         counted = with_ceilings if spec.direction == "fwd" else ()
         limits = {name: limit for name, limit in ceilings(case).items() if limit.kind in counted}
         table = {**calls, **{f"ceiling: {name}": limit.call for name, limit in limits.items()}}
@@ -161,12 +162,12 @@ def run(
     return result
 
 
-def _settle(calls: dict[str, Callable[[], object]]) -> None:
-    """Let the tuner finish: it tries its variants in the first calls of a signature."""
+def settle(call: Callable[[], object], *, least: int = 0) -> None:
+    """Let the tuner finish: it tries its variants in the first calls. least: calls made in any case."""
     end = time.perf_counter() + SETTLE_SECONDS
-    for _ in range(SETTLE_CALLS):
-        if OURS in calls and time.perf_counter() < end:
-            calls[OURS]()
+    for number in range(SETTLE_CALLS):
+        if number < least or time.perf_counter() < end:
+            call()
 
 
 def _check(

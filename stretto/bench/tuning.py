@@ -16,7 +16,8 @@ from stretto import ops
 from stretto.bench import report
 from stretto.bench.case import Spec
 from stretto.bench.cases import load
-from stretto.bench.run import SETTLE_CALLS, threads
+from stretto.bench.run import SETTLE_CALLS, SHORT, threads
+from stretto.bench.run import settle as settle_calls
 from stretto.datasets import grammar
 from stretto.errors import expect, fail
 from stretto.graph import Graph
@@ -82,7 +83,7 @@ def verify(spec: Spec, repeats: int) -> Verdict:
         while trial.decided("cell") is None and tries < 10 * SETTLE_CALLS:
             trial.run("cell", variants, lambda variant: calls[variant.name]())
             tries += 1
-        timings = measure(calls, repeats=repeats)
+        timings = measure(calls, repeats=repeats, sample_seconds=SHORT, lead_in=True)
     chosen = trial.decided("cell")
     if chosen is None:
         fail("tune: the tuner did not choose; is STRETTO_TUNE off?")
@@ -95,9 +96,12 @@ def settle(spec: Spec) -> None:
     """Call the op as training does until the tuner has made up its mind; the choice is kept on disk."""
     graph, x, weight = _tensors(spec)
     x.requires_grad_()
-    for _ in range(SETTLE_CALLS):
+
+    def step() -> None:
         out = ops.spmm(graph, x, weight)
         torch.autograd.grad(out, x, out.detach())
+
+    settle_calls(step)
 
 
 def show(out: Console, verdicts: list[Verdict]) -> None:

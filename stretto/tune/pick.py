@@ -1,8 +1,9 @@
 """pick: signature -> variant. From memory, then from disk, then by timing real calls.
 
 A signature not yet known is explored inside the user's own steps: every variant gives a valid result, so trying one
-costs only the difference between it and the best. A variant clearly behind after one call is dropped; the rest are
-called until each has TRIES timings, the fastest wins, and the default keeps its place unless it is beaten by a margin.
+costs only the difference between it and the best. A variant clearly behind is dropped; the rest are called until each
+has TRIES timings or that difference has grown too large, the fastest wins, and the default keeps its place unless it is
+beaten by a margin.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from stretto.tune.variants import Variant
 R = TypeVar("R")
 logger = logging.getLogger("stretto")
 
-TRIES = 3
-DROP = 1.5  # a first timing this many times the best one drops the variant
-MARGIN = 0.93  # the default is replaced only by something at least this much faster: timings scatter by as much
-BUDGET = 0.2  # seconds of trying per signature
+WARM = 3  # calls that are not timed: they pay for page faults, and the third moves its input into large pages
+TRIES = 5
+DROP = (2.0, 1.5)  # a variant is dropped that is so many times behind the best after one timing, or after more
+MARGIN = 0.95  # the default is replaced only by something at least this much faster: timings scatter by as much
+BUDGET = 0.2  # seconds that trying once more what is not dropped may cost, beside what the best would have taken
+MOST_CALLS = 2.0  # and at most as long as so many of the best calls: 2 % of a run of 100
 
 
 @dataclass
@@ -34,8 +37,19 @@ class _Exploration:
     variants: list[Variant]
     default: Variant
     times: dict[str, list[float]] = field(default_factory=dict)
-    warm: bool = False
-    spent: float = 0.0
+    warm: int = 0
+
+    @property
+    def best(self) -> float:
+        """Seconds of the fastest call so far."""
+        return min(min(t) for t in self.times.values())
+
+    @property
+    def too_dear(self) -> bool:
+        """Whether trying what is left has cost what it may. A slow call of a fast variant is the machine's doing."""
+        tried = [self.times[v.name] for v in self.variants]
+        excess = sum(len(t) * (min(t) - self.best) for t in tried)
+        return excess > min(BUDGET, MOST_CALLS * self.best)
 
 
 class Picker:
@@ -98,8 +112,8 @@ class Picker:
         state = self._exploring.get(key)
         if state is None:  # settled meanwhile
             return
-        if not state.warm:
-            state.warm = True
+        if state.warm < WARM:
+            state.warm += 1
             return
         self._record(key, state, variant, seconds)
 
@@ -174,8 +188,8 @@ class Picker:
         if found is not None:
             return call(found)
         assert state is not None
-        if not state.warm:  # the first call pays for caches and page faults of its own: it is not timed
-            state.warm = True
+        if state.warm < WARM:
+            state.warm += 1
             return call(state.default)
         variant = min(state.variants, key=lambda v: len(state.times.get(v.name, ())))
         try:
@@ -194,14 +208,13 @@ class Picker:
 
     def _record(self, key: Hashable, state: _Exploration, variant: Variant, seconds: float) -> None:
         with self._lock:
-            state.times.setdefault(variant.name, []).append(seconds)
-            state.spent += seconds
-            best = min(min(t) for t in state.times.values())
-            if seconds > DROP * best and variant is not state.default and variant in state.variants:
+            own = state.times.setdefault(variant.name, [])
+            own.append(seconds)
+            if min(own) > DROP[len(own) > 1] * state.best and variant in state.variants:
                 state.variants.remove(variant)
             done = all(len(state.times.get(v.name, ())) >= TRIES for v in state.variants)
             all_tried = all(v.name in state.times for v in state.variants)
-            if not done and not (all_tried and state.spent > BUDGET):
+            if not done and not (all_tried and state.too_dear):
                 return
             fastest = min(state.variants, key=lambda v: min(state.times[v.name]))
             default_time, best_time = min(state.times[state.default.name]), min(state.times[fastest.name])

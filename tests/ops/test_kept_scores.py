@@ -6,6 +6,7 @@ import torch
 from stretto.ops import kept_scores
 from stretto.ops.kept_scores import AGAIN, KEPT
 from stretto.tune import picker
+from stretto.tune.pick import TRIES, WARM
 from tests.graphs import graph_of
 from tests.ops.test_attention import call, inputs
 
@@ -99,7 +100,7 @@ def test_the_tuner_settles_on_one(monkeypatch):
     plain = picker.offer
     monkeypatch.setattr(picker, "offer", lambda key, variants: (keys.add(key), plain(key, variants))[1])
     picker.forget()
-    for _ in range(12):
+    for _ in range(WARM + 2 * TRIES):
         _gradients(graph, "gatv2", given)
     (key,) = keys
     assert picker.decided(key) in (AGAIN, KEPT)
