@@ -55,6 +55,29 @@ STRETTO_INLINE Vec<A> broadcast(A value) {
     return value - Vec<A>{};  // a sum would have to turn -0 into 0, and so be carried out
 }
 
+// acc + a * b, rounded once where the processor can do that. Left to the compiler, one loop would round once and
+// another twice: some fuse no chain of additions.
+template <class V>
+STRETTO_INLINE V fused(V acc, V a, V b) {
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<V, vf32>)
+        return reinterpret_cast<V>(
+            _mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(acc)));
+    else
+        return reinterpret_cast<V>(_mm512_fmadd_pd(reinterpret_cast<__m512d>(a), reinterpret_cast<__m512d>(b),
+                                                   reinterpret_cast<__m512d>(acc)));
+#elif defined(__FMA__)
+    if constexpr (std::is_same_v<V, vf32>)
+        return reinterpret_cast<V>(
+            _mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(acc)));
+    else
+        return reinterpret_cast<V>(_mm256_fmadd_pd(reinterpret_cast<__m256d>(a), reinterpret_cast<__m256d>(b),
+                                                   reinterpret_cast<__m256d>(acc)));
+#else
+    return acc + a * b;
+#endif
+}
+
 // Software conversions, for instruction sets without F16C. Not inlined: they would bloat every loop they stand in.
 __attribute__((noinline, unused)) static float half_to_float(uint16_t h) {
     // Shift the magnitude into place and rescale the exponent by a multiplication, which also handles subnormals.
@@ -251,7 +274,7 @@ STRETTO_INLINE Vec<Acc<T>> add_scaled_lanes(Vec<Acc<T>> acc, Vec<Acc<T>> factor,
         return acc;
     }
 #endif
-    return acc + factor * load_lanes(p, n);
+    return fused(acc, factor, load_lanes(p, n));
 }
 
 template <class T>

@@ -5,7 +5,7 @@
 #pragma once
 #include "core/denormals.h"
 #include "core/parallel.h"
-#include "kernels/simd.h"
+#include "kernels/spmm_view.h"
 #include "kernels/table.h"
 
 namespace stretto::STRETTO_ISA {
@@ -22,39 +22,6 @@ constexpr int max_vectors = 4;
 
 // max also serves min, by the sign of the messages.
 enum class Reduce { sum, max, mul };
-
-// The column of an edge where none are listed: the edge's own number. (Messages that lie in row order.)
-struct InOrder {};
-
-template <class Index>
-STRETTO_INLINE int64_t column_of(const Index* col, int64_t e) {
-    if constexpr (std::is_same_v<Index, InOrder>)
-        return e;
-    else
-        return static_cast<int64_t>(col[e]);
-}
-
-// x, y, out and ties point at the first column of the register tile.
-template <class T>
-struct SpmmView {
-    using A = Acc<T>;
-    const int64_t* rowptr;
-    const T* x;
-    int64_t ldx;
-    const A* weight;
-    int64_t weight_stride;
-    const A* col_scale;
-    const A* row_scale;
-    const T* y;
-    int64_t ldy;
-    A beta;
-    T* out;
-    int64_t ldo;
-    A* ties;
-    int64_t prefetch;
-    A sign;
-    bool one_chain;  // the untiled row has more vectors than are ever unrolled: a narrower tile must add in that order
-};
 
 // Narrow rows: several edges in flight, so that the chain of dependent additions does not set the pace.
 template <Reduce R, int NV>
@@ -77,51 +44,6 @@ STRETTO_INLINE void combine(Vec<A>& acc, Vec<A>& count, Vec<A> value, Vec<A> val
     if constexpr (R == Reduce::mul) acc *= value;
     if constexpr (R == Reduce::max && Ties) acc = larger_counting<A>(acc, count, value, value_count);
     if constexpr (R == Reduce::max && !Ties) acc = larger<A>(acc, value);
-}
-
-// What each of the edges [begin, end) multiplies its row by. Done for many edges at once, of many rows if they are
-// short: their reads, at random places for a scale per column, then overlap. Never inlined: the loop over rows that
-// calls it once in 512 edges would spill its registers for it at every row.
-constexpr int factors_at_once = 512;  // a multiple of every number of edges in flight
-
-template <class T, class Index>
-__attribute__((noinline)) void edge_factors(const SpmmView<T>& v, const stretto_csr& g, int64_t begin, int64_t end,
-                                            Acc<T>* factor) {
-    using A = Acc<T>;
-    const int64_t n = end - begin, stride = v.weight_stride;
-    const A *weight = v.weight, *scale = v.col_scale;
-    const auto* col = static_cast<const Index*>(g.col);
-    const auto take = [&](const auto* edge_id) {
-        for (int64_t i = 0; i < n; ++i) factor[i] = weight[static_cast<int64_t>(edge_id[begin + i]) * stride];
-    };
-    if (!weight && !scale)
-        for (int64_t i = 0; i < n; ++i) factor[i] = 1;
-    else if (!weight)
-        for (int64_t i = 0; i < n; ++i) factor[i] = scale[column_of(col, begin + i)];
-    else if (!g.edge_id)
-        for (int64_t i = 0; i < n; ++i) factor[i] = weight[(begin + i) * stride];
-    else if (g.index_bytes == 4)
-        take(static_cast<const int32_t*>(g.edge_id));
-    else
-        take(static_cast<const int64_t*>(g.edge_id));
-    if (weight && scale)
-        for (int64_t i = 0; i < n; ++i) factor[i] *= scale[column_of(col, begin + i)];
-    if (v.sign < 0)
-        for (int64_t i = 0; i < n; ++i) factor[i] = -factor[i];
-}
-
-// Factors of the edges [first, end). Small enough for registers: they are looked at in every row.
-template <class A>
-struct Factors {
-    const A* values;
-    int64_t first, end;
-};
-
-// Before any are made: none, or all of them where the weights are what is wanted.
-template <class T>
-Factors<Acc<T>> given_factors(const SpmmView<T>& v, const stretto_csr& g) {
-    const bool as_given = v.weight && !g.edge_id && v.weight_stride == 1 && !v.col_scale && v.sign > 0;
-    return {v.weight, 0, as_given ? INT64_MAX : 0};
 }
 
 // Reduces the edges [begin, end) of one row; the last of the NV vectors has `tail` lanes. The next rows' edges follow
@@ -156,20 +78,20 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Factors
         const Vec<A> scale = Scaled ? broadcast<A>(factor[i]) : Vec<A>{};
 #pragma GCC unroll 16
         for (int k = 0; k < NV; ++k) {
-            if constexpr (R == Reduce::sum)
-                if (k == NV - 1) {
-                    if constexpr (Scaled)
-                        into[k] = add_scaled_lanes(into[k], scale, row + k * L, tail);
-                    else
-                        into[k] = add_lanes(into[k], row + k * L, tail);
-                    continue;
-                }
-            Vec<A> value = k == NV - 1 ? load_lanes(row + k * L, tail) : load(row + k * L);
-            if constexpr (Scaled) value *= scale;
-            // Entries compete as stored: rounding may make two of them equal, and both then share the gradient.
-            if constexpr (R == Reduce::max && !std::is_same_v<T, A>)
-                if (v.weight) value = as_stored<T>(value);
-            combine<R, Ties, A>(into[k], count[k], value, broadcast<A>(1));
+            const T* from = row + k * L;
+            if constexpr (R == Reduce::sum && Scaled) {
+                into[k] =
+                    k == NV - 1 ? add_scaled_lanes(into[k], scale, from, tail) : fused(into[k], scale, load(from));
+            } else if constexpr (R == Reduce::sum) {
+                into[k] = k == NV - 1 ? add_lanes(into[k], from, tail) : into[k] + load(from);
+            } else {
+                Vec<A> value = k == NV - 1 ? load_lanes(from, tail) : load(from);
+                if constexpr (Scaled) value *= scale;
+                // Entries compete as stored: rounding may make two of them equal, and both then share the gradient.
+                if constexpr (R == Reduce::max && !std::is_same_v<T, A>)
+                    if (v.weight) value = as_stored<T>(value);
+                combine<R, Ties, A>(into[k], count[k], value, broadcast<A>(1));
+            }
         }
     };
     for (int64_t first = begin, last; first < end; first = last) {
@@ -211,7 +133,7 @@ STRETTO_INLINE void finish_row(const SpmmView<T>& v, int64_t row, bool empty, in
     for (int k = 0; k < NV; ++k) {
         const int n = k == NV - 1 ? tail : L;
         Vec<A> value = (empty && R == Reduce::max ? Vec<A>{} : acc[k]) * scale;
-        if (v.y) value += v.beta * load_lanes(v.y + row * v.ldy + k * L, n);
+        if (v.y) value = fused(value, broadcast<A>(v.beta), load_lanes(v.y + row * v.ldy + k * L, n));
         store_lanes(v.out + row * v.ldo + k * L, value, n);
         if constexpr (Ties) store_lanes(v.ties + row * v.ldo + k * L, count[k], n);
     }
