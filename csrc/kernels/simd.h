@@ -8,7 +8,10 @@
 #include <type_traits>
 
 #if defined(__AVX2__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own header
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #endif
 
 #if !defined(STRETTO_ISA)
@@ -320,14 +323,41 @@ STRETTO_INLINE Vec<A> larger_counting(Vec<A> a, Vec<A>& count, Vec<A> b, Vec<A> 
     return better ? b : a;
 }
 
-// Sum of all lanes, in a fixed order.
+// Sum of all lanes, in a fixed order: the upper half is added to the lower, until one is left.
 template <class A>
 STRETTO_INLINE A sum_lanes(Vec<A> value) {
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<A, float>)
+        return _mm512_reduce_add_ps(reinterpret_cast<__m512>(value));
+    else
+        return _mm512_reduce_add_pd(reinterpret_cast<__m512d>(value));
+#else
     A part[lanes<A>];
     std::memcpy(part, &value, sizeof(value));
     for (int half = lanes<A> / 2; half > 0; half /= 2)
         for (int i = 0; i < half; ++i) part[i] += part[i + half];
     return part[0];
+#endif
+}
+
+// The sums of four vectors, each in the order of sum_lanes.
+template <class A>
+STRETTO_INLINE void sum_lanes_of_four(const Vec<A>* value, A* sum) {
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<A, float>) {
+        const auto half = [&](int i) __attribute__((always_inline)) {
+            const auto a = reinterpret_cast<__m512>(value[i]), b = reinterpret_cast<__m512>(value[i + 1]);
+            return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+        };
+        const __m512 a = half(0), b = half(2);
+        __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+        all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
+        all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
+        _mm_storeu_ps(sum, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, all)));
+        return;
+    }
+#endif
+    for (int i = 0; i < 4; ++i) sum[i] = sum_lanes<A>(value[i]);
 }
 
 STRETTO_INLINE void prefetch_bytes(const void* p, int64_t bytes) {

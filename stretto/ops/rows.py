@@ -22,12 +22,20 @@ from stretto.ops.op import Op, Sample
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """x[index]. x [m, ...], index [E] int32 or int64 -> [E, ...]."""
     index = plain(index)
-    _check_index("gather_rows", index, x.size(0) if x.dim() else 0)
-    if library.traced(x):
+    if index.dim() != 1 or index.dtype not in (torch.int32, torch.int64):
+        fail(f"gather_rows: 'index' is {index.dtype} of shape {list(index.shape)}, wanted int32 or int64 of shape [E]")
+    if torch.compiler.is_compiling():
         return torch.ops.stretto.gather_rows(x, index)
-    if library.recorded(x):
-        return _GatherRows.apply(x, index)
-    return run_gather(x, index)
+    by_torch = kernels.backend(x.device) is kernels.cpu and kernels.cpu.few_bytes(x, index)
+    if not by_torch:
+        _check_range(x, index)
+    try:
+        if library.traced(x):
+            return torch.ops.stretto.gather_rows(x, index)
+        return _GatherRows.apply(x, index) if library.recorded(x) else run_gather(x, index)
+    except IndexError:  # torch looks for itself, at less cost, but does not say which
+        _check_range(x, index)
+        raise
 
 
 def scatter_rows(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
@@ -103,14 +111,13 @@ def _row_size(src: Tensor) -> int:
     return size
 
 
-def _check_index(op: str, index: Tensor, num_rows: int) -> None:
-    if index.dim() != 1 or index.dtype not in (torch.int32, torch.int64):
-        fail(f"{op}: 'index' is {index.dtype} of shape {list(index.shape)}, wanted int32 or int64 of shape [E]")
-    if torch.compiler.is_compiling() or index.device.type != "cpu" or type(index) is not Tensor:
+def _check_range(x: Tensor, index: Tensor) -> None:
+    if index.device.type != "cpu" or type(index) is not Tensor:
         return  # a device checks its own indices; a look here would wait for it
     least, most = build.minmax(index)
+    num_rows = x.size(0) if x.dim() else 0
     if least < 0 or most >= num_rows:
-        fail(f"{op}: index {least if least < 0 else most} is out of range, wanted 0 <= index < {num_rows}")
+        fail(f"gather_rows: index {least if least < 0 else most} is out of range, wanted 0 <= index < {num_rows}")
 
 
 def reference_gather(x: Tensor, index: Tensor) -> Tensor:
