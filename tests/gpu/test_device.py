@@ -13,6 +13,7 @@ import stretto
 from stretto import Graph, kernels, ops
 from stretto.kernels import reference, vendor
 from stretto.ops import OPS, Sample
+from stretto.tune import profile
 from stretto.tune.variants import legal
 from tests.gpu.inputs import edges, no_batch_is_passed_by  # noqa: F401 -- a fixture
 
@@ -163,6 +164,7 @@ def test_report_explain_and_doctor_speak_of_the_device(tmp_path):
     assert told.layers[0].avoided_bytes >= 400_000 * 64 * 4
     attention = stretto.accelerate(torch_geometric.nn.GATConv(32, 64).cuda())
     assert "MiB of messages never built" in str(stretto.explain(attention, x, edge_index))
+    profile.profile(CUDA, measure=True)
     said = importlib.import_module("stretto.doctor").gpu()
     assert torch.cuda.get_device_name() in said
     assert "kernels: triton" in said

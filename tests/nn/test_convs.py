@@ -4,6 +4,7 @@ outputs and all gradients; and what is not described runs as stock, with a reaso
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -36,9 +37,16 @@ def cases(covered: bool) -> list[Any]:
     ]
 
 
+@functools.cache
+def _plain_first(make: Any) -> None:
+    """PyG writes propagate() once a class, for the first instance: one that can't fuse would break those that can."""
+    make()
+
+
 def pair_of(spec: Spec, options: Options, kind: str = "", dtype: torch.dtype = torch.float64) -> tuple[Any, Any]:
     """The untouched layer and an accelerated copy."""
     make = spec.pair if kind == "pair" and spec.pair is not None else spec.make
+    _plain_first(spec.make)
     torch.manual_seed(1)
     stock = make(**dict(options)).to(dtype)
     for parameter in stock.parameters():  # no zeros as start: they would hide a wrong bias
