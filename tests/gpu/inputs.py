@@ -5,6 +5,11 @@ import importlib
 import pytest
 import torch
 
+from stretto.tune import VARIANTS
+from stretto.tune.pick import TRIES, WARM
+
+SETTLED = WARM + TRIES * len(VARIANTS["spmm"]["cuda"]) + 5  # calls after which the tuner has decided
+
 
 @pytest.fixture(autouse=True)
 def no_batch_is_passed_by(monkeypatch):

@@ -11,6 +11,7 @@ from torch import nn
 
 import stretto
 from stretto import Graph, kernels
+from tests.gpu.inputs import SETTLED
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +27,6 @@ LAYERS = {
     "gin, narrow": lambda: pyg.GINConv(nn.Sequential(nn.Linear(INNER, 40), nn.ReLU(), nn.Linear(40, 40)), eps=0.3),
     "gat": lambda: pyg.GATConv(INNER, 16, heads=4),
 }
-CALLS = 25  # the tuner has decided within them
 
 product = importlib.import_module("stretto.ops.product").product
 
@@ -61,7 +61,7 @@ def tapes_of(edge_index):
 def test_played_layers_err_no_more_than_stock(name, grads, edge_index):
     stock = LAYERS[name]().cuda()
     ours, exact = stretto.accelerate(copy.deepcopy(stock)), copy.deepcopy(stock).double()
-    for call in range(CALLS):
+    for call in range(SETTLED):
         torch.manual_seed(call)
         x = torch.randn(NODES, INNER, device=CUDA, requires_grad=grads)
         upstream = torch.randn(ours(x, edge_index).shape, device=CUDA)
@@ -82,7 +82,7 @@ def test_played_layers_err_no_more_than_stock(name, grads, edge_index):
 def test_every_play_has_the_same_bits(name, edge_index):
     layer = stretto.accelerate(LAYERS[name]().cuda())
     x, upstream = torch.randn(NODES, INNER, device=CUDA, requires_grad=True), None
-    for _ in range(CALLS):
+    for _ in range(SETTLED):
         upstream = torch.randn_like(layer(x, edge_index)) if upstream is None else upstream
         before = both(layer, x, edge_index, upstream)
     for _ in range(3):
@@ -95,7 +95,7 @@ def test_changed_weights_are_read_and_other_sizes_are_other_tapes(edge_index):
     x = torch.randn(NODES, INNER, device=CUDA)
     plain = copy.deepcopy(stock)
     stretto.restore(plain)
-    for _ in range(CALLS):
+    for _ in range(SETTLED):
         with torch.no_grad():
             for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
                 p.mul_(0.97)
@@ -109,7 +109,7 @@ def test_sixteen_bits(dtype, edge_index):
     ours = stretto.accelerate(copy.deepcopy(stock).to(dtype))
     x = torch.randn(NODES, INNER, device=CUDA)
     upstream = torch.randn(NODES, OUT, device=CUDA)
-    for _ in range(CALLS):
+    for _ in range(SETTLED):
         got = both(ours, x.to(dtype).requires_grad_(), edge_index, upstream)
     wanted = both(stock, x.requires_grad_(), edge_index, upstream)
     for one, right in zip(got, wanted, strict=True):
@@ -121,7 +121,7 @@ def test_sixteen_bits(dtype, edge_index):
 def test_other_streams_and_threads_play_too(edge_index):
     layer = stretto.accelerate(LAYERS["gin"]().cuda())
     x, upstream = torch.randn(NODES, INNER, device=CUDA, requires_grad=True), torch.randn(NODES, OUT, device=CUDA)
-    for _ in range(CALLS):
+    for _ in range(SETTLED):
         wanted = both(layer, x, edge_index, upstream)
     torch.cuda.synchronize()
     found = {}
@@ -156,7 +156,7 @@ def test_a_step_of_large_layers_can_be_captured(edge_index):
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(CALLS):
+        for _ in range(SETTLED):
             step()
     torch.cuda.current_stream().wait_stream(side)
     captured = torch.cuda.CUDAGraph()
@@ -178,7 +178,7 @@ def test_both_layers_of_a_training_step_are_played(name, edge_index):
     net = stretto.accelerate(importlib.import_module("stretto.bench.gpu").Net(name, (INNER, OUT, 40)).cuda())
     x, y = torch.randn(NODES, INNER, device=CUDA), torch.randint(0, 40, (NODES,), device=CUDA)
     losses = []
-    for _ in range(CALLS):
+    for _ in range(SETTLED):
         loss = nn.functional.cross_entropy(net(x, edge_index), y)
         loss.backward()
         losses.append(loss.detach())
@@ -222,7 +222,7 @@ def test_torch_is_left_to_round_to_tf32_where_it_is_allowed_to():
 def test_running_out_of_memory_in_backward_says_what_would_fit(edge_index):
     layer = stretto.accelerate(pyg.SAGEConv(1024, INNER).cuda())  # the gradient of x takes 130 MB
     x = torch.randn(NODES, 1024, device=CUDA, requires_grad=True)
-    for _ in range(CALLS):
+    for _ in range(SETTLED):
         before = layer(x, edge_index)
         torch.autograd.grad(before.sum(), x)
     out = layer(x, edge_index)
