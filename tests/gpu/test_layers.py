@@ -11,6 +11,7 @@ from torch import nn
 
 import stretto
 from stretto import Graph, kernels
+from stretto.tune import VARIANTS
 from tests.gpu.inputs import SETTLED
 
 pytestmark = [
@@ -47,6 +48,32 @@ def both(layer, x, edge_index, upstream):
     return [out.detach(), *torch.autograd.grad(out, wanted, upstream.to(out.dtype))]
 
 
+def near_a_kink(exact, x, edge_index):
+    """Nodes where rounding may switch a ReLU on or off: their gradients differ by more than rounding, in stock too."""
+    met = []
+    hooks = [
+        m.register_forward_hook(lambda _m, given, _out: met.append(given[0]))
+        for m in exact.modules()
+        if isinstance(m, nn.ReLU)
+    ]
+    with torch.no_grad():
+        exact(x.double(), edge_index)
+    for hook in hooks:
+        hook.remove()
+    near = torch.zeros(NODES, dtype=torch.bool, device=CUDA)
+    for given in met:
+        near |= (given.abs() < 1e-5 * given.abs().max()).any(1)
+    assert near.sum() < NODES // 2
+    return near
+
+
+@pytest.fixture
+def no_cusparse(monkeypatch):
+    """Chosen, it would run outside tapes."""
+    ours = tuple(v for v in VARIANTS["spmm"]["cuda"] if v.backend != "torch")
+    monkeypatch.setitem(VARIANTS["spmm"], "cuda", ours)
+
+
 def tapes_of(edge_index):
     """Every tape of the graph, and of that with self-loops."""
     graph = Graph.of(edge_index, NODES)
@@ -58,13 +85,14 @@ def tapes_of(edge_index):
 
 @pytest.mark.parametrize("grads", [True, False])
 @pytest.mark.parametrize("name", LAYERS)
-def test_played_layers_err_no_more_than_stock(name, grads, edge_index):
+def test_played_layers_err_no_more_than_stock(name, grads, edge_index, no_cusparse):
     stock = LAYERS[name]().cuda()
     ours, exact = stretto.accelerate(copy.deepcopy(stock)), copy.deepcopy(stock).double()
     for call in range(SETTLED):
         torch.manual_seed(call)
         x = torch.randn(NODES, INNER, device=CUDA, requires_grad=grads)
         upstream = torch.randn(ours(x, edge_index).shape, device=CUDA)
+        upstream[near_a_kink(exact, x, edge_index)] = 0
         got = both(ours, x, edge_index, upstream)
     wanted = both(exact, x.detach().double().requires_grad_(grads), edge_index, upstream)
     theirs = both(stock, x, edge_index, upstream)
@@ -173,7 +201,7 @@ def test_a_step_of_large_layers_can_be_captured(edge_index):
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin"])
-def test_both_layers_of_a_training_step_are_played(name, edge_index):
+def test_both_layers_of_a_training_step_are_played(name, edge_index, no_cusparse):
     """The first reads a product that is kept across steps; the second multiplies first."""
     net = stretto.accelerate(importlib.import_module("stretto.bench.gpu").Net(name, (INNER, OUT, 40)).cuda())
     x, y = torch.randn(NODES, INNER, device=CUDA), torch.randint(0, 40, (NODES,), device=CUDA)
