@@ -15,6 +15,12 @@ int run(const char* name, int dtype, const ReluDenseArgs& a) {
     return status == -2 ? error("%s: out of memory", name) : status;
 }
 
+int run(const char* name, int dtype, const ProductArgs& a) {
+    if (dtype < 0 || dtype >= 2) return error("%s: dtype %d is not 0 or 1", name, dtype);
+    const int status = kernels().product[dtype](a);
+    return status == -2 ? error("%s: out of memory", name) : status;
+}
+
 int run(const char* name, int dtype, const ChainArgs& a) {
     if (dtype < 0 || dtype >= 2) return error("%s: dtype %d is not 0 or 1", name, dtype);
     int64_t widest = a.in;
@@ -39,6 +45,21 @@ int stretto_relu_dense_grad(int dtype, const void* z, int64_t rows, int64_t in, 
                             int64_t out_width, const void* grad, void* dz, void* shares, int64_t tasks, int threads) {
     return run("relu_dense_grad", dtype,
                {z, rows, in, z_bias, weight, out_width, nullptr, nullptr, grad, dz, shares, tasks, threads});
+}
+
+int stretto_tall_product(int dtype, const void* x, int64_t rows, int64_t x_stride, const void* w, int64_t in,
+                         int64_t w_row_stride, int64_t w_column_stride, int64_t out_width, const void* bias,
+                         double factor, int add, void* out, int threads) {
+    return run(
+        "tall_product", dtype,
+        {x, rows, x_stride, w, in, w_row_stride, w_column_stride, out_width, bias, factor, add, out, 0, threads});
+}
+
+int stretto_sum_product(int dtype, const void* x, int64_t rows, int64_t x_stride, int64_t out_width, const void* w,
+                        int64_t w_stride, int64_t in, void* parts, int64_t tasks, int threads) {
+    if (tasks < 1) return error("sum_product: tasks is %lld, wanted at least 1", (long long)tasks);
+    return run("sum_product", dtype,
+               {x, rows, x_stride, w, in, w_stride, 1, out_width, nullptr, 1.0, 0, parts, tasks, threads});
 }
 
 int stretto_chain(int dtype, const void* rows, int64_t n, int64_t in, const stretto_stage* stages, int64_t count,

@@ -37,6 +37,8 @@ int softmax_sum_bf16(const SoftmaxSumArgs&);
 int softmax_sum_f16(const SoftmaxSumArgs&);
 int relu_dense_f32(const ReluDenseArgs&);
 int relu_dense_f64(const ReluDenseArgs&);
+int product_f32(const ProductArgs&);
+int product_f64(const ProductArgs&);
 int chain_f32(const ChainArgs&);
 int chain_f64(const ChainArgs&);
 int statistics_f32(const StatisticsArgs&);

@@ -1,80 +1,14 @@
 // relu(z + b) W' + c and its gradients for narrow matrices: every row is read once, and what is made of it stays in
 // the first cache until it is used up.
 //
-// Rows go in blocks. A product of a block is made of register tiles: some rows by some vectors of columns. Gradients of
-// W and of the biases are summed per task, and tasks are as many as the rows say, so that threads change no bit.
+// Gradients of W and of the biases are summed per task, and tasks are as many as the rows say, so that threads change
+// no bit.
 #pragma once
-#include "core/denormals.h"
-#include "core/parallel.h"
-#include "kernels/simd.h"
-#include "kernels/table.h"
+#include "kernels/product.h"
 
 namespace stretto::STRETTO_ISA {
 
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int tile_rows = 8, tile_vectors = 3;  // 24 of 32 registers hold sums
-#else
-constexpr int tile_rows = 4, tile_vectors = 2;  // 8 of 16
-#endif
 constexpr int64_t block_rows = 64;
-
-// sums[r][v] = sum over k of a[r, k] * b[k, v]. a is read by element at these strides, b by rows of vectors.
-template <class T, int R, int NV, class Use>
-STRETTO_INLINE void product_tile(const T* a, int64_t row_stride, int64_t k_stride, const T* b, int64_t ldb, int64_t k,
-                                 int tail, Use&& use) {
-    constexpr int L = lanes<T>;
-    Vec<T> sums[R][NV];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) sums[r][v] = Vec<T>{};
-    for (int64_t i = 0; i < k; ++i) {
-        Vec<T> row[NV];
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v)
-            row[v] = v == NV - 1 ? load_lanes(b + i * ldb + v * L, tail) : load(b + i * ldb + v * L);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const T factor = a[r * row_stride + i * k_stride];
-#pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) sums[r][v] += factor * row[v];
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) use(r, v, v == NV - 1 ? tail : L, sums[r][v]);
-}
-
-// The whole product of a [rows, k] and b [k, columns]; use(row, column, lanes, sums) gets it vector by vector.
-template <class T, class Use>
-STRETTO_INLINE void product_of(const T* a, int64_t row_stride, int64_t k_stride, int64_t rows, const T* b, int64_t ldb,
-                               int64_t columns, int64_t k, Use&& use) {
-    constexpr int L = lanes<T>;
-    const auto rows_of = [&](int64_t c, auto vectors, int tail) {
-        constexpr int NV = decltype(vectors)::value;
-        const auto some = [&](int64_t r, auto count) {
-            product_tile<T, decltype(count)::value, NV>(
-                a + r * row_stride, row_stride, k_stride, b + c, ldb, k, tail,
-                [&](int tr, int v, int n, Vec<T> sums) { use(r + tr, c + v * L, n, sums); });
-        };
-        int64_t r = 0;
-        for (; r + tile_rows <= rows; r += tile_rows) some(r, std::integral_constant<int, tile_rows>{});
-        for (; r + 2 <= rows; r += 2) some(r, std::integral_constant<int, 2>{});
-        for (; r < rows; ++r) some(r, std::integral_constant<int, 1>{});
-    };
-    for (int64_t c = 0; c < columns;) {
-        const int64_t left = (columns - c + L - 1) / L;
-        const int vectors = static_cast<int>(left < tile_vectors ? left : tile_vectors);
-        const int64_t end = c + vectors * L < columns ? c + vectors * L : columns;
-        const int tail = static_cast<int>(end - c - (vectors - 1) * L);
-        if (vectors == 1) rows_of(c, std::integral_constant<int, 1>{}, tail);
-        if (vectors == 2) rows_of(c, std::integral_constant<int, 2>{}, tail);
-        if constexpr (tile_vectors > 2)
-            if (vectors == 3) rows_of(c, std::integral_constant<int, 3>{}, tail);
-        c = end;
-    }
-}
 
 // relu(z + b) of some rows. NaN stays NaN.
 template <class T>
@@ -88,24 +22,6 @@ STRETTO_INLINE void activate(const T* z, const T* bias, int64_t rows, int64_t wi
             store_lanes(out + r * width + c, value <= Vec<T>{} ? Vec<T>{} : value, n);
         }
 }
-
-// A copy of b [k, columns] whose rows do not all fall on the same few lines of the first cache, as they do where they
-// are a power of two apart.
-template <class T>
-struct Spread {
-    int64_t ld;
-    T* rows;
-    Spread(const T* b, int64_t k, int64_t columns)
-        : ld((columns + 15) / 16 * 16 + 16),
-          rows(static_cast<T*>(__builtin_malloc(static_cast<size_t>(k * ld) * sizeof(T)))) {
-        if (rows)
-            for (int64_t r = 0; r < k; ++r)
-                __builtin_memcpy(rows + r * ld, b + r * columns, static_cast<size_t>(columns) * sizeof(T));
-    }
-    ~Spread() { __builtin_free(rows); }
-    Spread(const Spread&) = delete;
-    Spread& operator=(const Spread&) = delete;
-};
 
 template <class T>
 int run_relu_dense(const ReluDenseArgs& a) {

@@ -54,6 +54,7 @@ const KernelTable* table() {
         {messages_f32, messages_f64, messages_bf16, messages_f16},
         {softmax_sum_f32, softmax_sum_f64, softmax_sum_bf16, softmax_sum_f16},
         {relu_dense_f32, relu_dense_f64},
+        {product_f32, product_f64},
         {chain_f32, chain_f64},
         {statistics_f32, statistics_f64, statistics_bf16, statistics_f16},
         {softplus_f32, softplus_f64},

@@ -127,6 +127,19 @@ struct ReluDenseArgs {
     int threads;
 };
 
+struct ProductArgs {
+    const void* x;
+    int64_t rows, x_stride;
+    const void* w;
+    int64_t in, w_row_stride, w_column_stride, out_width;
+    const void* bias;
+    double factor;
+    int add;  // to what out holds
+    void* out;
+    int64_t tasks;  // 0: x [rows, in] times w [in, out_width]; else the sum over rows, in so many parts
+    int threads;
+};
+
 constexpr int64_t chain_most = 256;  // values in a row
 
 struct ChainArgs {
@@ -158,6 +171,7 @@ struct KernelTable {
     int (*messages[4])(const MessagesArgs&);
     int (*softmax_sum[4])(const SoftmaxSumArgs&);
     int (*relu_dense[2])(const ReluDenseArgs&);
+    int (*product[2])(const ProductArgs&);
     int (*chain[2])(const ChainArgs&);
     int (*statistics[4])(const StatisticsArgs&);
     int (*softplus[2])(const SoftplusArgs&);

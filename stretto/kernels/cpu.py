@@ -15,8 +15,6 @@ from stretto.kernels.schema import DTYPES, REDUCES, accumulate_type
 
 # From this many edges on, weights are brought into the order of the rows before they are used.
 MANY_EDGES = 1 << 14
-# Below this many bytes of gathered rows torch's own gather, which is called at less cost, is the faster.
-FEW_BYTES = 4 << 20
 # Up to this many bytes, reading a scale for every row of x that is read is felt.
 NARROW_BYTES = 256
 
@@ -190,15 +188,8 @@ def mul_grad(csr: Csr, x: Tensor, grad: Tensor) -> Tensor:
     return _per_edge("stretto_mul_grad", csr, x, grad, x.shape)
 
 
-def few_bytes(x: Tensor, index: Tensor) -> bool:
-    """Whether torch gathers these rows: it then checks that the index is in range."""
-    return x.numel() * x.element_size() * index.numel() < FEW_BYTES * max(x.size(0), 1)
-
-
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     x, index = x.contiguous(), index.contiguous()
-    if few_bytes(x, index):
-        return x.index_select(0, index)
     pages.read_at_random(x)
     out = empty((index.numel(), *x.shape[1:]), x.dtype)
     if out.numel():

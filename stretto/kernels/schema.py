@@ -107,6 +107,8 @@ SIGNATURES = {
     "stretto_edge_softmax_sum": "pnpnn",
     "stretto_relu_dense": "npiippippn",
     "stretto_relu_dense_grad": "npiippipppin",
+    "stretto_tall_product": "npiipiiiipdnpn",
+    "stretto_sum_product": "npiiipiipin",
     "stretto_chain": "npiipipn",
     "stretto_chain_grad": "npiipippin",
     "stretto_pairs": "ppppppp",

@@ -1,7 +1,7 @@
 """product: the dense products inside our own autograd Functions.
 
-On the CPU torch's GEMM (kernels/cpu_dense.py). On a device a tall fp32 matrix times a small one runs by whichever is
-faster, torch's kernel or ours on the tensor cores, which errs no more (kernels/triton/product.py).
+On the CPU torch's GEMM or our kernel (tall_product.py). On a device a tall fp32 matrix times a small one runs by
+whichever is faster, torch's kernel or ours on the tensor cores, which errs no more (kernels/triton/product.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from stretto import kernels, settings
-from stretto.kernels import cpu_dense
 from stretto.ops import taped
+from stretto.ops.tall_product import tall_product
 from stretto.tune import Variant, picker
 from stretto.tune.variants import legal
 
@@ -31,7 +31,7 @@ def product(
     """
     backend = kernels.backend(x.device)
     if x.device.type == "cpu" and not hasattr(backend, "product"):
-        return cpu_dense.product(x, w, bias, add=add, factor=factor)
+        return tall_product(x, w, bias, add, factor)
     if add is not None and factor != 1.0:
         return taped.add_product(add, x, w, factor, in_place=True)
     if bias is None and add is None and _sums_rows(x, w):

@@ -18,6 +18,8 @@ from stretto.ops import library
 from stretto.ops.batched import one_by_one
 from stretto.ops.op import Op, Sample
 
+FEW_BYTES = 4 << 20  # of gathered rows
+
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """x[index]. x [m, ...], index [E] int32 or int64 -> [E, ...]."""
@@ -26,8 +28,7 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
         fail(f"gather_rows: 'index' is {index.dtype} of shape {list(index.shape)}, wanted int32 or int64 of shape [E]")
     if torch.compiler.is_compiling():
         return torch.ops.stretto.gather_rows(x, index)
-    by_torch = kernels.backend(x.device) is kernels.cpu and kernels.cpu.few_bytes(x, index)
-    if not by_torch:
+    if not _by_torch(x, index):
         _check_range(x, index)
     try:
         if library.traced(x):
@@ -62,7 +63,15 @@ def sum_edges(graph: Graph, src: Tensor) -> Tensor:
 
 def run_gather(x: Tensor, index: Tensor) -> Tensor:
     """No autograd; index is in range."""
+    if _by_torch(x, index):
+        return x.index_select(0, index)
     return kernels.backend(x.device).gather_rows(x, index)
+
+
+def _by_torch(x: Tensor, index: Tensor) -> bool:
+    """Whether torch, which is called at less cost, gathers these rows: it checks that the index is in range itself."""
+    few = x.numel() * x.element_size() * index.numel() < FEW_BYTES * max(x.size(0), 1)
+    return few and kernels.backend(x.device) is kernels.cpu
 
 
 def run_sum(segments: Graph, src: Tensor, scale: Tensor | None = None) -> Tensor:

@@ -44,6 +44,7 @@ VARIANTS: dict[str, dict[str, tuple[Variant, ...]]] = {
     # What backward of attention reads of forward: two numbers a node, or besides them a score per edge and head.
     "attention": {"cpu": (Variant("scores_again"), Variant("scores_kept"))},
     "product": {
+        "cpu": (Variant("torch", backend="torch"), Variant("tiles")),
         "cuda": (
             Variant("torch", backend="torch"),
             Variant("rows128x64", options={"block_m": 128, "block_n": 64, "warps": 8}),

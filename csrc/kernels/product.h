@@ -1,0 +1,158 @@
+// Products of a tall matrix with a small one, and of two tall ones over their rows, in register tiles: some rows by
+// some vectors of columns. Libraries are made for square ones, and not for every processor.
+//
+// Sums over all rows are made per task, and tasks are as many as the rows say, so that threads change no bit.
+#pragma once
+#include "core/denormals.h"
+#include "core/parallel.h"
+#include "kernels/simd.h"
+#include "kernels/table.h"
+
+namespace stretto::STRETTO_ISA {
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int tile_rows = 8, tile_vectors = 3;  // 24 of 32 registers hold sums
+#else
+constexpr int tile_rows = 4, tile_vectors = 2;  // 8 of 16
+#endif
+
+// sums[r][v] = sum over k of a[r, k] * b[k, v]. a is read by element at these strides, b by rows of vectors.
+template <class T, int R, int NV, class Use>
+STRETTO_INLINE void product_tile(const T* a, int64_t row_stride, int64_t k_stride, const T* b, int64_t ldb, int64_t k,
+                                 int tail, Use&& use) {
+    constexpr int L = lanes<T>;
+    Vec<T> sums[R][NV];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) sums[r][v] = Vec<T>{};
+    for (int64_t i = 0; i < k; ++i) {
+        Vec<T> row[NV];
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v)
+            row[v] = v == NV - 1 ? load_lanes(b + i * ldb + v * L, tail) : load(b + i * ldb + v * L);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const Vec<T> factor = broadcast<T>(a[r * row_stride + i * k_stride]);
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) sums[r][v] = fused(sums[r][v], factor, row[v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) use(r, v, v == NV - 1 ? tail : L, sums[r][v]);
+}
+
+// The whole product of a [rows, k] and b [k, columns]; use(row, column, lanes, sums) gets it vector by vector.
+template <class T, class Use>
+STRETTO_INLINE void product_of(const T* a, int64_t row_stride, int64_t k_stride, int64_t rows, const T* b, int64_t ldb,
+                               int64_t columns, int64_t k, Use&& use) {
+    constexpr int L = lanes<T>;
+    const auto rows_of = [&](int64_t c, auto vectors, int tail) {
+        constexpr int NV = decltype(vectors)::value;
+        const auto some = [&](int64_t r, auto count) {
+            product_tile<T, decltype(count)::value, NV>(
+                a + r * row_stride, row_stride, k_stride, b + c, ldb, k, tail,
+                [&](int tr, int v, int n, Vec<T> sums) { use(r + tr, c + v * L, n, sums); });
+        };
+        int64_t r = 0;
+        for (; r + tile_rows <= rows; r += tile_rows) some(r, std::integral_constant<int, tile_rows>{});
+        for (; r + 2 <= rows; r += 2) some(r, std::integral_constant<int, 2>{});
+        for (; r < rows; ++r) some(r, std::integral_constant<int, 1>{});
+    };
+    for (int64_t c = 0; c < columns;) {
+        const int64_t left = (columns - c + L - 1) / L;
+        const int vectors = static_cast<int>(left < tile_vectors ? left : tile_vectors);
+        const int64_t end = c + vectors * L < columns ? c + vectors * L : columns;
+        const int tail = static_cast<int>(end - c - (vectors - 1) * L);
+        if (vectors == 1) rows_of(c, std::integral_constant<int, 1>{}, tail);
+        if (vectors == 2) rows_of(c, std::integral_constant<int, 2>{}, tail);
+        if constexpr (tile_vectors > 2)
+            if (vectors == 3) rows_of(c, std::integral_constant<int, 3>{}, tail);
+        c = end;
+    }
+}
+
+// Elements from one row of a copy to the next.
+constexpr int64_t spread_row(int64_t columns) { return (columns + 15) / 16 * 16 + 16; }
+
+// A copy of b [k, columns], read at these strides, whose rows do not all fall on the same few lines of the first cache,
+// as they do where they are a power of two apart.
+template <class T>
+struct Spread {
+    int64_t ld;
+    T* rows;
+    Spread(const T* b, int64_t k, int64_t columns) : Spread(b, k, columns, columns, 1) {}
+    Spread(const T* b, int64_t k, int64_t columns, int64_t row_stride, int64_t column_stride)
+        : ld(spread_row(columns)), rows(static_cast<T*>(__builtin_malloc(static_cast<size_t>(k * ld) * sizeof(T)))) {
+        if (!rows) return;
+        for (int64_t r = 0; r < k; ++r)
+            for (int64_t c = 0; c < columns; ++c) rows[r * ld + c] = b[r * row_stride + c * column_stride];
+    }
+    ~Spread() { __builtin_free(rows); }
+    Spread(const Spread&) = delete;
+    Spread& operator=(const Spread&) = delete;
+};
+
+// out = factor * x w + bias, or with `add` what out holds.
+template <class T>
+int run_tall_product(const ProductArgs& a) {
+    constexpr int64_t block = 64, blocks_a_task = 16;
+    const auto* x = static_cast<const T*>(a.x);
+    const Spread<T> w(static_cast<const T*>(a.w), a.in, a.out_width, a.w_row_stride, a.w_column_stride);
+    if (!w.rows) return -2;
+    const auto* bias = static_cast<const T*>(a.bias);
+    auto* out = static_cast<T*>(a.out);
+    const T factor = static_cast<T>(a.factor);
+    const int64_t per_task = block * blocks_a_task;
+    parallel_for((a.rows + per_task - 1) / per_task, a.threads, [&](int64_t task) {
+        const DenormalsAreZero mode;
+        const int64_t last = (task + 1) * per_task < a.rows ? (task + 1) * per_task : a.rows;
+        for (int64_t first = task * per_task; first < last; first += block) {
+            const int64_t rows = last - first < block ? last - first : block;
+            T* to = out + first * a.out_width;
+            product_of(x + first * a.x_stride, a.x_stride, 1, rows, w.rows, w.ld, a.out_width, a.in,
+                       [&](int64_t r, int64_t c, int n, Vec<T> value) {
+                           T* place = to + r * a.out_width + c;
+                           if (a.add) value = fused(load_lanes(place, n), broadcast<T>(factor), value);
+                           if (bias) value += load_lanes(bias + c, n);
+                           store_lanes(place, value, n);
+                       });
+        }
+    });
+    return 0;
+}
+
+// x' w over all rows of both, x [rows, out_width], w [rows, in]: for each task the part [out_width, in] of its rows.
+template <class T>
+int run_sum_product(const ProductArgs& a) {
+    constexpr int64_t block = 128;
+    const auto* x = static_cast<const T*>(a.x);
+    const auto* w = static_cast<const T*>(a.w);
+    const int64_t per_task = (a.rows + a.tasks - 1) / a.tasks, ld = spread_row(a.in), share = a.out_width * a.in;
+    bool short_of_memory = false;
+    parallel_for(a.tasks, a.threads, [&](int64_t task) {
+        const DenormalsAreZero mode;
+        T* part = static_cast<T*>(a.out) + task * share;
+        __builtin_memset(part, 0, static_cast<size_t>(share) * sizeof(T));
+        auto* copy = static_cast<T*>(__builtin_malloc(static_cast<size_t>(block * ld) * sizeof(T)));
+        if (!copy) short_of_memory = true;
+        const int64_t end = (task + 1) * per_task < a.rows ? (task + 1) * per_task : a.rows;
+        for (int64_t first = copy ? task * per_task : end; first < end; first += block) {
+            const int64_t rows = end - first < block ? end - first : block;
+            for (int64_t r = 0; r < rows; ++r)
+                __builtin_memcpy(copy + r * ld, w + (first + r) * a.w_row_stride,
+                                 static_cast<size_t>(a.in) * sizeof(T));
+            product_of(x + first * a.x_stride, 1, a.x_stride, a.out_width, copy, ld, a.in, rows,
+                       [&](int64_t r, int64_t c, int n, Vec<T> value) {
+                           T* to = part + r * a.in + c;
+                           store_lanes(to, load_lanes(to, n) + value, n);
+                       });
+        }
+        __builtin_free(copy);
+    });
+    return short_of_memory ? -2 : 0;
+}
+
+}  // namespace stretto::STRETTO_ISA

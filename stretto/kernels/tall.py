@@ -1,0 +1,61 @@
+"""Dense products of tall matrices on the CPU by our own kernel (csrc/kernels/product.h); torch: cpu_dense.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stretto.kernels import native, pool
+
+TALL = 4096  # rows
+MOST_WIDE = 1024  # columns
+MOST_SMALL = 1 << 18  # values of the small matrix; half as many where it is the result, of which every task has one
+ROWS_PER_SUM, MOST_SUM_TASKS = 4096, 32
+DTYPES = {torch.float32: 0, torch.float64: 1}
+
+
+def shape_of(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> str | None:
+    """What x w is to our kernel: the product of a "tall" x, a "sum" over the rows of two tall ones, or nothing."""
+    if x.dtype not in DTYPES or w.dtype != x.dtype or x.layout != torch.strided or w.layout != torch.strided:
+        return None
+    m, k = x.shape
+    n = w.size(1)
+    others = [t for t in (bias, add) if t is not None]
+    if x.stride(1) == 1 and m >= TALL and max(k, n) <= MOST_WIDE and k * n <= MOST_SMALL:
+        return "tall" if all(t.dtype == x.dtype and t.is_contiguous() for t in others) else None
+    if x.stride(0) == 1 and k >= TALL and w.stride(1) == 1 and max(m, n) <= MOST_WIDE and m * n <= MOST_SMALL // 2:
+        return None if others else "sum"
+    return None
+
+
+def product(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, add: Tensor | None = None, factor: float = 1.0
+) -> Tensor:
+    """x w + bias, or factor x w + add, which is overwritten, where shape_of says what it is; no autograd."""
+    (m, k), n = x.shape, w.size(1)
+    if m < k:
+        tasks = min(-(-k // ROWS_PER_SUM), MOST_SUM_TASKS)
+        parts = pool.empty((tasks, m, n), x.dtype)
+        strides = x.stride(1), m, w.data_ptr(), w.stride(0), n
+        pointer = parts.data_ptr()
+        threads = torch.get_num_threads()
+        native.call("stretto_sum_product", DTYPES[x.dtype], x.data_ptr(), k, *strides, pointer, tasks, threads)
+        return parts.sum(0)
+    out = pool.empty((m, n), x.dtype) if add is None else add
+    native.call(
+        "stretto_tall_product",
+        DTYPES[x.dtype],
+        x.data_ptr(),
+        m,
+        x.stride(0),
+        w.data_ptr(),
+        k,
+        *w.stride(),
+        n,
+        None if bias is None else bias.data_ptr(),
+        factor,
+        add is not None,
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out

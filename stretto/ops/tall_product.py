@@ -1,0 +1,58 @@
+"""Dense products on the CPU by whichever is faster, torch's GEMM or our kernel for tall matrices.
+
+torch's library is made for square matrices, and for its maker's processors: on others it takes up to twice as long for
+the shapes of a graph network. Which is the faster is measured once for a shape, on some of the rows, and kept on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from stretto import kernels, settings
+from stretto.kernels import cpu_dense, tall
+from stretto.tune import Variant, picker
+from stretto.tune.timing import measure
+from stretto.tune.variants import legal
+
+LEAST_WORK = 1 << 24  # products below take no longer than it takes to choose
+SAMPLE_WORK = 1 << 28  # products of what is measured: a few milliseconds a call
+
+
+def tall_product(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, factor: float) -> Tensor:
+    """x w + bias, or factor x w + add, which is overwritten; no autograd. x [m, k], w [k, n] -> [m, n]"""
+    shape = tall.shape_of(x, w, bias, add) if _free(x) else None
+    if shape is None or x.size(0) * w.numel() < LEAST_WORK:
+        return cpu_dense.product(x, w, bias, add=add, factor=factor)
+    rows = x.size(0) if shape == "tall" else x.size(1)
+    key = ("product", shape, x.dtype, rows.bit_length(), w.size(1), x.size(1) if shape == "tall" else x.size(0), "cpu")
+    variant = picker.known(key) or _choose(key, shape, x, w)
+    if variant.backend == "torch":
+        return cpu_dense.product(x, w, bias, add=add, factor=factor)
+    return tall.product(x, w, bias, add=add, factor=factor)
+
+
+def _free(x: Tensor) -> bool:
+    """Whether it may run by our kernel: torch is not told to round, to be repeatable, or to be the one that runs."""
+    if kernels.backend(x.device) is not kernels.cpu or settings.get("STRETTO_BACKEND") == "torch":
+        return False
+    return torch.get_float32_matmul_precision() == "highest" and settings.tuning()
+
+
+def _choose(key: Hashable, shape: str, x: Tensor, w: Tensor) -> Variant:
+    variants = legal("product", "cpu", width=w.size(1), plain=True)
+    if torch.are_deterministic_algorithms_enabled():
+        return variants[0]
+    found = picker.recall(key, variants)
+    if found is not None:
+        return found
+    small = x.size(1) * w.size(1) if shape == "tall" else x.size(0) * w.size(1)
+    rows = max(SAMPLE_WORK // small, tall.TALL)
+    some = (x[:rows], w) if shape == "tall" else (x[:, :rows], w[:rows])
+    run = {"torch": cpu_dense.product, "native": tall.product}
+    timings = measure({v.name: lambda v=v: run[v.backend](*some) for v in variants}, repeats=3)  # type: ignore[misc]
+    best = min(variants, key=lambda v: timings[v.name].best)
+    picker.decide(key, best, timings[best.name].best * 1e3)
+    return best
