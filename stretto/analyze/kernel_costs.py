@@ -136,6 +136,15 @@ def _statistics(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost
     return Cost("spmm", flops, ways * stream, ways * random, row, x.nbytes, TREE)
 
 
+def _tall_product(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    """x w, and an addition per value where a bias or another matrix is added: as torch's mm and addmm count."""
+    (m, k), n = args[0].shape, args[1].shape[1]
+    added = kwargs.get("add")
+    flops = 2 * m * k * n + (m * n if added is not None or (args[2:] and args[2] is not None) else 0)
+    total = bytes_of(args) + bytes_of((added,)) + bytes_of(out)
+    return Cost("gemm", flops, total, row=least((m, k, n)), depth=1 + log2(k))
+
+
 def _relu_dense(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     """relu(z + b) W' + c: the product, one comparison or addition per value of z, one per value of the result."""
     z, z_bias, weight, bias = args
@@ -194,6 +203,7 @@ KERNELS: dict[str, Formula] = {
     "gather_rows": _gather_rows,
     "statistics": _statistics,
     "statistics_grad": _statistics,
+    "tall_product": _tall_product,
     "relu_dense": _relu_dense,
     "relu_dense_grad": _relu_dense_grad,
     "chain": _chain,

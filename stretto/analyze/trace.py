@@ -26,7 +26,7 @@ from stretto.analyze import costs, kernel_costs, locality
 from stretto.analyze.costs import Cost
 from stretto.analyze.scratch import scratch_bytes
 from stretto.analyze.specs import Spec, describe, storage_key, tensors
-from stretto.kernels import cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics
+from stretto.kernels import cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics, tall
 
 # Under a dispatch mode autograd's formulas add out of place; a plain step writes into zeros it has just made. So does
 # a watched one: op -> (the formulas that do so, what they run in a plain step, its arguments beyond the op's own).
@@ -352,7 +352,7 @@ def _copied(value: Any) -> Any:
 
 def _kernel_modules() -> list[ModuleType]:
     """Every module whose functions are native kernels; the reference is plain torch and seen op by op."""
-    found: list[ModuleType] = [kernels.cpu, cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics]
+    found: list[ModuleType] = [kernels.cpu, cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics, tall]
     triton = sys.modules.get("stretto.kernels.triton")
     return [*found, triton] if triton is not None else found
 

@@ -28,7 +28,7 @@ def shape_of(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> s
     return None
 
 
-def product(
+def tall_product(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, add: Tensor | None = None, factor: float = 1.0
 ) -> Tensor:
     """x w + bias, or factor x w + add, which is overwritten, where shape_of says what it is; no autograd."""

@@ -31,7 +31,7 @@ def tall_product(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, 
     variant = picker.known(key) or _choose(key, shape, x, w)
     if variant.backend == "torch":
         return cpu_dense.product(x, w, bias, add=add, factor=factor)
-    return tall.product(x, w, bias, add=add, factor=factor)
+    return tall.tall_product(x, w, bias, add=add, factor=factor)
 
 
 def _free(x: Tensor) -> bool:
@@ -51,7 +51,7 @@ def _choose(key: Hashable, shape: str, x: Tensor, w: Tensor) -> Variant:
     small = x.size(1) * w.size(1) if shape == "tall" else x.size(0) * w.size(1)
     rows = max(SAMPLE_WORK // small, tall.TALL)
     some = (x[:rows], w) if shape == "tall" else (x[:, :rows], w[:rows])
-    run = {"torch": cpu_dense.product, "native": tall.product}
+    run = {"torch": cpu_dense.product, "native": tall.tall_product}
     timings = measure({v.name: lambda v=v: run[v.backend](*some) for v in variants}, repeats=3)  # type: ignore[misc]
     best = min(variants, key=lambda v: timings[v.name].best)
     picker.decide(key, best, timings[best.name].best * 1e3)

@@ -10,8 +10,10 @@ from stretto import datasets
 from stretto.analyze import kernel_costs
 from stretto.analyze.trace import _kernel_modules
 from stretto.analyze.workload import Workload
-from stretto.kernels import denormals, native
+from stretto.kernels import denormals, native, tall
 from stretto.kernels.schema import SIGNATURES
+from stretto.ops import tall_product
+from stretto.tune import VARIANTS
 
 # Exported function -> the kernel that calls it; None: it builds a graph or sets a mode, once.
 WATCHED = {
@@ -28,6 +30,7 @@ WATCHED = {
     "stretto_edge_softmax_sum": "softmax_sum", "stretto_relu_dense": "relu_dense",
     "stretto_relu_dense_grad": "relu_dense_grad", "stretto_chain": "chain", "stretto_chain_grad": "chain_grad",
     "stretto_neighbour_statistics": "statistics", "stretto_softplus": "softplus",
+    "stretto_tall_product": "tall_product", "stretto_sum_product": "tall_product",
 }  # fmt: skip
 
 
@@ -73,6 +76,24 @@ def test_relu_dense(data, monkeypatch):
     assert biased in (0, n * i)
     assert back.flops == 4 * n * i * o + n * o + 2 * n * i + 2 * biased
     assert ahead.row == o
+
+
+@pytest.mark.parametrize("conv", [pyg.GCNConv, pyg.SAGEConv])
+def test_tall_product_costs_what_torch_s_product_does(data, monkeypatch, conv):
+    def gemms():
+        trace = traced(conv(12, 8), data, monkeypatch)
+        found = [op.cost for op in trace if op.cost.family == "gemm"]
+        return len(of(trace, "tall_product")), sum(c.flops for c in found), sum(c.stream for c in found)
+
+    by_torch = gemms()
+    monkeypatch.setattr(tall, "TALL", 100)
+    monkeypatch.setattr(tall_product, "LEAST_WORK", 0)
+    monkeypatch.setattr(tall_product, "_free", lambda x: True)
+    monkeypatch.setattr(tall_product, "_choose", lambda *_: VARIANTS["product"]["cpu"][1])
+    ours = gemms()
+    assert by_torch[0] == 0
+    assert ours[0] >= 1
+    assert ours[1:] == by_torch[1:]
 
 
 def test_statistics(data, monkeypatch):

@@ -5,7 +5,7 @@ import torch
 
 from stretto.kernels import cpu_dense, native, tall
 from stretto.kernels.tall import TALL, shape_of
-from stretto.kernels.tall import product as own_product
+from stretto.kernels.tall import tall_product as own_product
 from stretto.ops import tall_product
 from stretto.ops.product import product
 from stretto.tune import VARIANTS, picker
@@ -109,8 +109,8 @@ def test_the_faster_is_chosen_once_and_kept(monkeypatch, wins) -> None:
         return run
 
     monkeypatch.setattr(tall_product, "measure", _measured(wins))
-    for module in (cpu_dense, tall):
-        monkeypatch.setattr(module, "product", noted(module.product, module))
+    for module, name in ((cpu_dense, "product"), (tall, "tall_product")):
+        monkeypatch.setattr(module, name, noted(getattr(module, name), module))
     picker.forget()
     x, w = torch.randn(40_000, 32), torch.randn(32, 48)
     for forgotten in (False, True):  # then from disk
@@ -145,7 +145,7 @@ def test_a_real_measurement_settles_it() -> None:
     "setting", [("STRETTO_BACKEND", "torch"), ("STRETTO_TUNE", "off"), "deterministic", "rounded", "small"]
 )
 def test_torch_runs_where_nothing_may_be_chosen(monkeypatch, setting) -> None:
-    monkeypatch.setattr(tall, "product", None)
+    monkeypatch.setattr(tall, "tall_product", None)
     picker.forget()
     x, w = torch.randn(TALL if setting == "small" else 40_000, 32), torch.randn(32, 48)
     if isinstance(setting, tuple):
