@@ -70,7 +70,7 @@ def run_gather(x: Tensor, index: Tensor) -> Tensor:
 
 def _by_torch(x: Tensor, index: Tensor) -> bool:
     """Whether torch, which is called at less cost, gathers these rows: it checks that the index is in range itself."""
-    few = x.numel() * x.element_size() * index.numel() < FEW_BYTES * max(x.size(0), 1)
+    few = x.numel() * x.element_size() * index.numel() < FEW_BYTES * max(x.size(0), 1) if x.dim() else False
     return few and kernels.backend(x.device) is kernels.cpu
 
 

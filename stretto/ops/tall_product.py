@@ -23,8 +23,8 @@ SAMPLE_WORK = 1 << 28  # products of what is measured: a few milliseconds a call
 
 def tall_product(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, factor: float) -> Tensor:
     """x w + bias, or factor x w + add, which is overwritten; no autograd. x [m, k], w [k, n] -> [m, n]"""
-    shape = tall.shape_of(x, w, bias, add) if _free(x) else None
-    if shape is None or x.size(0) * w.numel() < LEAST_WORK:
+    shape = tall.shape_of(x, w, bias, add) if x.size(0) * w.numel() >= LEAST_WORK and _free(x) else None
+    if shape is None:
         return cpu_dense.product(x, w, bias, add=add, factor=factor)
     rows = x.size(0) if shape == "tall" else x.size(1)
     key = ("product", shape, x.dtype, rows.bit_length(), w.size(1), x.size(1) if shape == "tall" else x.size(0), "cpu")

@@ -45,6 +45,7 @@ BAD = {
     "negative segment": (lambda: segment_reduce(X, torch.tensor([0, 1, 2, 3, -1, 0, 0]), 4), ["segment index -1"]),
     "segment reduce": (lambda: segment_reduce(X, torch.zeros(7).long(), 1, reduce="any"), ["'reduce' is 'any'"]),
     "gather range": (lambda: gather_rows(X, torch.tensor([0, 7])), ["index 7", "0 <= index < 7"]),
+    "gather from a number": (lambda: gather_rows(X[0, 0], torch.tensor([0])), ["index 0", "0 <= index < 0"]),
     "gather negative": (lambda: gather_rows(X, torch.tensor([0, -1])), ["index -1"]),
     "gather index type": (lambda: gather_rows(X, torch.tensor([0.0])), ["'index' is torch.float32"]),
     "gather index shape": (lambda: gather_rows(X, torch.zeros(2, 2).long()), ["shape [2, 2]", "[E]"]),
