@@ -23,7 +23,7 @@ from stretto.bench.gpu import OURS, STOCK, Net, Sheet, write
 from stretto.bench.gpu_parts import milliseconds, timed
 from stretto.errors import expect
 
-SIZES = ((20_000, 60_000), (60_000, 200_000), (120_000, 400_000), (250_000, 1_000_000))  # nodes, edges
+SIZES = ((20_000, 60_000), (60_000, 200_000), (120_000, 400_000), (180_000, 700_000), (250_000, 1_000_000))  # nodes, edges
 BATCHES = 10
 
 
@@ -58,7 +58,7 @@ def run() -> Sheet:
     expect(torch.cuda.is_available(), "bench gpu_batches: no CUDA device here")
     sheet = Sheet(300.0)
     sheet.add(kind="machine", device=torch.cuda.get_device_name(), torch=torch.__version__)
-    for model, (nodes, edges), new in itertools.product(("sage", "gat"), SIZES, (True, False)):
+    for model, (nodes, edges), new in itertools.product(("sage", "gcn", "gat"), SIZES, (True, False)):
         torch.manual_seed(0)
         stock = Net(model, (128, 256, 40)).cuda()
         given = batches(nodes, edges)
