@@ -30,6 +30,7 @@ logger = logging.getLogger("stretto")
 
 CLOSE = 1.6  # plans predicted within this factor of the best are worth timing
 MOST_TRIED = 3
+WARM = 3  # steps that are not timed: they build the graph and fault pages in, and the third use of an array moves it
 TRIES = 3
 HYSTERESIS = 0.95  # the predicted best is replaced only by a plan at least this much faster
 SMALL = 1 << 20  # gathered values below which the prediction stands: timing would measure noise
@@ -45,7 +46,7 @@ class Decision:
     chosen: Plan | None = None
     how: str = "predicted"
     times: dict[Plan, list[float]] = field(default_factory=dict)
-    warm: bool = False
+    warm: int = 0
 
 
 class Chooser:
@@ -72,8 +73,8 @@ class Chooser:
         if decision is None or decision.chosen is not None:
             return
         with self._lock:
-            if not decision.warm:  # the first step pays for graph building and page faults
-                decision.warm = True
+            if decision.warm < WARM:
+                decision.warm += 1
                 return
             decision.times.setdefault(plan, []).append(seconds)
             if any(len(decision.times.get(p, ())) < TRIES for p in decision.candidates):
