@@ -41,32 +41,50 @@ void minmax(const In* index, int64_t n, int threads, int64_t* least, int64_t* mo
     }
 }
 
-// Sorts n entries by row(i), stably, and calls place(i, position) for each. Fills rowptr.
-template <class Row, class Place>
-int counting_sort(int64_t n, int64_t num_rows, int threads, int64_t* rowptr, Row&& row, Place&& place) {
+// Entries ahead of the one that is placed: their counters are asked for at twice that, their places at once that. A
+// place that others take meanwhile is near the one that was asked for.
+constexpr int64_t ahead = 16;
+
+// Sorts n entries by row(i), stably, and calls place(i, position) for each, soon(position) some time before. Fills
+// rowptr. Count: holds n.
+template <class Count, class Row, class Soon, class Place>
+int sort_with(int64_t n, int64_t num_rows, int threads, int64_t* rowptr, Row&& row, Soon&& soon, Place&& place) {
     const int64_t chunks = chunks_for(n, threads);
     const auto cells = static_cast<size_t>(chunks * num_rows);
-    std::unique_ptr<int64_t[]> start(new (std::nothrow) int64_t[cells]());
+    std::unique_ptr<Count[]> start(new (std::nothrow) Count[cells]());
     if (!start && cells) return error("out of memory for %zu counters", cells);
     parallel_for(chunks, threads, [&](int64_t c) {
-        int64_t* count = start.get() + c * num_rows;
+        Count* count = start.get() + c * num_rows;
         for (int64_t i = n * c / chunks; i < n * (c + 1) / chunks; ++i) ++count[row(i)];
     });
-    int64_t total = 0;
+    Count total = 0;
     for (int64_t r = 0; r < num_rows; ++r) {
-        rowptr[r] = total;
+        rowptr[r] = static_cast<int64_t>(total);
         for (int64_t c = 0; c < chunks; ++c) {
-            const int64_t count = start[static_cast<size_t>(c * num_rows + r)];
+            const Count count = start[static_cast<size_t>(c * num_rows + r)];
             start[static_cast<size_t>(c * num_rows + r)] = total;
             total += count;
         }
     }
-    rowptr[num_rows] = total;
+    rowptr[num_rows] = static_cast<int64_t>(total);
     parallel_for(chunks, threads, [&](int64_t c) {
-        int64_t* next = start.get() + c * num_rows;
-        for (int64_t i = n * c / chunks; i < n * (c + 1) / chunks; ++i) place(i, next[row(i)]++);
+        Count* next = start.get() + c * num_rows;
+        const int64_t begin = n * c / chunks, end = n * (c + 1) / chunks;
+        const int64_t full = end - begin > 2 * ahead ? end - 2 * ahead : begin;
+        for (int64_t i = begin; i < full; ++i) {
+            __builtin_prefetch(next + row(i + 2 * ahead), 1);
+            soon(static_cast<int64_t>(next[row(i + ahead)]));
+            place(i, static_cast<int64_t>(next[row(i)]++));
+        }
+        for (int64_t i = full; i < end; ++i) place(i, static_cast<int64_t>(next[row(i)]++));
     });
     return 0;
+}
+
+template <class Row, class Soon, class Place>
+int counting_sort(int64_t n, int64_t num_rows, int threads, int64_t* rowptr, Row&& row, Soon&& soon, Place&& place) {
+    if (n <= int64_t{UINT32_MAX}) return sort_with<uint32_t>(n, num_rows, threads, rowptr, row, soon, place);
+    return sort_with<uint64_t>(n, num_rows, threads, rowptr, row, soon, place);
 }
 
 template <class In>
@@ -92,6 +110,10 @@ int build(const In* row, const In* col, int64_t n, int64_t num_rows, int threads
     if (!in_order)
         return counting_sort(
             n, num_rows, threads, rowptr, [&](int64_t i) { return static_cast<int64_t>(row[i]); },
+            [&](int64_t at) {
+                if (out_col) __builtin_prefetch(out_col + at, 1);
+                if (out_id) __builtin_prefetch(out_id + at, 1);
+            },
             [&](int64_t i, int64_t at) {
                 if (out_col) out_col[at] = static_cast<Out>(col[i]);
                 if (out_id) out_id[at] = static_cast<Out>(i);
@@ -128,6 +150,10 @@ int transpose(const stretto_csr& g, int threads, int64_t* rowptr, Index* out_col
     });
     return counting_sort(
         g.num_edges, g.num_cols, threads, rowptr, [&](int64_t e) { return static_cast<int64_t>(col ? col[e] : e); },
+        [&](int64_t at) {
+            __builtin_prefetch(out_col + at, 1);
+            if (out_id) __builtin_prefetch(out_id + at, 1);
+        },
         [&](int64_t e, int64_t at) {
             out_col[at] = row[static_cast<size_t>(e)];
             if (out_id) out_id[at] = id ? id[e] : static_cast<Index>(e);

@@ -23,7 +23,13 @@ from stretto.bench.gpu import OURS, STOCK, Net, Sheet, write
 from stretto.bench.gpu_parts import milliseconds, timed
 from stretto.errors import expect
 
-SIZES = ((20_000, 60_000), (60_000, 200_000), (120_000, 400_000), (180_000, 700_000), (250_000, 1_000_000))  # nodes, edges
+SIZES = (  # nodes, edges
+    (20_000, 60_000),
+    (60_000, 200_000),
+    (120_000, 400_000),
+    (180_000, 700_000),
+    (250_000, 1_000_000),
+)
 BATCHES = 10
 
 

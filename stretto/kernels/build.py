@@ -12,7 +12,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from stretto.kernels import cpu, native
+from stretto.kernels import cpu, native, pages
 from stretto.kernels.csr import Csr
 
 
@@ -67,6 +67,7 @@ def compress(
     rowptr = torch.empty(num_rows + 1, dtype=torch.int64)
     out_col = None if col is None else torch.empty(n, dtype=dtype)
     out_id = torch.empty(n, dtype=dtype)
+    pages.written_at_random(out_col, out_id)
     in_order_c = ctypes.c_int()
     native.call(
         "stretto_csr_build",
@@ -111,6 +112,7 @@ def transpose(csr: Csr) -> tuple[Tensor, Tensor, Tensor]:
         return rowptr, rows, ids.to(dtype)
     rowptr = torch.empty(csr.num_cols + 1, dtype=torch.int64)
     col, ids = torch.empty(csr.num_edges, dtype=dtype), torch.empty(csr.num_edges, dtype=dtype)
+    pages.written_at_random(col, ids)
     native.call(
         "stretto_csr_transpose",
         cpu.struct(csr),

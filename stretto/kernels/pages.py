@@ -71,6 +71,15 @@ def enlarge(address: int, nbytes: int) -> None:
         madvise(first, length, _COLLAPSE)
 
 
+def written_at_random(*arrays: Tensor | None) -> None:
+    """Let arrays that nobody has touched yet come in large pages, when they are written."""
+    madvise = _madvise()
+    for x in arrays:
+        if x is not None and madvise is not None and x.nbytes >= LEAST:
+            first = -(-x.data_ptr() // PAGE) * PAGE
+            madvise(first, (x.data_ptr() + x.nbytes) // PAGE * PAGE - first, _HUGEPAGE)
+
+
 @functools.cache
 def _madvise() -> Any:
     if settings.choice("STRETTO_PAGES", ("large", "leave")) == "leave" or not _SWITCH.exists():

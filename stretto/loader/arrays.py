@@ -162,9 +162,8 @@ def _compress(
     if num_sources < 2**31:
         row = row.to(torch.int32)
     out = EdgeArrays(colptr.contiguous(), row.contiguous(), None if perm is None else perm.contiguous())
-    order = slice(None) if perm is None else perm.long()
     if edge_time is not None:
-        out.time = edge_time[order].contiguous()
+        out.time = _in_order(edge_time, perm)
     elif node_time is not None:
         out.time = _of_sources(node_time, row)
     if weight is not None:
@@ -172,8 +171,12 @@ def _compress(
             weight.numel() == row.numel(),
             f"NeighborLoader: 'weight_attr' has {weight.numel()} values, wanted {row.numel()}, one per edge",
         )
-        out.running = running_weights(out.colptr, weight.cpu().view(-1)[order])
+        out.running = running_weights(out.colptr, _in_order(weight.cpu().view(-1), perm))
     return out
+
+
+def _in_order(values: Tensor, perm: Tensor | None) -> Tensor:
+    return values.contiguous() if perm is None else values.index_select(0, perm)
 
 
 def _of_sources(node_time: Tensor | None, source: Tensor) -> Tensor:

@@ -15,7 +15,9 @@ def sorter(request, monkeypatch):
     """Both ways to build: the library's, and torch's for when there is none."""
     if request.param == "torch":
         monkeypatch.setattr(build, "_native", lambda tensor: False)
-    return request.param
+    Graph.cache_clear()
+    yield request.param
+    Graph.cache_clear()  # a graph built by torch has no tasks, and would be found again by its content
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=["int32", "int64"])
@@ -35,6 +37,18 @@ def test_compress(name, given, index, sorter):
     only_order = build.compress(target, None, num_dst, index)
     assert only_order[1] is None
     assert torch.equal(only_order[0], rowptr)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("count", [33, 65_537, 400_000])
+def test_compress_in_several_chunks(count, threads):
+    torch.set_num_threads(threads)
+    target, source = torch.randint(0, 5000, (count,)), torch.randint(0, 2**31 - 1, (count,))
+    rowptr, col, edge_id = build.compress(target, source, 5000, torch.int32)
+    order = torch.sort(target, stable=True).indices
+    assert torch.equal(rowptr.diff(), torch.bincount(target, minlength=5000))
+    assert torch.equal(edge_id, order.int())
+    assert torch.equal(col, source[order].int())
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -56,6 +56,17 @@ def test_the_third_use_moves_the_array_and_keeps_its_contents():
     assert torch.equal(x, before)
 
 
+def test_what_is_to_be_written_comes_in_large_pages():
+    if not lent():
+        pytest.skip("this system lends no large pages")
+    memory = mmap.mmap(-1, 16 * ROWS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    x = torch.frombuffer(memory, dtype=torch.float32)
+    pages.written_at_random(x, None, torch.empty(3))
+    assert large_bytes(x) == 0
+    x.fill_(1.0)
+    assert large_bytes(x) >= pages.PAGE
+
+
 def test_results_stay_the_same_over_the_move():
     n = 1 << 17
     torch.manual_seed(0)
