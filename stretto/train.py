@@ -7,13 +7,15 @@ the interruption would have given.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+import torch.utils.deterministic
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -77,6 +79,34 @@ def train(
 ) -> Outcome:
     """Train up to `epochs` epochs, going on from the checkpoint if there is one. fast: with accelerate()."""
     expect(run.model in MODELS, f"train: 'model' is {run.model!r}, wanted one of {', '.join(MODELS)}")
+    with _repeatable():
+        return _train(run, epochs, threads, checkpoint, fast, data, tell, step)
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Plans and kernels are not chosen by a clock, which would choose others in the process that resumes."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filling = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nobody reads what nobody has written
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filling
+
+
+def _train(
+    run: Run,
+    epochs: int,
+    threads: int | None,
+    checkpoint: Path | None,
+    fast: bool,
+    data: Any,
+    tell: Callable[[Epoch], None],
+    step: Callable[[int, int, float], None],
+) -> Outcome:
     data = _split(read_any(run.graph) if data is None else data, run.seed)
     torch.manual_seed(run.seed)
     classes = int(data.y.max()) + 1

@@ -9,6 +9,7 @@ from torch_geometric.data import Data
 from typer.testing import CliRunner
 
 from stretto.cli import app
+from stretto.compile import choose
 from stretto.convert import read, read_ogb
 from stretto.errors import StrettoError
 from stretto.loader import Store
@@ -47,6 +48,22 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path):
     assert losses(train(RUN, epochs=6, data=small(), checkpoint=file)) == losses(whole)  # nothing left to do
     with pytest.raises(StrettoError, match="hidden"):
         train(Run("", "sage", (4, 3), hidden=8, batch=50, lr=0.01), epochs=1, data=small(), checkpoint=file)
+
+
+def test_what_resumes_does_not_depend_on_what_was_timed(tmp_path, monkeypatch):
+    """Plans that differ in their last bits are all worth timing here; a process that resumes must not choose another."""
+    monkeypatch.setenv("STRETTO_TUNE", "on")
+    monkeypatch.setattr(choose, "SMALL", 0)
+    monkeypatch.setattr(choose, "CLOSE", 1e9)
+    choose.CHOOSER.clear()
+    whole = train(RUN, epochs=6, data=small())
+    file = tmp_path / "c.pt"
+    train(RUN, epochs=3, data=small(), checkpoint=file)
+    choose.CHOOSER.clear()
+    monkeypatch.setenv("STRETTO_CACHE", str(tmp_path / "another"))
+    assert losses(train(RUN, epochs=6, data=small(), checkpoint=file)) == losses(whole)
+    assert not torch.are_deterministic_algorithms_enabled()
+    choose.CHOOSER.clear()
 
 
 def test_commands(tmp_path):
