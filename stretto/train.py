@@ -87,14 +87,15 @@ def train(
 def _repeatable() -> Iterator[None]:
     """Plans and kernels are not chosen by a clock, which would choose others in the process that resumes."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filling = torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic  # a module that is an object
+    filling = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nobody reads what nobody has written
+    settings.fill_uninitialized_memory = False  # nobody reads what nobody has written
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filling
+        settings.fill_uninitialized_memory = filling
 
 
 def _train(

@@ -51,7 +51,7 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path):
 
 
 def test_what_resumes_does_not_depend_on_what_was_timed(tmp_path, monkeypatch):
-    """Plans that differ in their last bits are all worth timing here; a process that resumes must not choose another."""
+    """All plans are worth timing here, and differ in their last bits: who resumes must not choose another."""
     monkeypatch.setenv("STRETTO_TUNE", "on")
     monkeypatch.setattr(choose, "SMALL", 0)
     monkeypatch.setattr(choose, "CLOSE", 1e9)

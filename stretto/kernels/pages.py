@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
+import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -80,12 +83,25 @@ def written_at_random(*arrays: Tensor | None) -> None:
             madvise(first, (x.data_ptr() + x.nbytes) // PAGE * PAGE - first, _HUGEPAGE)
 
 
+def read_here_and_there(file: Tensor) -> None:
+    """Of a mapped file that memory cannot hold, read the pages that are asked for and nothing around them."""
+    if sys.platform != "linux" or 2 * file.nbytes < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        return
+    first = file.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    _libc_madvise()(first, file.data_ptr() + file.nbytes - first, mmap.MADV_RANDOM)
+
+
 @functools.cache
 def _madvise() -> Any:
     if settings.choice("STRETTO_PAGES", ("large", "leave")) == "leave" or not _SWITCH.exists():
         return None
     if "[never]" in _SWITCH.read_text():
         return None
+    return _libc_madvise()
+
+
+@functools.cache
+def _libc_madvise() -> Any:
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return madvise

@@ -1,17 +1,20 @@
 """From PyG's containers to the sampler's arrays: one CSC per edge type, sorted by time where there is one.
 
 Reads Data, HeteroData and (FeatureStore, GraphStore). Homogeneous graphs are the case of one node and one edge type,
-whose names are None.
+whose names are None. Loaders of one edge_index (training, validation, every call of inference) share what was sorted.
 """
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, remote_backend_utils
 from torch_geometric.sampler.utils import to_csc
 
+from stretto import graph_formats
 from stretto.errors import expect, fail
 from stretto.kernels import build
 from stretto.loader.native_sampler import running_weights
@@ -139,24 +142,16 @@ def _compress(
         if node_time is not None or edge_time is not None:
             expect(is_sorted, "NeighborLoader: temporal sampling of 'adj_t' needs 'is_sorted=True': its edges by time")
     else:
-        edge_index = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
-        edge_index = edge_index.detach().cpu()
-        source, target = edge_index[0], edge_index[1]
-        for name, index, size in (("source", source, num_sources), ("target", target, num_targets)):
-            least, most = build.minmax(index)
-            expect(
-                least >= 0 and most < size,
-                f"NeighborLoader: 'edge_index' has {name} {most if least >= 0 else least}, wanted 0 <= {name} < {size}",
-            )
+        if node_time is None and edge_time is None and weight is None:
+            return _remembered(edge_index, num_sources, num_targets)
+        edge_index = graph_formats.plain(edge_index).detach().cpu()
+        source, target = _checked(edge_index, num_sources, num_targets)
         by_time = None
         if (node_time is not None or edge_time is not None) and not is_sorted:
             at = edge_time if edge_time is not None else _of_sources(node_time, source)
             by_time = torch.argsort(at, stable=True)
             source, target = source[by_time], target[by_time]
-        dtype = torch.int32 if max(num_sources, num_targets, source.numel()) < 2**31 else torch.int64
-        colptr, col, perm = build.compress(target, source, num_targets, dtype)
-        assert col is not None
-        row = col
+        colptr, row, perm = _sorted(source, target, num_sources, num_targets)
         if by_time is not None:
             perm = by_time if perm is None else by_time[perm.long()]
     if num_sources < 2**31:
@@ -172,6 +167,47 @@ def _compress(
             f"NeighborLoader: 'weight_attr' has {weight.numel()} values, wanted {row.numel()}, one per edge",
         )
         out.running = running_weights(out.colptr, _in_order(weight.cpu().view(-1), perm))
+    return out
+
+
+def _checked(edge_index: Tensor, num_sources: int, num_targets: int) -> tuple[Tensor, Tensor]:
+    """Sources and targets, all of them nodes."""
+    source, target = edge_index[0], edge_index[1]
+    for name, index, size in (("source", source, num_sources), ("target", target, num_targets)):
+        least, most = build.minmax(index)
+        expect(
+            least >= 0 and most < size,
+            f"NeighborLoader: 'edge_index' has {name} {most if least >= 0 else least}, wanted 0 <= {name} < {size}",
+        )
+    return source, target
+
+
+def _sorted(source: Tensor, target: Tensor, num_sources: int, num_targets: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """colptr, row and the permutation (None: in order already)."""
+    dtype = torch.int32 if max(num_sources, num_targets, source.numel()) < 2**31 else torch.int64
+    colptr, row, perm = build.compress(target, source, num_targets, dtype)
+    assert row is not None
+    return colptr, row.to(torch.int32) if num_sources < 2**31 else row, perm
+
+
+# edge_index -> its version and sizes, and what was sorted for them. Gone with the edge_index.
+_known: MutableMapping[Tensor, tuple[tuple[int, ...], EdgeArrays]] = WeakIdKeyDictionary()
+
+
+def _remembered(edge_index: Tensor, num_sources: int, num_targets: int) -> EdgeArrays:
+    """The CSC of an edge_index without times and weights, sorted once."""
+    edge_index = graph_formats.plain(edge_index)
+    # What is made in inference mode counts no versions, so an edit would go unseen.
+    state = None if edge_index.is_inference() else (edge_index._version, num_sources, num_targets)
+    known = _known.get(edge_index)
+    if known is not None and known[0] == state:
+        return known[1]
+    colptr, row, perm = _sorted(
+        *_checked(edge_index.detach().cpu(), num_sources, num_targets), num_sources, num_targets
+    )
+    out = EdgeArrays(colptr, row, perm)
+    if state is not None:
+        _known[edge_index] = state, out
     return out
 
 

@@ -15,7 +15,7 @@ from torch_geometric.loader.utils import index_select
 from torch_geometric.typing import SparseTensor
 
 from stretto.graph import Graph
-from stretto.kernels import Csr, build
+from stretto.kernels import Csr, build, pages
 from stretto.loader.native_sampler import Slice
 from stretto.loader.sampler import NeighborSampler
 from stretto.loader.slot import Slot
@@ -73,6 +73,7 @@ class Blueprint:
             number = (graph.edge_types if a.of_edges else graph.node_types).index(a.type)
             value = self._store(self.data, a.type)[a.name]
             self.entries.append(_Entry(a.type, number, a.name, a.of_edges, len(self.slices)))
+            pages.read_here_and_there(value)
             self.slices.append(Slice(value, number, a.of_edges, store.scale(a.type, a.name)))
         self.signature = self.current()
 

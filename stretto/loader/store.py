@@ -10,8 +10,10 @@ Features may be stored as fp32, fp16, bf16, or int8 with one scale per column, w
 """
 
 import json
+import mmap
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -165,7 +167,7 @@ class Store:
         dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
         if size == 0:
             return torch.empty(shape, dtype=dtype)
-        flat = torch.from_file(str(path), shared=False, size=size // dtype.itemsize, dtype=dtype)
+        flat = mapped(path, dtype)
         if verify and _checksum(flat) != entry["checksum"]:
             fail(f"Store: {path} does not match its checksum: the file is damaged")
         return flat.view(shape)
@@ -215,6 +217,17 @@ class Store:
             shutil.rmtree(folder)
         os.replace(partial, folder)
         return Store(folder)
+
+
+def mapped(path: Path, dtype: torch.dtype) -> Tensor:
+    """A file as a tensor, read page by page as it is asked for. What is written into it never reaches the file."""
+    with path.open("rb") as file:
+        if not hasattr(mmap, "MAP_PRIVATE"):
+            return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=dtype)
+        # Nothing is set aside for copies of pages: a system would refuse to for a file larger than its memory.
+        no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platform == "linux" else 0
+        memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE | no_reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    return torch.frombuffer(memory, dtype=dtype)
 
 
 def _collect(data: Any, graph: GraphArrays, features: str) -> tuple[dict[str, Tensor], list[Attribute]]:

@@ -1,6 +1,7 @@
 """The store: what is written is what is read, in every type; damage is told; a half-written one is never opened."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from stretto.errors import StrettoError
 from stretto.loader import NeighborLoader, Store
+from stretto.loader.store import mapped
 from tests.loader.data import check_hetero, heterogeneous, homogeneous
 
 
@@ -190,3 +192,15 @@ def test_bad_arguments(tmp_path):
         NeighborLoader(store, [2], weight_attr="x")
     with pytest.raises(StrettoError, match="bidirectional"):
         next(iter(NeighborLoader(store, [2], subgraph_type="bidirectional")))
+
+
+def test_a_file_larger_than_memory_is_mapped(tmp_path):
+    path, size = tmp_path / "x.bin", 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with path.open("wb") as file:
+        file.truncate(size)  # nothing of it takes room on the disk
+    x = mapped(path, torch.float32)
+    assert x.numel() == size // 4
+    x[-1] = 1.0
+    assert x[-1] == 1.0
+    del x
+    assert mapped(path, torch.float32)[-1] == 0.0
