@@ -26,7 +26,7 @@ from stretto.tune import store
 
 logger = logging.getLogger("stretto")
 
-KIND = "analysis-5"
+KIND = "analysis-6"
 BUSY = 0.75  # share of the cores that others may take before a measurement is doubted
 
 Curve = Sequence[tuple[float, ...]]  # (size, near, far) or (size, rate)
@@ -48,6 +48,7 @@ class Machine:
     kernel_far: float = 8e-5
     cache: Curve = ((1e6, 0.0), (1e8, 1.0))  # (bytes touched since, share of the way from near to far)
     gemm: Table = ((1e6, 64, 2e10), (1e9, 64, 5e10))  # (flops, smallest dimension, flop/s)
+    own_gemm: Table = ()  # the same of products that stretto's own kernels may take; empty: as the others
     stream: Curve = ((1e5, 2e10), (1e8, 1e10))  # (bytes, byte/s) of an elementwise op
     gather: Table = ((256, 1e7, 5e9),)  # (row bytes, table bytes, byte/s of rows read)
     scatter: Table = ((256, 1e7, 1e9),)  # rows added up

@@ -33,7 +33,8 @@ def ceilings(op: OpRecord, machine: Machine, far: float = 0.0) -> dict[str, floa
     row, span = float(cost.row), float(cost.span)
     found = {"launch": machine.launch}
     if cost.family == "gemm":
-        found["compute"] = flops / near_row(machine.gemm, flops, row, far)
+        own = op.name.startswith("stretto::") and machine.own_gemm
+        found["compute"] = flops / near_row(own or machine.gemm, flops, row, far)
         found["bandwidth"] = stream / near(machine.stream, stream, far)
     elif cost.family == "scatter":
         moved = random / (2 if flops else 1)

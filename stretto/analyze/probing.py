@@ -23,7 +23,8 @@ from stretto.analyze.machine_file import Machine
 from stretto.bench import machine as facts
 from stretto.errors import expect
 from stretto.graph import Graph
-from stretto.ops import attention, spmm
+from stretto.kernels import tall
+from stretto.ops import attention, spmm, tall_product
 from stretto.tune import machine as tuned
 
 ROWS = (4, 32, 256, 1024)  # bytes of a gathered row
@@ -130,16 +131,25 @@ class _Probe:
         return self.rates(3.0 * size, lambda: torch.add(a, b, out=out))
 
     def _products(self, found: Machine) -> None:
-        """Tall times small, and the small results of its gradient; the slower of both."""
-        points: list[tuple[float, ...]] = []
+        """Tall times small, and the small results of its gradient, half of each; by torch, and by whom accelerated
+        layers call."""
+        torchs: list[tuple[float, ...]] = []
+        own: list[tuple[float, ...]] = []
         for n, k, c in GEMMS:
             a, b, grad = torch.ones(n, k), torch.ones(k, c), torch.ones(n, c)
-            flops = 2.0 * n * k * c
-            forward = self.rates(flops, lambda a=a, b=b: a @ b)  # type: ignore[misc]
-            weight = self.rates(flops, lambda a=a, grad=grad: a.t() @ grad)  # type: ignore[misc]
-            both = [2 / (1 / x + 1 / y) for x, y in zip(forward, weight, strict=True)]
-            points.append((flops, float(min(n, k, c)), *both))
-        found.gemm = points
+            by_torch = self._both_ways(torch.mm, a, b, grad)
+            ours = n * k * c >= tall_product.LEAST_WORK and n >= tall.TALL
+            point = 2.0 * n * k * c, float(min(n, k, c))
+            torchs.append((*point, *by_torch))
+            own.append((*point, *(self._both_ways(_chosen, a, b, grad) if ours else by_torch)))
+        found.gemm, found.own_gemm = torchs, own
+
+    def _both_ways(self, multiply: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor, grad: Tensor) -> list[float]:
+        """Flop/s, near and far."""
+        flops = 2.0 * a.numel() * b.size(1)
+        forward = self.rates(flops, lambda: multiply(a, b))
+        weight = self.rates(flops, lambda: multiply(a.t(), grad))
+        return [2 / (1 / x + 1 / y) for x, y in zip(forward, weight, strict=True)]
 
     def _rows(self, found: Machine) -> None:
         """Rows at random places: read, added up, reduced by max, and read by a sparse product."""
@@ -247,6 +257,11 @@ class _Probe:
 def _sum(first: tuple[float, ...], second: tuple[float, ...]) -> tuple[float, float, float, float]:
     a, b, c, d = (x + y for x, y in zip(first, second, strict=True))
     return a, b, c, d
+
+
+def _chosen(x: Tensor, w: Tensor) -> Tensor:
+    """The product by whichever is faster here, torch or our kernel."""
+    return tall_product.tall_product(x, w, None, None, 1.0)
 
 
 def _product(table: Tensor, index: Tensor) -> Callable[[], Any]:
