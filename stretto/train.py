@@ -66,23 +66,6 @@ class Outcome:
     test: float = float("nan")
 
 
-def train(
-    run: Run,
-    *,
-    epochs: int,
-    threads: int | None = None,
-    checkpoint: Path | None = None,
-    fast: bool = True,
-    data: Any = None,
-    tell: Callable[[Epoch], None] = lambda epoch: None,
-    step: Callable[[int, int, float], None] = lambda done, total, waiting: None,
-) -> Outcome:
-    """Train up to `epochs` epochs, going on from the checkpoint if there is one. fast: with accelerate()."""
-    expect(run.model in MODELS, f"train: 'model' is {run.model!r}, wanted one of {', '.join(MODELS)}")
-    with _repeatable():
-        return _train(run, epochs, threads, checkpoint, fast, data, tell, step)
-
-
 @contextmanager
 def _repeatable() -> Iterator[None]:
     """Plans and kernels are not chosen by a clock, which would choose others in the process that resumes."""
@@ -98,16 +81,20 @@ def _repeatable() -> Iterator[None]:
         settings.fill_uninitialized_memory = filling
 
 
-def _train(
+@_repeatable()
+def train(
     run: Run,
+    *,
     epochs: int,
-    threads: int | None,
-    checkpoint: Path | None,
-    fast: bool,
-    data: Any,
-    tell: Callable[[Epoch], None],
-    step: Callable[[int, int, float], None],
+    threads: int | None = None,
+    checkpoint: Path | None = None,
+    fast: bool = True,
+    data: Any = None,
+    tell: Callable[[Epoch], None] = lambda epoch: None,
+    step: Callable[[int, int, float], None] = lambda done, total, waiting: None,
 ) -> Outcome:
+    """Train up to `epochs` epochs, going on from the checkpoint if there is one. fast: with accelerate()."""
+    expect(run.model in MODELS, f"train: 'model' is {run.model!r}, wanted one of {', '.join(MODELS)}")
     data = _split(read_any(run.graph) if data is None else data, run.seed)
     torch.manual_seed(run.seed)
     classes = int(data.y.max()) + 1

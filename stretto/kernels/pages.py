@@ -66,12 +66,17 @@ def _is_own_memory(address: int) -> bool:
 def enlarge(address: int, nbytes: int) -> None:
     """Ask for large pages for the whole ones of [address, address + nbytes). A refusal changes nothing."""
     madvise = _madvise()
-    first = -(-address // PAGE) * PAGE
-    length = (address + nbytes) // PAGE * PAGE - first
+    first, length = _whole_pages(address, nbytes)
     if madvise is None or nbytes < LEAST or length <= 0:
         return
     if madvise(first, length, _HUGEPAGE) == 0:
         madvise(first, length, _COLLAPSE)
+
+
+def _whole_pages(address: int, nbytes: int) -> tuple[int, int]:
+    """Where the large pages inside [address, address + nbytes) begin, and their bytes."""
+    first = -(-address // PAGE) * PAGE
+    return first, (address + nbytes) // PAGE * PAGE - first
 
 
 def written_at_random(*arrays: Tensor | None) -> None:
@@ -79,8 +84,7 @@ def written_at_random(*arrays: Tensor | None) -> None:
     madvise = _madvise()
     for x in arrays:
         if x is not None and madvise is not None and x.nbytes >= LEAST:
-            first = -(-x.data_ptr() // PAGE) * PAGE
-            madvise(first, (x.data_ptr() + x.nbytes) // PAGE * PAGE - first, _HUGEPAGE)
+            madvise(*_whole_pages(x.data_ptr(), x.nbytes), _HUGEPAGE)
 
 
 def read_here_and_there(file: Tensor) -> None:
