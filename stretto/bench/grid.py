@@ -38,6 +38,7 @@ ROUNDS = (5, 21)  # as many as fit into SECONDS, within these: the shorter a ste
 SECONDS = 4.0
 MOST_STEPS = 12  # that choosing among three plans takes
 LONG = 1.5  # seconds of a step; then three rounds will do
+HOPELESS = 1.5  # times the fastest of its kind, in a first call
 Row = dict[str, Any]
 
 
@@ -73,8 +74,10 @@ def run(graph: str, model: str, i: int, o: int, train: bool) -> Row:
     decision = _decision(ours)
     for number, plan in enumerate(_others(decision)):
         calls[f"plan {number}: {plan.name}"] = as_alone("plan", _with_plan(decision, plan, calls[models.OURS]))
-    timings = measure(calls, repeats=_rounds(calls), warmup=0)
-    return {**row, **_verdict(timings)}
+    seconds = {name: timed(call)[1] for name, call in calls.items()}  # and the warm-up
+    rivals = _rivals(seconds)
+    timings = measure({name: calls[name] for name in rivals}, repeats=_rounds([seconds[n] for n in rivals]), warmup=0)
+    return {**row, **_verdict(timings), "plans": sum(not name.startswith("stock") for name in calls)}
 
 
 def _worth_it(name: str, model: str, edges: int, width: int) -> bool:
@@ -118,9 +121,18 @@ def _settle(call: Callable[[], object], ours: Any) -> None:
         call()
 
 
-def _rounds(calls: dict[str, Callable[[], object]]) -> int:
-    """How many rounds, by what one takes (which is the warm-up, too)."""
-    seconds = [timed(call)[1] for call in calls.values()]
+def _rivals(seconds: dict[str, float]) -> list[str]:
+    """Ours, and of long steps of stock and of other plans only those that may yet be the fastest of their kind."""
+    kept = []
+    for name, took in seconds.items():
+        kind = [s for n, s in seconds.items() if n.split()[0] == name.split()[0]]
+        if took <= LONG or took <= HOPELESS * min(kind):
+            kept.append(name)
+    return kept
+
+
+def _rounds(seconds: list[float]) -> int:
+    """How many rounds, by what one takes."""
     least, most = ROUNDS
     return 3 if max(seconds) > LONG else max(least, min(most, int(SECONDS / sum(seconds))))
 
@@ -156,7 +168,6 @@ def _verdict(timings: dict[str, Timing]) -> Row:
         "best_stock_ms": stock[best] * 1e3 if best else None,
         "times_stock": stock[best] / ours if best else None,
         "repeats": len(timings[models.OURS].samples),
-        "plans": 1 + len(plans),
         "regret": ours / min([ours, *plans.values()]),
     }
 
