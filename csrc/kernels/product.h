@@ -77,18 +77,52 @@ STRETTO_INLINE void product_of(const T* a, int64_t row_stride, int64_t k_stride,
 // Elements from one row of a copy to the next.
 constexpr int64_t spread_row(int64_t columns) { return (columns + 15) / 16 * 16 + 16; }
 
+// Whether every value of a row is zero. Rows of sums over no neighbours are, and of the gradient of what nobody uses.
+template <class T>
+STRETTO_INLINE bool all_zero(const T* row, int64_t n) {
+    for (int64_t i = 0; i < n; ++i)
+        if (row[i] != T{0}) return false;
+    return true;
+}
+
+// Whether a product with zero is zero: of infinities and NaN it is not.
+template <class T>
+STRETTO_INLINE bool all_finite(const T* row, int64_t n) {
+    T sum{0};
+    for (int64_t i = 0; i < n; ++i) sum += row[i] * T{0};
+    return sum == T{0};
+}
+
+// Places of the rows of a block that are not all zero, unless so few are zero that leaving them out saves nothing.
+struct Rows {
+    static constexpr int64_t most = 128;
+    int64_t count = 0;
+    uint8_t place[most];
+
+    template <class Dead>
+    Rows(int64_t rows, Dead&& dead) {
+        for (int64_t r = 0; r < rows; ++r)
+            if (!dead(r)) place[count++] = static_cast<uint8_t>(r);
+        if ((rows - count) * 8 >= rows) return;
+        for (count = 0; count < rows; ++count) place[count] = static_cast<uint8_t>(count);
+    }
+};
+
 // A copy of b [k, columns], read at these strides, whose rows do not all fall on the same few lines of the first cache,
 // as they do where they are a power of two apart.
 template <class T>
 struct Spread {
     int64_t ld;
     T* rows;
+    bool finite = true;
     Spread(const T* b, int64_t k, int64_t columns) : Spread(b, k, columns, columns, 1) {}
     Spread(const T* b, int64_t k, int64_t columns, int64_t row_stride, int64_t column_stride)
         : ld(spread_row(columns)), rows(static_cast<T*>(__builtin_malloc(static_cast<size_t>(k * ld) * sizeof(T)))) {
         if (!rows) return;
-        for (int64_t r = 0; r < k; ++r)
+        for (int64_t r = 0; r < k; ++r) {
             for (int64_t c = 0; c < columns; ++c) rows[r * ld + c] = b[r * row_stride + c * column_stride];
+            finite &= all_finite(rows + r * ld, columns);
+        }
     }
     ~Spread() { __builtin_free(rows); }
     Spread(const Spread&) = delete;
@@ -106,22 +140,42 @@ int run_tall_product(const ProductArgs& a) {
     auto* out = static_cast<T*>(a.out);
     const T factor = static_cast<T>(a.factor);
     const int64_t per_task = block * blocks_a_task;
+    bool short_of_memory = false;
     parallel_for((a.rows + per_task - 1) / per_task, a.threads, [&](int64_t task) {
         const DenormalsAreZero mode;
+        auto* copy = static_cast<T*>(__builtin_malloc(static_cast<size_t>(block * a.in) * sizeof(T)));
+        if (!copy) short_of_memory = true;
         const int64_t last = (task + 1) * per_task < a.rows ? (task + 1) * per_task : a.rows;
-        for (int64_t first = task * per_task; first < last; first += block) {
+        for (int64_t first = copy ? task * per_task : last; first < last; first += block) {
             const int64_t rows = last - first < block ? last - first : block;
+            const T* from = x + first * a.x_stride;
             T* to = out + first * a.out_width;
-            product_of(x + first * a.x_stride, a.x_stride, 1, rows, w.rows, w.ld, a.out_width, a.in,
-                       [&](int64_t r, int64_t c, int n, Vec<T> value) {
-                           T* place = to + r * a.out_width + c;
-                           if (a.add) value = fused(load_lanes(place, n), broadcast<T>(factor), value);
-                           if (bias) value += load_lanes(bias + c, n);
-                           store_lanes(place, value, n);
-                       });
+            const Rows live(rows, [&](int64_t r) { return w.finite && all_zero(from + r * a.x_stride, a.in); });
+            const auto use = [&](int64_t r, int64_t c, int n, Vec<T> value) {
+                T* place = to + live.place[r] * a.out_width + c;
+                if (a.add) value = fused(load_lanes(place, n), broadcast<T>(factor), value);
+                if (bias) value += load_lanes(bias + c, n);
+                store_lanes(place, value, n);
+            };
+            if (live.count == rows) {
+                product_of(from, a.x_stride, 1, rows, w.rows, w.ld, a.out_width, a.in, use);
+                continue;
+            }
+            for (int64_t r = 0; r < live.count; ++r)
+                __builtin_memcpy(copy + r * a.in, from + live.place[r] * a.x_stride,
+                                 static_cast<size_t>(a.in) * sizeof(T));
+            product_of(copy, a.in, 1, live.count, w.rows, w.ld, a.out_width, a.in, use);
+            for (int64_t r = 0, next = 0; r < rows && !a.add; ++r) {
+                if (next < live.count && live.place[next] == r) {
+                    ++next;
+                    continue;
+                }
+                for (int64_t c = 0; c < a.out_width; ++c) to[r * a.out_width + c] = bias ? bias[c] : T{0};
+            }
         }
+        __builtin_free(copy);
     });
-    return 0;
+    return short_of_memory ? -2 : 0;
 }
 
 // x' w over all rows of both, x [rows, out_width], w [rows, in]: for each task the part [out_width, in] of its rows.
@@ -136,16 +190,29 @@ int run_sum_product(const ProductArgs& a) {
         const DenormalsAreZero mode;
         T* part = static_cast<T*>(a.out) + task * share;
         __builtin_memset(part, 0, static_cast<size_t>(share) * sizeof(T));
-        auto* copy = static_cast<T*>(__builtin_malloc(static_cast<size_t>(block * ld) * sizeof(T)));
+        auto* copy = static_cast<T*>(__builtin_malloc(static_cast<size_t>(block * (ld + a.out_width)) * sizeof(T)));
+        T* copy_x = copy + block * ld;
         if (!copy) short_of_memory = true;
         const int64_t end = (task + 1) * per_task < a.rows ? (task + 1) * per_task : a.rows;
         for (int64_t first = copy ? task * per_task : end; first < end; first += block) {
             const int64_t rows = end - first < block ? end - first : block;
-            for (int64_t r = 0; r < rows; ++r)
-                __builtin_memcpy(copy + r * ld, w + (first + r) * a.w_row_stride,
+            const T* left = x + first * a.x_stride;
+            const T* right = w + first * a.w_row_stride;
+            const Rows live(rows, [&](int64_t r) {
+                const T* one = left + r * a.x_stride;
+                const T* other = right + r * a.w_row_stride;
+                return (all_zero(one, a.out_width) && all_finite(other, a.in)) ||
+                       (all_zero(other, a.in) && all_finite(one, a.out_width));
+            });
+            for (int64_t r = 0; r < live.count; ++r)
+                __builtin_memcpy(copy + r * ld, right + live.place[r] * a.w_row_stride,
                                  static_cast<size_t>(a.in) * sizeof(T));
-            product_of(x + first * a.x_stride, 1, a.x_stride, a.out_width, copy, ld, a.in, rows,
-                       [&](int64_t r, int64_t c, int n, Vec<T> value) {
+            const bool whole = live.count == rows;
+            for (int64_t r = 0; r < live.count && !whole; ++r)
+                __builtin_memcpy(copy_x + r * a.out_width, left + live.place[r] * a.x_stride,
+                                 static_cast<size_t>(a.out_width) * sizeof(T));
+            product_of(whole ? left : copy_x, 1, whole ? a.x_stride : a.out_width, a.out_width, copy, ld, a.in,
+                       live.count, [&](int64_t r, int64_t c, int n, Vec<T> value) {
                            T* to = part + r * a.in + c;
                            store_lanes(to, load_lanes(to, n) + value, n);
                        });

@@ -50,7 +50,7 @@ def analyze(
     expect(len(procs) > 0 and all(p >= 1 for p in procs), f"analyze: 'procs' is {list(procs)}, wanted numbers from 1")
     workload = Workload(model, data, mode, step)
     sizes = Sizes.of(data)
-    computer = machine_file.get(machine)
+    computer = machine_file.get(machine, device=workload.device)
     stats = graph_stats(data.edge_index, sizes.n)
     trace, symbolic, layers, lifted = _look(workload, sizes)
     ways = rewrites(trace, layers, {sizes.m, sizes.a, sizes.e}, sizes.n)

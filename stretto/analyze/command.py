@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stretto.analyze.analysis import analyze
+from stretto.analyze.clock import device_of
 from stretto.analyze.machine_file import get
 from stretto.analyze.models import MODELS
 from stretto.analyze.report import Report
@@ -26,6 +27,7 @@ def command(
     layers: Annotated[int, typer.Option(help="Layers of a built-in model.")] = 2,
     mode: Annotated[str, typer.Option(help="train or infer.")] = "train",
     procs: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "1,2,4,8,16",
+    device: Annotated[str, typer.Option(help="Where a built-in model runs: cpu or cuda.")] = "cpu",
     machine: Annotated[str, typer.Option(help="auto: this machine, measured once; or a machine file.")] = "auto",
     probe_again: Annotated[bool, typer.Option("--probe", help="Measure this machine again, and keep that.")] = False,
     save_machine: Annotated[Path | None, typer.Option(help="Write the machine file, to edit and plan with.")] = None,
@@ -38,8 +40,8 @@ def command(
     words = procs.split(",")
     if not all(word.isdigit() and int(word) >= 1 for word in words):
         fail(f"analyze: '--procs' is {procs!r}, wanted numbers from 1, separated by commas")
-    model, data = subject(target, graph, hidden, layers)
-    computer = get(machine, again=probe_again)
+    model, data = subject(target, graph, hidden, layers, device)
+    computer = get(machine, again=probe_again, device=device_of(model))
     if save_machine is not None:
         computer.save(save_machine)
     report = analyze(model, data, procs=[int(word) for word in words], machine=computer, mode=mode)

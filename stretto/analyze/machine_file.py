@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from stretto.bench import machine as facts
 from stretto.errors import expect
 from stretto.tune import machine as tuned
@@ -26,7 +28,7 @@ from stretto.tune import store
 
 logger = logging.getLogger("stretto")
 
-KIND = "analysis-6"
+KIND = "analysis-7"
 BUSY = 0.75  # share of the cores that others may take before a measurement is doubted
 
 Curve = Sequence[tuple[float, ...]]  # (size, near, far) or (size, rate)
@@ -124,17 +126,21 @@ def near_row(table: Table, row: float, span: float, far: float = 0.0) -> float:
     return near([(point[0], *point[2:]) for point in table if point[1] == closest], row, far)
 
 
-def get(machine: Machine | str | Path = "auto", *, again: bool = False) -> Machine:
-    """A Machine: given, from a file, or this one ("auto": measured once and kept; again: measured now)."""
+def get(machine: Machine | str | Path = "auto", *, again: bool = False, device: torch.device | str = "cpu") -> Machine:
+    """A Machine: given, from a file, or this one ("auto": measured once and kept; again: measured now).
+
+    device: the part of this machine that is meant, its processor or its card.
+    """
     from stretto.analyze.probing import probe
 
     if isinstance(machine, Machine):
         return machine
     if str(machine) != "auto":
         return Machine.load(machine)
-    about = {**tuned.describe(), "analysis": KIND}
+    kind = torch.device(device).type
+    about = {**tuned.describe(), "analysis": KIND, "device": kind}
     kept = {} if again else store.read(KIND, about)
-    found = Machine(**kept["machine"]) if "machine" in kept else probe()
+    found = Machine(**kept["machine"]) if "machine" in kept else probe(device=kind)
     if "machine" not in kept:
         store.add(KIND, about, {"machine": found.to_dict()})
     if found.busy > BUSY * facts.cores():

@@ -14,62 +14,96 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from stretto.analyze import half_products as half
+from stretto.analyze.clock import by_wall, call_clock, work_clock
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.trace import OpRecord
+from stretto.graph import Graph
 from stretto.kernels import cpu, native, pages
+from stretto.ops import spmm
 
 logger = logging.getLogger("stretto")
 
-SIDES = (256, 1024)  # of square products
-TALL = (4096, 64, 64)  # a product as GNNs have them, whose operands stay in a cache
-TYPES = (torch.float32, torch.float64)  # of 16 bits: half_products.py
+TYPES = (torch.float32, torch.float64)  # on a processor; of 16 bits: half_products.py
 PATIENCE = 60.0  # seconds for the process that tries them
-STREAMS = (1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 26)  # bytes that a call reads and writes
 ROWS = (64, 256, 1024)  # bytes of a row: whole cache lines
 SPANS = (1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)  # bytes the rows lie in
-READ, ENTRIES = 1 << 22, 1 << 16  # at most so many bytes of rows in one call, and so many rows
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is moved to find a device's ceilings."""
+
+    products: tuple[tuple[int, int, int], ...]  # square ones, and a tall one as GNNs have them, which stays in a cache
+    streams: tuple[int, ...]  # bytes that a call reads and writes
+    spans: tuple[int, ...]
+    read: int  # at most so many bytes of rows in one call
+    entries: int  # and so many rows
+
+
+PROCESSOR = Sizes(
+    products=((256, 256, 256), (1024, 1024, 1024), (4096, 64, 64)),
+    streams=(1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 26),
+    spans=SPANS,
+    read=1 << 22,
+    entries=1 << 16,
+)
+CARD = Sizes(
+    products=((1024, 1024, 1024), (8192, 8192, 8192), (1 << 17, 256, 256)),
+    streams=(1 << 16, 1 << 19, 1 << 22, 1 << 24, 1 << 25, 1 << 26, 1 << 30),
+    spans=(*SPANS, 1 << 28, 1 << 30),
+    read=1 << 28,
+    entries=1 << 20,
+)
 DRAWN = 1 << 14  # random values of one call: they stay in a cache
 AHEAD = (0, 8)  # rows fetched before their turn; the faster way counts
 LEAST, SECONDS = 5, 0.01  # samples, and the time for more of them
 
 
-def best(call: Callable[[], Any], *, seconds: float = SECONDS) -> float:
+Clock = Callable[[Callable[[], Any]], float]
+
+
+def best(call: Callable[[], Any], *, seconds: float = SECONDS, clock: Clock = by_wall) -> float:
     """Seconds of the fastest of some calls."""
     call()
     found, count, end = float("inf"), 0, time.perf_counter() + seconds
     while count < LEAST or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        found = min(found, time.perf_counter() - start)
+        found = min(found, clock(call))
         count += 1
     return found
 
 
 def measure(found: Machine) -> None:
     """Put the ceilings into a machine."""
-    tiny = torch.ones(4)
-    found.peak_launch = min(best(call) for call in (lambda: tiny + tiny, lambda: tiny.zero_(), lambda: tiny.neg_()))
-    found.peak_gemm = {str(dtype).removeprefix("torch."): _gemm(dtype) for dtype in TYPES}
-    found.peak_gemm |= half_products(torch.get_num_threads())
-    found.peak_stream = [(float(size), _stream(size)) for size in STREAMS]
-    drawn = torch.empty(DRAWN)
+    device, card = torch.device(found.device), found.device == "cuda"
+    sizes, clock = (CARD if card else PROCESSOR), work_clock(device)
+    tiny = torch.ones(4, device=device)
+    nothing = (lambda: tiny + tiny, lambda: tiny.zero_(), lambda: tiny.neg_())
+    found.peak_launch = min(best(call, clock=call_clock(device)) for call in nothing)
+    types = (*TYPES, torch.bfloat16, torch.float16) if card else TYPES
+    found.peak_gemm = {str(dtype).removeprefix("torch."): _gemm(dtype, device, sizes, clock) for dtype in types}
+    found.peak_gemm |= {} if card else half_products(torch.get_num_threads())
+    found.peak_stream = [(float(size), _stream(size, device, clock)) for size in sizes.streams]
+    drawn = torch.empty(sizes.entries if card else DRAWN, device=device)
     ways = (lambda: drawn.bernoulli_(0.5), lambda: drawn.uniform_(), lambda: drawn.normal_(), lambda: drawn.random_())
-    found.peak_draw = DRAWN / min(best(way) for way in ways)
-    found.peak_gather = [(float(row), float(span), _gather(row, span)) for span in SPANS for row in ROWS]
+    found.peak_draw = drawn.numel() / min(best(way, clock=clock) for way in ways)
+    found.peak_gather = [
+        (float(row), float(span), _gather(row, span, device, sizes, clock)) for span in sizes.spans for row in ROWS
+    ]
 
 
-def _gemm(dtype: torch.dtype) -> float:
-    shapes = [(side, side, side) for side in SIDES] + [TALL]
+def _gemm(dtype: torch.dtype, device: torch.device, sizes: Sizes, clock: Clock) -> float:
     rates = []
-    for n, k, c in shapes:
-        a, b = torch.ones(n, k, dtype=dtype), torch.ones(k, c, dtype=dtype)
-        out = torch.empty(n, c, dtype=dtype)
-        rates.append(2.0 * n * k * c / best(lambda a=a, b=b, out=out: torch.mm(a, b, out=out)))  # type: ignore[misc]
+    for n, k, c in sizes.products:
+        a, b = torch.ones(n, k, dtype=dtype, device=device), torch.ones(k, c, dtype=dtype, device=device)
+        out = torch.empty(n, c, dtype=dtype, device=device)
+        taken = best(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), clock=clock)  # type: ignore[misc]
+        rates.append(2.0 * n * k * c / taken)
     return max(rates)
 
 
@@ -88,11 +122,11 @@ def half_products(threads: int) -> dict[str, float]:
     return {name: float(rate) for name, rate in rows}
 
 
-def _stream(size: int) -> float:
+def _stream(size: int, device: torch.device, clock: Clock) -> float:
     """Bytes a second of calls that touch `size` bytes in all."""
-    whole, half = torch.ones(size // 4), torch.ones(size // 8)
-    third = [torch.ones(size // 12) for _ in range(3)]
-    other = torch.ones(size // 8)
+    whole, half = torch.ones(size // 4, device=device), torch.ones(size // 8, device=device)
+    third = [torch.ones(size // 12, device=device) for _ in range(3)]
+    other = torch.ones(size // 8, device=device)
     calls = (
         lambda: whole.sum(),
         lambda: whole.fill_(1.0),
@@ -100,19 +134,23 @@ def _stream(size: int) -> float:
         lambda: half.mul_(1.0),  # read and written
         lambda: torch.add(third[0], third[1], out=third[2]),
     )
-    return max(size / best(call) for call in calls)
+    return max(size / best(call, clock=clock) for call in calls)
 
 
-def _gather(row: int, span: int) -> float:
+def _gather(row: int, span: int, device: torch.device, sizes: Sizes, clock: Clock) -> float:
     """Bytes a second of rows at random places, read and no more."""
-    table = torch.ones(max(1, span // row), row // 4)
-    index = torch.randint(table.size(0), (min(READ // row, ENTRIES),), dtype=torch.int32)
-    out = torch.empty(index.numel(), row // 4)
+    table = torch.ones(max(1, span // row), row // 4, device=device)
+    index = torch.randint(table.size(0), (min(sizes.read // row, sizes.entries),), dtype=torch.int32, device=device)
+    out = torch.empty(index.numel(), row // 4, device=device)
     calls: list[Callable[[], Any]] = [lambda: torch.index_select(table, 0, index, out=out)]
-    if native.library() is not None:
+    if device.type == "cuda":
+        # torch's way writes what it reads; ours adds up eight rows and writes one.
+        graph = Graph.of(torch.stack([index.long(), torch.arange(index.numel(), device=device) // 8]))
+        calls.append(lambda: spmm(graph, table))
+    elif native.library() is not None:
         pages.enlarge(table.data_ptr(), table.nbytes)
         calls += [lambda ahead=ahead: cpu.gather_ceiling(table, index, ahead) for ahead in AHEAD]  # type: ignore[misc]
-    return index.numel() * row / max(min(best(call) for call in calls), 1e-9)
+    return index.numel() * row / max(min(best(call, clock=clock) for call in calls), 1e-9)
 
 
 def _above(points: Iterable[tuple[float, float]], size: float) -> float:

@@ -22,6 +22,7 @@ from stretto.analyze.specs import matrices, tensors
 from stretto.analyze.trace import OpRecord, Trace
 
 INDEX = 8  # bytes of an entry of torch's indices
+WAITS = ("aten::nonzero", "aten::_local_scalar_dense", "aten::masked_select")  # a host needs their results
 
 
 def ceilings(op: OpRecord, machine: Machine, far: float = 0.0) -> dict[str, float]:
@@ -178,8 +179,23 @@ def times(trace: Trace, machine: Machine) -> list[float]:
 
 def step_seconds(trace: Trace, machine: Machine) -> float:
     """Predicted time of a step, with the clearing of new memory unless this process keeps it."""
+    if machine.device == "cuda":
+        return _on_card(trace, machine)
     new = 0.0 if memory.is_kept() else sum(fresh_bytes(trace).values()) / machine.fresh
     return sum(times(trace, machine)) + new
+
+
+def _on_card(trace: Trace, machine: Machine) -> float:
+    """The host enqueues one op after the other and the card works through them; a mask makes the host wait for it."""
+    host = card = 0.0
+    for op, far in zip(trace.ops, farness(trace, machine), strict=True):
+        work = max((s for kind, s in ceilings(op, machine, far).items() if kind != "launch"), default=0.0)
+        host += op_seconds(op, machine, far) - work
+        if op.cost.family != "view":
+            card = max(card, host) + work
+        if op.name in WAITS or (any(spec.dtype == torch.bool for spec in op.inputs[1:]) and op.cost.random):
+            host = max(host, card)
+    return max(host, card)
 
 
 @dataclass(frozen=True)

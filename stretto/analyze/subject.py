@@ -6,6 +6,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from stretto import datasets
@@ -15,11 +16,12 @@ from stretto.errors import expect, fail
 WIDTH = 64  # features of graphs that have none
 
 
-def subject(target: str, graph: str, hidden: int, layers: int) -> tuple[nn.Module, Any]:
-    """(model, data) for a target."""
+def subject(target: str, graph: str, hidden: int, layers: int, device: str = "cpu") -> tuple[nn.Module, Any]:
+    """(model, data) for a target; a function of a file puts them where it likes."""
     if target in MODELS:
         data = as_data(datasets.load_graph(graph), width=WIDTH)
-        return make(target, data.x.size(1), hidden, int(data.y.max()) + 1, layers), data
+        model = make(target, data.x.size(1), hidden, int(data.y.max()) + 1, layers)
+        return model.to(usable(device)), data.to(device)
     path, _, function = target.rpartition(":")
     if not path.endswith(".py"):
         fail(f"no model {target!r}, wanted FILE.py:FUNCTION or one of {', '.join(MODELS)}")
@@ -27,3 +29,10 @@ def subject(target: str, graph: str, hidden: int, layers: int) -> tuple[nn.Modul
     names = runpy.run_path(path)
     expect(callable(names.get(function)), f"{path} has no function {function!r} that returns a model and its data")
     return names[function]()
+
+
+def usable(device: str) -> str:
+    """The device, if this machine has it."""
+    expect(device in ("cpu", "cuda"), f"'device' is {device!r}, wanted cpu or cuda")
+    expect(device == "cpu" or torch.cuda.is_available(), "'device' is 'cuda', but torch finds no card here")
+    return device

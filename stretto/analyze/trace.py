@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto import kernels
 from stretto.analyze import costs, kernel_costs, locality
+from stretto.analyze.clock import device_of, waiter
 from stretto.analyze.costs import Cost
 from stretto.analyze.scratch import scratch_bytes
 from stretto.analyze.specs import Spec, describe, storage_key, tensors
@@ -146,7 +147,8 @@ class Trace:
 class Recorder(TorchDispatchMode):
     """Records the ops run under it. full: everything but time; otherwise time only, in the least overhead.
 
-    pages: also how many pages of memory the system had to hand out during each op.
+    pages: also how many pages of memory the system had to hand out during each op. device: where the ops run, unless
+    the model tells; on a card each is waited for.
     """
 
     def __init__(
@@ -156,6 +158,7 @@ class Recorder(TorchDispatchMode):
         full: bool = True,
         capture: frozenset[int] = frozenset(),
         pages: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__()
         self.full, self.capture = full, capture
@@ -173,12 +176,11 @@ class Recorder(TorchDispatchMode):
         self._alive: dict[int, Any] = {}
         self._live = 0
         self._count = 0
-        self._sync: Callable[[], None] | None = None
         self._last = 0.0
         if model is not None:
             self._name(model, "")
-            if next((p for p in model.parameters() if p.is_cuda), None) is not None:
-                self._sync = torch.cuda.synchronize
+            device = device_of(model) if device is None else device
+        self._sync = waiter(device or "cpu")
 
     def _name(self, module: nn.Module, prefix: str) -> None:
         for name, child in module.named_modules(prefix=prefix):

@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import logging
 import statistics
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import autograd
 
+from stretto.analyze.clock import call_clock
 from stretto.analyze.graph_stats import Partition, Partitioner
 from stretto.analyze.predict import step_seconds
 from stretto.analyze.strategies import STALE, Strategy, strategies
@@ -52,6 +52,12 @@ def peak_memory(workload: Workload) -> int | None:
     workload.run()  # caches and lazy parameters are not the step's
     workload.model.zero_grad(set_to_none=True)
     gc.collect()
+    if workload.device.type == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        workload.run()
+        workload.model.zero_grad(set_to_none=True)
+        return torch.cuda.max_memory_allocated() - before
     plain = (False, True, False, False, False)  # shapes, memory, stack, flops, modules
     setting = autograd.ProfilerConfig(autograd.ProfilerState.CPU, *plain, torch._C._profiler._ExperimentalConfig())
     with unpooled():
@@ -71,13 +77,9 @@ def peak_memory(workload: Workload) -> int | None:
 
 def seconds(workload: Workload, repeats: int) -> float:
     """Median time of a plain step."""
-    samples = []
+    clock = call_clock(workload.device)
     workload.run()
-    for _ in range(repeats):
-        start = time.perf_counter()
-        workload.run()
-        samples.append(time.perf_counter() - start)
-    return statistics.median(samples)
+    return statistics.median(clock(workload.run) for _ in range(repeats))
 
 
 def counted_rows(splitter: Partitioner, parts: int, method: str) -> int:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stretto.analyze.clock import device_of, waiter
 from stretto.analyze.trace import Recorder, Trace
 from stretto.errors import expect, fail
 from stretto.kernels import pool
@@ -42,6 +43,11 @@ class Workload:
     def __post_init__(self) -> None:
         expect(self.mode in MODES, f"analyze: 'mode' is {self.mode!r}, wanted one of {', '.join(MODES)}")
         expect(isinstance(self.model, nn.Module), f"analyze: 'model' is {type(self.model).__name__}, wanted a Module")
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return device_of(self.model)
 
     def run(self, recorder: Recorder | None = None) -> None:
         """One step; gradients are cleared before it."""
@@ -93,11 +99,13 @@ class Workload:
         """Seconds of plain steps, and as many light traces, in turns."""
         plain: list[float] = []
         passes: list[Recorder] = []
+        wait = waiter(self.device)
         gc.collect()
         for _ in range(repeats):
             start = time.perf_counter()
             self.run()
-            _finish(self.model)
+            if wait is not None:
+                wait()
             plain.append(time.perf_counter() - start)
             recorder = Recorder(self.model, full=False)
             with recorder.recording():
@@ -139,11 +147,6 @@ def merge_times(trace: Trace, passes: list[Recorder], plain: list[float]) -> Non
     trace.traced_seconds, trace.tracer_seconds = chosen.trace.traced_seconds, chosen.own
     trace.tail_seconds = chosen.trace.tail_seconds
     trace.step_seconds = statistics.median(plain)
-
-
-def _finish(model: nn.Module) -> None:
-    if any(p.is_cuda for p in model.parameters()):
-        torch.cuda.synchronize()
 
 
 def scalar(out: Any, data: Any) -> Tensor:

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -26,6 +27,7 @@ from stretto.analyze.graph_stats import Partitioner
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.models import as_data, make
 from stretto.analyze.predict import step_seconds
+from stretto.analyze.subject import usable
 from stretto.analyze.workload import Workload
 from stretto.bench import machine, report
 from stretto.bench.run import threads as limited
@@ -111,7 +113,8 @@ def run_pair(
     replays: float,
 ) -> None:
     """One model on one graph: every plan and number of threads, then memory and profile."""
-    workload = Workload(make(model, data.x.size(1), HIDDEN, int(data.y.max()) + 1), data)
+    net = make(model, data.x.size(1), HIDDEN, int(data.y.max()) + 1).to(data.x.device)
+    workload = Workload(net, data)
     plans = validate.plans(workload)
     for count, computer in computers.items():
         with limited(count):
@@ -120,7 +123,9 @@ def run_pair(
                     plan.run()
             predicted = {name: step_seconds(plan.trace(), computer) for name, plan in plans.items()}
             calls = {name: plan.run for name, plan in plans.items()}
-            timings = measure(calls, repeats=repeats, warmup=1, budget=budget, sample_seconds=SAMPLE)
+            timings = measure(
+                calls, repeats=repeats, warmup=1, budget=budget, sample_seconds=SAMPLE, device=data.x.device
+            )
             rows = [
                 {"plan": name, "predicted": predicted[name], "measured": t.median, "fastest": t.best}
                 for name, t in timings.items()
@@ -128,7 +133,7 @@ def run_pair(
             if workers > 1 and count == 1:
                 rows += strategy_rows(workload, computer, workers)
             found.cells.append(Cell(model, graph, count, rows))
-    with limited(1):
+    with limited(min(computers)):
         for name, plan in plans.items():
             taken = validate.peak_memory(plan)
             row = {"model": model, "graph": graph, "plan": name, "allocated": taken}
@@ -174,6 +179,7 @@ def command(
     budget: Annotated[float, typer.Option(help="Seconds for the steps of one model on one graph.")] = 2.0,
     workers: Annotated[int, typer.Option(help="Also partition the step over so many processes; 0: not.")] = 0,
     replays: Annotated[float, typer.Option(help="Seconds to replay the ops beside each model; 0: not.")] = 4.0,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: the card instead of numbers of threads.")] = "cpu",
     kept: Annotated[bool, typer.Option(help="Use the machine file of an earlier run instead of probing now.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the cells to this file.")] = None,
 ) -> None:
@@ -184,12 +190,12 @@ def command(
     names, places = models.split(","), graphs.split(",")
     computers = {}
     counts = {int(word) for word in threads.split(",")} if threads else {1, machine.cores()}
-    for count in sorted(counts):
+    for count in sorted(counts) if device == "cpu" else (torch.get_num_threads(),):
         with limited(count):
-            computers[count] = machine_file.get(again=not kept)
+            computers[count] = machine_file.get(again=not kept, device=device)
     with report.progress(len(names) * len(places), "analysis") as step:
         for graph in places:
-            data = as_data(datasets.load_graph(graph), width=HIDDEN)
+            data = as_data(datasets.load_graph(graph), width=HIDDEN).to(usable(device))
             for model in names:
                 run_pair(
                     found, model, graph, data, computers,

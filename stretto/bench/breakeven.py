@@ -55,17 +55,19 @@ def crossing(ratios: dict[float, float]) -> float | None:
     return None
 
 
-def run(machine: Machine, *, side: int = SIDE, width: int = WIDTH, repeats: int = 20) -> BreakEven:
+def run(machine: Machine, *, side: int = SIDE, width: int = WIDTH, repeats: int = 20, device: str = "cpu") -> BreakEven:
     """Sparse and dense in turns at every density, after both agree."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(side, width, generator=generator)
+    x = torch.randn(side, width, generator=generator).to(device)
     ratios: dict[float, float] = {}
     with torch.no_grad():
         for density in DENSITIES:
-            adj = (torch.rand(side, side, generator=generator) < density).float()
+            adj = (torch.rand(side, side, generator=generator) < density).float().to(device)
             graph = Graph.of(adj.t().nonzero().t().contiguous(), side)
             torch.testing.assert_close(spmm(graph, x), adj @ x, rtol=1e-4, atol=1e-3)
             calls = {"dense": lambda adj=adj: adj @ x, "sparse": lambda graph=graph: spmm(graph, x)}
-            taken = measure(calls, repeats=repeats, warmup=3)
+            taken = measure(
+                calls, repeats=repeats, warmup=3, device=device, sample_seconds=0.0 if device == "cpu" else 1e-3
+            )
             ratios[density] = taken["sparse"].best / taken["dense"].best
     return BreakEven(predicted(machine, side=side, width=width), crossing(ratios), ratios)

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from stretto.analyze import machine_file
 from stretto.bench import breakeven, report
-from stretto.bench.hosseini import SAME, SKIPPED, SPARSITIES, Cell, cells, run
+from stretto.bench.hosseini import SAME, SETTINGS, SKIPPED, SPARSITIES, Cell, cells, run
 from stretto.bench.run import threads as limited
 from stretto.errors import fail
 from stretto.tune.timing import ratio
@@ -85,14 +85,15 @@ def _oblivious(done: list[Cell]) -> Finding | None:
     return Finding("many central ops ignore sparsity", len(flat) * 2 >= len(effects), text)
 
 
-def command(out: Console, *, threads: int, repeats: int, only: str) -> list[dict[str, object]]:
+def command(out: Console, *, threads: int, repeats: int, only: str, device: str = "cpu") -> list[dict[str, object]]:
     """Run the study's cells whose label contains `only`, show them, then the findings."""
-    chosen = [cell for cell in cells() if only in cell.label]
+    setting = SETTINGS[device]
+    chosen = [cell for cell in cells(setting) if only in cell.label]
     if not chosen:
         fail(f"bench ops: no cell of the suite contains {only!r}")
     with limited(threads), report.progress(len(chosen), "hosseini") as step:
         for cell in chosen:
-            run(cell, repeats)
+            run(cell, repeats, setting)
             step(cell.label)
     table = Table(title="milliseconds by share of zeros", title_justify="left")
     for column in ("op", "shape", "dim", "rf", "candidate", *[f"{s:.0%}" for s in SPARSITIES], "error"):
@@ -108,7 +109,7 @@ def command(out: Console, *, threads: int, repeats: int, only: str) -> list[dict
     found = findings(chosen)
     if not only:
         with limited(threads):
-            edge = breakeven.run(machine_file.get())
+            edge = breakeven.run(machine_file.get(device=device), device=device)
         found.append(Finding("break-even density is 2 BW_gather / (b F_gemm), within 2x", edge.holds, str(edge)))
     for finding in found:
         word = "TRUE here" if finding.holds else "FALSE here"

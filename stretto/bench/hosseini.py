@@ -20,7 +20,7 @@ from stretto.tune.timing import Timing, measure
 
 SPARSITIES = (0.0, 0.5, 0.9, 0.99)
 FACTORS = (1, 2, 4, 8)
-LINE, SIDE, CUBE, TALL = 1 << 18, 512, 64, (1 << 14, 16)
+SMALL = 256  # side of sparse matrices that are multiplied with one another, or made dense again
 ALLOWED = 1e-5
 SAME = 0.05  # a change below this is none
 REPEATS = 20
@@ -51,56 +51,80 @@ class Cell:
         return f"{self.op} {self.shape} dim {self.dim} rf {self.factor}"
 
 
-def _values(shape: tuple[int, ...], sparsity: float) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(shape, generator=generator) + 0.5
-    return x * (torch.rand(shape, generator=generator) >= sparsity)
+@dataclass(frozen=True)
+class Setting:
+    """Where the study runs, and how large its tensors are there."""
+
+    device: str = "cpu"
+    line: int = 1 << 18
+    side: int = 512
+    cube: int = 64
+    tall: tuple[int, int] = (1 << 14, 16)
+    in_a_row: float = 0.0  # seconds of calls that make one sample
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape."""
+        return {"1-D": (self.line,), "square": (self.side,) * 2, "cube": (self.cube,) * 3, "tall": self.tall}
+
+    def random(self, *shape: int) -> Tensor:
+        """Values in [0, 1)."""
+        return torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(self.device)
+
+    def values(self, shape: tuple[int, ...], sparsity: float) -> Tensor:
+        """Values in [0.5, 1.5), a share of them zero."""
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(shape, generator=generator) + 0.5
+        return (x * (torch.rand(shape, generator=generator) >= sparsity)).to(self.device)
+
+    def index(self, shape: tuple[int, ...], limit: int) -> Tensor:
+        """Places below a limit."""
+        return torch.randint(max(1, limit), shape, generator=torch.Generator().manual_seed(1)).to(self.device)
 
 
-def _index(size: int, limit: int) -> Tensor:
-    return torch.randint(max(1, limit), (size,), generator=torch.Generator().manual_seed(1))
+SETTINGS = {
+    "cpu": Setting(),
+    "cuda": Setting("cuda", line=1 << 24, side=4096, cube=256, tall=(1 << 20, 16), in_a_row=1e-3),
+}
 
 
 def _rows(index: Tensor, like: Tensor) -> Tensor:
     return index.view(-1, *[1] * (like.dim() - 1)).expand_as(like)
 
 
-SHAPES = {"1-D": (LINE,), "square": (SIDE, SIDE), "cube": (CUBE, CUBE, CUBE), "tall": TALL}
-
-
-def cells() -> Iterator[Cell]:
+def cells(setting: Setting) -> Iterator[Cell]:
     """Every cell of the study."""
-    yield from _products()
-    for name, shape in SHAPES.items():
+    yield from _products(setting)
+    for name, shape in setting.shapes.items():
         for dim in range(len(shape)):
-            yield from _selections(name, shape, dim)
+            yield from _selections(setting, name, dim)
     for name in ("1-D", "square", "tall"):
         for factor in FACTORS:
-            yield from _reductions(name, SHAPES[name], factor)
-    yield from _orders()
-    yield from _sparse()
+            yield from _reductions(setting, name, factor)
+    yield from _orders(setting)
+    yield from _sparse(setting)
 
 
-def _products() -> Iterator[Cell]:
-    side = torch.rand(SIDE, SIDE)
-    yield Cell("addmm", "square", (SIDE, SIDE), {"addmm": lambda x: torch.addmm(side.to(x.dtype), x, side.to(x.dtype))},
+def _products(setting: Setting) -> Iterator[Cell]:
+    shape = setting.shapes["square"]
+    side = setting.random(*shape)
+    yield Cell("addmm", "square", shape, {"addmm": lambda x: torch.addmm(side.to(x.dtype), x, side.to(x.dtype))},
                lambda x: side.to(x.dtype) + x @ side.to(x.dtype))  # fmt: skip
-    yield Cell("addmm, zeros in the right factor", "square", (SIDE, SIDE),
+    yield Cell("addmm, zeros in the right factor", "square", shape,
                {"addmm": lambda x: torch.addmm(side.to(x.dtype), side.to(x.dtype), x)},
                lambda x: side.to(x.dtype) + side.to(x.dtype) @ x)  # fmt: skip
-    yield Cell("addmm, zeros in the term added", "square", (SIDE, SIDE),
+    yield Cell("addmm, zeros in the term added", "square", shape,
                {"addmm": lambda x: torch.addmm(x, side.to(x.dtype), side.to(x.dtype))},
                lambda x: x + side.to(x.dtype) @ side.to(x.dtype))  # fmt: skip
-    yield Cell(
-        "matmul", "square", (SIDE, SIDE), {"matmul": lambda x: x @ side.to(x.dtype)}, lambda x: x @ side.to(x.dtype)
-    )
+    yield Cell("matmul", "square", shape, {"matmul": lambda x: x @ side.to(x.dtype)}, lambda x: x @ side.to(x.dtype))
 
 
-def _selections(name: str, shape: tuple[int, ...], dim: int) -> Iterator[Cell]:
-    index = _index(shape[dim], shape[dim])
+def _selections(setting: Setting, name: str, dim: int) -> Iterator[Cell]:
+    shape = setting.shapes[name]
+    index = setting.index((shape[dim],), shape[dim])
     yield Cell("index_select", name, shape, {"index_select": lambda x: x.index_select(dim, index)},
                lambda x: x.index_select(dim, index), dim=dim)  # fmt: skip
-    everywhere = torch.randint(shape[dim], shape, generator=torch.Generator().manual_seed(2))
+    everywhere = setting.index(shape, shape[dim])
     yield Cell(
         "gather",
         name,
@@ -111,9 +135,10 @@ def _selections(name: str, shape: tuple[int, ...], dim: int) -> Iterator[Cell]:
     )
 
 
-def _reductions(name: str, shape: tuple[int, ...], factor: int) -> Iterator[Cell]:
+def _reductions(setting: Setting, name: str, factor: int) -> Iterator[Cell]:
+    shape = setting.shapes[name]
     rows = max(1, shape[0] // factor)
-    index = _index(shape[0], rows)
+    index = setting.index((shape[0],), rows)
 
     def new(x: Tensor) -> Tensor:
         return x.new_zeros(rows, *x.shape[1:])
@@ -138,7 +163,7 @@ def _reductions(name: str, shape: tuple[int, ...], factor: int) -> Iterator[Cell
         yield Cell(f"scatter_{reduce}", name, shape, candidates, torch_way, factor)
 
 
-def _orders() -> Iterator[Cell]:
+def _orders(setting: Setting) -> Iterator[Cell]:
     for name in ("1-D", "square", "cube"):
         for stable in (False, True):
             label = "sort, stable" if stable else "sort"
@@ -146,18 +171,18 @@ def _orders() -> Iterator[Cell]:
             def sort(x: Tensor, stable: bool = stable) -> Tensor:
                 return x.sort(stable=stable).values
 
-            yield Cell(label, name, SHAPES[name], {"torch": sort}, sort)
+            yield Cell(label, name, setting.shapes[name], {"torch": sort}, sort)
 
     def swap(x: Tensor) -> Tensor:
         return x.t().contiguous()
 
-    yield Cell("transpose", "square", (SIDE, SIDE), {"torch": swap}, swap)
+    yield Cell("transpose", "square", setting.shapes["square"], {"torch": swap}, swap)
 
 
-def _sparse() -> Iterator[Cell]:
-    half = (SIDE // 2, SIDE // 2)
-    for name, shape, columns in (("square", (SIDE, SIDE), 64), ("SpMV", (SIDE, SIDE), 1), ("outer", (SIDE, 1), SIDE)):
-        yield _spmm(name, shape, torch.rand(shape[1], columns))
+def _sparse(setting: Setting) -> Iterator[Cell]:
+    half, side = (SMALL, SMALL), setting.side
+    for name, shape, columns in (("square", (side, side), 64), ("SpMV", (side, side), 1), ("outer", (side, 1), side)):
+        yield _spmm(name, shape, setting.random(shape[1], columns))
     ways: dict[str, Call] = {"torch.sparse.mm": _prepared(lambda m: (m @ m).to_dense(), csr=True)}
     yield Cell("spspmm", "square", half, ways, lambda x: x @ x, structural=True)
     for factor in FACTORS:
@@ -188,7 +213,7 @@ def _coalesce(shape: tuple[int, int], factor: int) -> Cell:
 
     def with_pyg(matrix: Tensor) -> Tensor:
         edges, weight = pyg.coalesce(places(matrix), matrix._values())
-        return torch.zeros(rows, shape[1], dtype=matrix.dtype).index_put_((edges[0], edges[1]), weight)
+        return matrix._values().new_zeros(rows, shape[1]).index_put_((edges[0], edges[1]), weight)
 
     ways: dict[str, Call] = {"torch": _prepared(native, csr=False), "PyG": _prepared(with_pyg, csr=False)}
     return Cell(
@@ -223,11 +248,11 @@ def _edges(dense: Tensor) -> Call:
     return call
 
 
-def run(cell: Cell, repeats: int) -> None:
+def run(cell: Cell, repeats: int, setting: Setting) -> None:
     """Check every candidate at every sparsity, then time all of them in turns."""
     calls: dict[tuple[float, str], Callable[[], object]] = {}
     for sparsity in SPARSITIES[1:] if cell.structural else SPARSITIES:
-        x = _values(cell.values, sparsity)
+        x = setting.values(cell.values, sparsity)
         wanted = cell.reference(x.double())
         for name, function in cell.candidates.items():
             key = (sparsity, name)
@@ -241,5 +266,12 @@ def run(cell: Cell, repeats: int) -> None:
             else:
                 calls[key] = lambda function=function, x=x: function(x)  # type: ignore[misc]
     table = {f"{sparsity} {name}": call for (sparsity, name), call in calls.items()}
-    timings = measure(table, repeats=max(repeats, REPEATS), warmup=1) if table else {}
-    cell.timings = {key: timings[f"{key[0]} {key[1]}"] for key in calls}
+    if table:
+        timings = measure(
+            table,
+            repeats=max(repeats, REPEATS),
+            warmup=1,
+            device=setting.device,
+            sample_seconds=setting.in_a_row,
+        )
+        cell.timings = {key: timings[f"{key[0]} {key[1]}"] for key in calls}

@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 import typer
 
+from stretto.analyze.subject import usable
 from stretto.bench import findings, foundation, report
 from stretto.bench.case import OURS, Spec
 from stretto.bench.run import run
@@ -14,6 +15,7 @@ from stretto.errors import fail
 from stretto.ops import OPS
 
 SUITES = {"foundation": foundation.command, "hosseini": findings.command}
+ON_A_CARD = ("hosseini",)  # suites that run there too; `stretto bench gpu` has the ops
 
 
 def command(
@@ -29,6 +31,7 @@ def command(
     repeats: Annotated[int, typer.Option(help="Samples of each candidate.")] = 9,
     suite: Annotated[str, typer.Option(help=f"A table of targets instead of one cell: {', '.join(SUITES)}.")] = "",
     only: Annotated[str, typer.Option(help="Of a suite, the lines that contain this text.")] = "",
+    device: Annotated[str, typer.Option(help="cpu; cuda: of the suite hosseini.")] = "cpu",
     json: Annotated[Path | None, typer.Option(help="Write one record per candidate to this file.")] = None,
 ) -> None:
     """Check each candidate of an op against the fp64 reference, then time all of them in turns."""
@@ -37,8 +40,13 @@ def command(
     if suite:
         if suite not in SUITES:
             fail(f"bench ops: '--suite' is {suite!r}, wanted one of {', '.join(SUITES)}")
-        records = SUITES[suite](out, threads=threads, repeats=repeats, only=only)
+        where = {"device": usable(device)} if suite in ON_A_CARD else {}
+        if device != "cpu" and not where:
+            fail(f"bench ops: '--device' is {device!r}, wanted cpu for the suite {suite}")
+        records = SUITES[suite](out, threads=threads, repeats=repeats, only=only, **where)
     else:
+        if device != "cpu":
+            fail(f"bench ops: '--device' is {device!r}, wanted cpu without a suite; see stretto bench gpu")
         records = []
         for name in op.split(",") if op else OPS:
             for columns in width.split(","):

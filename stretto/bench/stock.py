@@ -32,7 +32,7 @@ def optional(name: str) -> ModuleType | str:
 def csr(destination: Tensor, source: Tensor, value: Tensor, num_nodes: int, index: torch.dtype = torch.int64) -> Tensor:
     """torch's own CSR matrix, rows are destinations. value [E] in the order of the edges."""
     order = (destination * num_nodes + source).argsort()
-    rowptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
+    rowptr = torch.zeros(num_nodes + 1, dtype=torch.int64, device=source.device)
     rowptr[1:] = torch.bincount(destination, minlength=num_nodes).cumsum(0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse")
@@ -46,7 +46,7 @@ def spmm(edge_index: Tensor, x: Tensor, weight: Tensor | None, reduce: str) -> O
     num_nodes = x.shape[0]
     messages = edge_index.shape[1] * x.shape[1] * x.element_size()
     scratch = messages if weight is None else 2 * messages
-    value = torch.ones(edge_index.shape[1]) if weight is None else weight
+    value = torch.ones(edge_index.shape[1], device=x.device) if weight is None else weight
     factor = None if weight is None else weight.to(x.dtype)[:, None]
 
     def gather(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Each entry is a function fast(layer, *args) that computes what the layer's own f
 from __future__ import annotations
 
 import torch_geometric.nn as pyg
-from torch_geometric.nn.models import GCN, GraphSAGE
+from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 from torch_geometric.nn.models.schnet import CFConv
 
 from stretto.nn import (
@@ -86,6 +86,6 @@ CONVS: dict[type, Fast] = {
 AGGREGATIONS: dict[type, Fast] = aggr.AGGREGATIONS
 
 # Models whose order of modules is known: in inference they fold what follows a layer into it.
-CONTAINERS: dict[type, Fast] = {GCN: models.fast_basic, GraphSAGE: models.fast_basic}
+CONTAINERS: dict[type, Fast] = {GCN: models.fast_basic, GraphSAGE: models.fast_basic, GAT: models.fast_basic}
 
 __all__ = ["AGGREGATIONS", "CONTAINERS", "CONVS", "Decline", "Record", "record_of"]

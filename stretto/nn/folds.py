@@ -1,7 +1,7 @@
 """In inference, what follows a linear layer is folded into its weights: a BatchNorm with fixed statistics, a Linear.
 
 (A X W' + b) s + t is A X (diag(s) W)' + (b s + t): one pass over nodes x channels less. Only where the order of modules
-is known (PyG's GCN and GraphSAGE, the network inside a GINConv), in eval mode without gradients, and where nobody
+is known (PyG's GCN, GraphSAGE and GAT, the network inside a GINConv), in eval mode without gradients, and where nobody
 watches. The folded weights are made anew in every call, so that an edit of a parameter by any way is seen; that takes
 the time of a few rows, and nothing is folded where there are few.
 """

@@ -7,19 +7,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto import settings
 from stretto.compile.cost import sum_first_on_gpu
 from stretto.graph import Graph
-from stretto.nn import edges
-from stretto.nn.base import Decline, note_attention, weight_of
+from stretto.nn import edges, folds
+from stretto.nn.base import Decline, hooked, note_attention, weight_of, why_stock
 from stretto.nn.features import linear_of_nonzeros
 from stretto.ops import library, widened
 from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer, takes
 from stretto.ops.projections import plus, projections
 from stretto.tune.profile import profile
+
+SMALLEST = 1e-6  # scale of a channel below which its attention vector cannot be divided by it
 
 
 def fast(
@@ -29,13 +32,19 @@ def fast(
     edge_attr: Tensor | None = None,
     size: Any = None,
     return_attention_weights: Any = None,
+    *,
+    norm: Any = None,
 ) -> Any:
-    """What GATConv.forward computes."""
+    """What GATConv.forward computes; norm: a BatchNorm with fixed statistics that follows it, folded into it."""
     x_src, x_dst, own = edges.ends(x)
     edges.check_aggr(conv, *edges.SUM)
     shared = conv.lin is not None
     weight = weight_of(conv.lin if shared else conv.lin_src, x_src)
     weight_dst = None if x_dst is None else weight_of(conv.lin if shared else conv.lin_dst, x_dst)
+    att_src, att_dst, bias = conv.att_src, conv.att_dst, conv.bias
+    if norm is not None:
+        weight, att_src, att_dst, bias = _normalised(conv, norm, weight)
+        weight_dst = weight
     if size is not None and None in size:
         raise Decline("size is not complete")
     given = edges.graph_between(conv, edge_index, x_src, x_dst, size)
@@ -45,25 +54,25 @@ def fast(
     heads, width = conv.heads, conv.out_channels
     first = aggregate_first(graph, x_src.size(1), heads, width)
     one = own and weight_dst is weight  # the two ends share features and weight
-    parts = (weight, conv.att_src, conv.att_dst)
+    parts = (weight, att_src, att_dst)
     if one and not first and whole(conv, graph, x_src, edge_attr, return_attention_weights, parts):
         note_attention(conv, "alpha (X W'), one step", graph.num_edges, heads * width, x_src)
         drop = conv.dropout if conv.training else 0.0
-        return attention_layer(graph, "gat", heads, x_src, conv.bias, parts, slope=conv.negative_slope, dropout=drop)
+        return attention_layer(graph, "gat", heads, x_src, bias, parts, slope=conv.negative_slope, dropout=drop)
     if first or x_src.size(1) < 2 * heads * width:
-        logits = fold_both(weight, conv.att_src, conv.att_dst) if one else fold(weight, conv.att_src)
+        logits = fold_both(weight, att_src, att_dst) if one else fold(weight, att_src)
         scores, *projected = projections(x_src, [(logits, None)] + ([] if first else [(weight, None)]))
         right, left = scores.split(heads, dim=1) if one else (scores, scores)
     else:  # wide inputs, narrow outputs: reading x again would cost more than the logits of what it becomes
         of_nonzeros = linear_of_nonzeros(x_src, weight)
         projected = [*projections(x_src, [(weight, None)])] if of_nonzeros is None else [of_nonzeros]
-        vectors = per_head(conv.att_src) if not one else torch.cat([per_head(conv.att_src), per_head(conv.att_dst)], 1)
+        vectors = per_head(att_src) if not one else torch.cat([per_head(att_src), per_head(att_dst)], 1)
         scores = projected[0] @ vectors
         right, left = scores.split(heads, dim=1) if one else (scores, scores)
     if x_dst is None or weight_dst is None:
         left = right.new_zeros(graph.num_rows, heads)
     elif not one:
-        left = x_dst @ fold(weight_dst, conv.att_dst).t()
+        left = x_dst @ fold(weight_dst, att_dst).t()
     edge = None if edge_attr is None else edge_attr @ fold(conv.lin_edge.weight, conv.att_edge).t()
     wanted = bool(return_attention_weights)
     v = x_src.unsqueeze(1) if first else projected[0].view(-1, heads, width)
@@ -78,12 +87,12 @@ def fast(
         dropout=conv.dropout if conv.training else 0.0,
         return_weights=wanted,
         dropped=True,
-        bias=conv.bias if conv.concat and not first else None,
+        bias=bias if conv.concat and not first else None,
     )
     out, alpha = found if isinstance(found, tuple) else (found, None)
     plan = "(alpha X) W', logits X (W' a)" if first else "alpha (X W'), logits X (W' a)"
     note_attention(conv, plan, graph.num_edges, heads * width, x_src)
-    rest = conv.bias
+    rest = bias
     if first and heads == 1 and rest is not None and widened.takes(out.flatten(1), weight):
         out, rest = widened.widened(out.flatten(1), weight, rest), None
     elif first:
@@ -95,6 +104,24 @@ def fast(
     if rest is not None and (first or not conv.concat):
         out = plus(out, rest)
     return (out, (edges_of(conv, graph, edge_index), alpha)) if wanted else out
+
+
+def takes_norm(conv: Any, norm: Any) -> bool:
+    """Whether a BatchNorm with fixed statistics after this layer can be folded into it."""
+    if not edges.is_stock(conv, pyg.GATConv) or getattr(conv, "res", None) is not None or conv.lin is None:
+        return False
+    if hooked(conv, conv.lin) or torch.nn.modules.module._has_any_global_hook():
+        return False
+    return why_stock(conv) is None and bool((folds.scale_and_shift(norm)[0].abs() > SMALLEST).all())
+
+
+def _normalised(conv: Any, norm: Any, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weight, attention vectors and bias with the norm's scale in the weight and out of the vectors: the same logits."""
+    scale, shift = folds.scale_and_shift(norm)
+    bias = shift if conv.bias is None else torch.addcmul(shift, conv.bias, scale)
+    each = scale if conv.concat else scale.repeat(conv.heads)
+    vectors = (att / each.view(1, conv.heads, -1) for att in (conv.att_src, conv.att_dst))
+    return weight * each.unsqueeze(1), *vectors, bias  # type: ignore[return-value]
 
 
 def whole(conv: Any, graph: Graph, x: Tensor, edge_attr: Any, wanted: Any, parameters: Any) -> bool:

@@ -1,4 +1,4 @@
-"""PyG's GCN and GraphSAGE in inference: what follows a layer, a BatchNorm or a Linear, is folded into it."""
+"""PyG's GCN, GraphSAGE and GAT in inference: what follows a layer, a BatchNorm or a Linear, is folded into it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from stretto.loader import trim
-from stretto.nn import folds, relations, sage
-from stretto.nn.base import Quiet, hooked, note_path, record_of
+from stretto.nn import folds, gat, relations, sage
+from stretto.nn.base import Decline, Quiet, hooked, note_path, record_of
 from stretto.nn.gin import LINEAR
 from stretto.nn.sage import Summands
 
@@ -32,7 +32,10 @@ def fast_basic(model: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -
     for i, (conv, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
         inner = i < last or model.jk_mode is not None
         of = relations.summands(conv, (x, edge_index), given) if inner and (normed[i] or (ends and i == last)) else None
-        if of is None:
+        attended = _attended(conv, norm, x, edge_index) if of is None and inner and normed[i] else None
+        if attended is not None:
+            x = attended
+        elif of is None:
             x = conv(x, edge_index, **given)
             x = x if not inner else norm(x, None, None) if model.supports_norm_batch else norm(x)
         else:
@@ -47,6 +50,18 @@ def fast_basic(model: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -
             every.append(x)
     x = model.jk(every) if hasattr(model, "jk") else x
     return model.lin(x) if hasattr(model, "lin") else x
+
+
+def _attended(conv: Any, norm: Any, x: Tensor, edge_index: Any) -> Tensor | None:
+    """norm(conv(x)) of a GATConv with the norm folded into it, or None where that cannot be."""
+    if not gat.takes_norm(conv, norm):
+        return None
+    try:
+        out = gat.fast(conv, x, edge_index, norm=norm)
+    except Decline:
+        return None
+    note_path(conv, None).plan += "; BatchNorm folded into the weights"
+    return out
 
 
 def _by_hops(model: Any, x: Any, edge_index: Any, kwargs: dict[str, Any]) -> Tensor:

@@ -35,6 +35,7 @@ class Point:
     threads: int = 1
     cache: str = "warm"
     compiled: bool = False  # torch's own way beside itself under torch.compile, which takes its time to compile
+    device: str = "cpu"  # where the model was; never moved
 
     def moved(self, base: Point) -> str:
         """The axis on which this point differs from the base; "base" for itself."""
@@ -42,13 +43,13 @@ class Point:
 
 
 def points(base: Point, cores: int) -> Iterator[Point]:
-    """The base first, then every value of every axis."""
+    """The base first, then every value of every axis. A card has no threads of ours."""
     yield base
     yield replace(base, cache="cold")
     axes: dict[str, tuple[object, ...]] = {
         "order": ORDERS, "direction": DIRECTIONS, "width": WIDTHS, "law": LAWS, "sparsity": SPARSITIES,
         "dtype": tuple(DTYPES), "index": ("int64", "int32"), "density": DENSITIES,
-        "threads": tuple(range(1, cores + 1)), "compiled": (False, True),
+        "threads": tuple(range(1, cores + 1)) if base.device == "cpu" else (), "compiled": (False, True),
     }  # fmt: skip
     for axis, values in axes.items():
         for value in values:
@@ -74,7 +75,7 @@ def place(index: Tensor, num_rows: int, point: Point) -> tuple[Tensor, int]:
             num_rows, dtype=index.dtype
         )
         index = rank[index]
-    return index.to(torch.int32 if point.index == "int32" else torch.int64), num_rows
+    return index.to(point.device, torch.int32 if point.index == "int32" else torch.int64), num_rows
 
 
 def _law(law: str, entries: int, num_rows: int) -> tuple[Tensor, int]:
@@ -95,4 +96,4 @@ def values(rows: int, point: Point) -> Tensor:
     x = torch.randn(rows, point.width, generator=generator)
     if point.sparsity:
         x *= torch.rand(rows, point.width, generator=generator) >= point.sparsity
-    return x.to(DTYPES[point.dtype])
+    return x.to(point.device, DTYPES[point.dtype])

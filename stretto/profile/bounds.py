@@ -53,7 +53,7 @@ def check_bounds(profile: Profile, *, share: float = 0.9, repeats: int = REPEATS
                 "whole": lambda f=function, a=args, k=kwargs: f(*a, **k),
                 "half": lambda f=function, a=part[0], k=part[1]: f(*a, **k),
             }
-            taken = measure(calls, repeats=repeats, warmup=2)
+            taken = measure(calls, repeats=repeats, warmup=2, device=profile.workload.device)
         ratio = taken["half"].median / taken["whole"].median
         fits = ratio >= LAUNCH if group.bound == "launch" else WORK[0] <= ratio <= WORK[1]
         rows.append(

@@ -40,8 +40,9 @@ class Made:
 
     def of(self, storages: list[Any]) -> Tensor:
         """The tensor in this run of the chain."""
-        empty = torch.empty(0, dtype=self.dtype)
-        return empty.set_(storages[self.slot], self.offset, self.size, self.stride)
+        storage = storages[self.slot]
+        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return empty.set_(storage, self.offset, self.size, self.stride)
 
 
 @dataclass(frozen=True)

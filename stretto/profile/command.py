@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from stretto.analyze import machine_file
 from stretto.analyze.models import MODELS
 from stretto.analyze.subject import subject
 from stretto.analyze.svg import duration, short
@@ -36,22 +35,22 @@ def command(
     ] = False,
     budget: Annotated[str, typer.Option(help="Time for the sweep, as 60s or 2m.")] = "60s",
     apply: Annotated[bool, typer.Option("--apply", help="Apply what is recommended and measure the step.")] = False,
+    device: Annotated[str, typer.Option(help="Where a built-in model runs: cpu or cuda.")] = "cpu",
     machine: Annotated[str, typer.Option(help="auto: this machine, measured once; or a machine file.")] = "auto",
     html: Annotated[Path | None, typer.Option(help="Write the profile as one page.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the profile as JSON.")] = None,
 ) -> None:
     """Every op of a step with its time, what bounds it, and what to do about it."""
     out = console()
-    computer = machine_file.get(machine)
     if target.endswith(".py"):
-        found = profile_script(target, arguments or [], computer, repeats=repeats)
+        found = profile_script(target, arguments or [], machine, repeats=repeats)
         show(out, found, share)
         show_advice(out, found)
         if apply:
             found.applied = apply_script(found, target, arguments or [], repeats=repeats)
     else:
-        model, data = subject(target, graph, hidden, layers)
-        found = profile(model, data, mode=mode, repeats=repeats, machine=computer)
+        model, data = subject(target, graph, hidden, layers, device)
+        found = profile(model, data, mode=mode, repeats=repeats, machine=machine)
         found.model = target
         show(out, found, share)
         if replay:

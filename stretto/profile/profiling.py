@@ -214,7 +214,7 @@ def profile(
     expect(repeats >= 1, f"profile: 'repeats' is {repeats}, wanted at least 1")
     workload = Workload(model, data, mode, step)
     trace = workload.timed(repeats=repeats)
-    return make(workload, trace, machine_file.get(machine), type(model).__name__)
+    return make(workload, trace, machine_file.get(machine, device=workload.device), type(model).__name__)
 
 
 def make(workload: Workload, trace: Trace, machine: Machine, name: str) -> Profile:

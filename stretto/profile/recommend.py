@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from stretto import memory
 from stretto.analyze.classify import layer_paths
+from stretto.analyze.clock import device_of
 from stretto.analyze.workload import Workload
 from stretto.bench.run import as_alone, relative_error
 from stretto.profile.sweep import TIE
@@ -79,12 +80,14 @@ def _layer_step(layer: nn.Module, args: Any, kwargs: Any, train: bool) -> Callab
     return step
 
 
-def _in_turns(steps: dict[str, Callable[[], object]], repeats: int, budget: float | None) -> dict[str, Timing]:
+def _in_turns(
+    steps: dict[str, Callable[[], object]], repeats: int, budget: float | None, device: torch.device
+) -> dict[str, Timing]:
     """Time the steps, then leave the allocator as it was."""
     kept = memory.is_kept()
     memory.give_back()  # large blocks kept from before would serve stock too
     try:
-        return measure(steps, repeats=repeats, warmup=2, budget=budget)
+        return measure(steps, repeats=repeats, warmup=2, budget=budget, device=device)
     finally:
         memory.switch(kept)
 
@@ -126,7 +129,7 @@ def layer_advice(
         return rows
     if step is not None:
         steps[WHOLE] = as_alone(WHOLE, step)
-    timings = _in_turns(steps, repeats, budget)
+    timings = _in_turns(steps, repeats, budget, device_of(next(iter(sites.values()))[0]))
     for row in rows:
         if f"stock, {row['site']}" in timings:
             row |= _judged(timings, row["site"])
@@ -242,7 +245,7 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
     for _ in range(SETTLE):
         fast.run()
     steps = {"stock": as_alone("stock", workload.run), "accelerated": as_alone("accelerated", fast.run)}
-    timings = _in_turns(steps, repeats, None)
+    timings = _in_turns(steps, repeats, None, workload.device)
     times, low, high = ratio(timings["stock"], timings["accelerated"])
     realised = (timings["stock"].median - timings["accelerated"].median) * 1e3
     predicted = share * timings["stock"].median * 1e3  # the machine may have another pace than when it was advised

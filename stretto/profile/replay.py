@@ -57,7 +57,7 @@ def is_index(value: Any) -> bool:
 def shuffled(value: Any, generator: torch.Generator) -> Any:
     """The value with every index tensor inside in a random order; an expanded one stays expanded."""
     if is_index(value):
-        return value[torch.randperm(value.size(0), generator=generator)] if value.stride(0) else value
+        return value[torch.randperm(value.size(0), generator=generator).to(value.device)] if value.stride(0) else value
     if isinstance(value, (list, tuple)):
         return type(value)(shuffled(v, generator) for v in value)
     return value

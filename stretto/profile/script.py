@@ -16,6 +16,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch_geometric.nn import MessagePassing
 
+from stretto.analyze import machine_file
+from stretto.analyze.clock import waiter
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload, merge_times
@@ -53,6 +55,7 @@ class _Watcher:
         self.sites: dict[str, Site] = {}
         self._stack = ExitStack()
         self._start = 0.0
+        self.device = torch.device("cpu")
         self._hooks: list[Any] = [] if plain_only else [register_module_forward_pre_hook(self._meet)]
         self._met: set[int] = set()
 
@@ -72,10 +75,14 @@ class _Watcher:
         self._hooks.clear()
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.device = next((p.device for group in optimizer.param_groups for p in group["params"]), self.device)
         if self.current is not None:
             self.current.phase = "optimizer"
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        wait = waiter(self.device)
+        if wait is not None:
+            wait()
         now = time.perf_counter()
         self._stack.close()
         if self.current is not None:
@@ -92,9 +99,9 @@ class _Watcher:
         if self.steps > WARMUP and not self.plain_only:
             self._unhook()
             if self.full is None:
-                self._begin(Recorder(full=True))
+                self._begin(Recorder(full=True, device=self.device))
             elif len(self.passes) < len(self.plain):
-                self._begin(Recorder(full=False))
+                self._begin(Recorder(full=False, device=self.device))
         self._start = time.perf_counter()
 
     def _begin(self, recorder: Recorder) -> None:
@@ -126,7 +133,7 @@ def _run(script: str, arguments: list[str], watcher: _Watcher) -> None:
 
 
 def profile_script(
-    script: str, arguments: list[str], machine: Machine, *, repeats: int = 5, budget: float = 30.0
+    script: str, arguments: list[str], machine: Machine | str, *, repeats: int = 5, budget: float = 30.0
 ) -> Profile:
     """Profile the training steps of a script, then its layers alone. budget: seconds for each layer."""
     expect(Path(script).is_file(), f"profile: no script {script!r}")
@@ -136,7 +143,7 @@ def profile_script(
         fail(f"profile: {script} took {watcher.steps} optimizer steps, wanted at least {WARMUP + 2 + 2 * repeats}")
     trace = watcher.full.trace
     merge_times(trace, watcher.passes, watcher.plain or [trace.traced_seconds])
-    found = make(_Script(), trace, machine, Path(script).name)
+    found = make(_Script(), trace, machine_file.get(machine, device=watcher.device), Path(script).name)
     found.advice = layer_advice(watcher.sites, True, REPEATS, budget)
     return found
 

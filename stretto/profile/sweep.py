@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +28,7 @@ REPEATS = 20
 TIE = 1.05  # a winner leads by more than this, at the lower end of its interval
 DENSE = 1 << 22  # entries of a one-hot matrix that a dense product may have
 FLUSH = 1 << 25  # values read between two samples with a cold cache
+IN_A_ROW = 1e-3  # seconds of calls in a row that make a sample on a card: one alone is mostly its launch
 
 Candidates = dict[str, Callable[..., Tensor]]
 NATIVE = {"gather": "index_select", "scatter": "index_add_"}
@@ -59,7 +60,7 @@ def scatter_candidates(index: Tensor, num_rows: int) -> Candidates:
     """Sum by index: torch's ways, PyG's, torch_scatter's where it is there, and ours."""
     long = index.long()
     found: Candidates = {c.name: c.forward for c in stock.scatter_rows(long, num_rows)[0]}
-    offers, _ = stock.segment_reduce(torch.empty(index.numel(), 1), long, num_rows, "sum")
+    offers, _ = stock.segment_reduce(torch.empty(index.numel(), 1, device=index.device), long, num_rows, "sum")
     found.update({c.name: c.forward for c in offers})
     found["index_add_"] = lambda s: s.new_zeros(num_rows, s.size(1)).index_add_(0, index, s)
     found["scatter_add_"] = lambda s: s.new_zeros(num_rows, s.size(1)).scatter_add_(0, long[:, None].expand_as(s), s)
@@ -77,7 +78,7 @@ def _dense(selection: Tensor) -> Callable[[Tensor], Tensor]:
     kept: dict[torch.dtype, Tensor] = {}
 
     def product(x: Tensor) -> Tensor:
-        if x.dtype not in (torch.float32, torch.float64):
+        if x.dtype not in (torch.float32, torch.float64) and not x.is_cuda:
             # Half products go through oneDNN, which ends the process with an illegal instruction on some virtual CPUs.
             raise NotImplementedError("dense GEMM is not tried in half precision")
         if x.dtype not in kept:
@@ -88,12 +89,12 @@ def _dense(selection: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _selection(index: Tensor, num_rows: int) -> Callable[[Tensor], Tensor]:
-    entries = torch.arange(index.numel())
+    entries = torch.arange(index.numel(), device=index.device)
     kept: dict[torch.dtype, Tensor] = {}
 
     def product(s: Tensor) -> Tensor:
         if s.dtype not in kept:
-            ones = torch.ones(index.numel(), dtype=s.dtype)
+            ones = torch.ones(index.numel(), dtype=s.dtype, device=s.device)
             kept[s.dtype] = _csr(index, entries, ones, num_rows)
         return kept[s.dtype] @ s
 
@@ -157,21 +158,29 @@ def contest(
     right, rows = _agree(family, table, reference, source, point)
     if not right:
         return rows
-    timings = measure(right, repeats=repeats, warmup=1, after=_flush if point.cache == "cold" else None)
+    cold = point.cache == "cold"
+    timings = measure(
+        right,
+        repeats=repeats,
+        warmup=1,
+        device=point.device,
+        sample_seconds=0.0 if cold or point.device == "cpu" else IN_A_ROW,
+        after=(lambda name: _flush(point.device)) if cold else None,
+    )
     first = timings.get(native)
     for name, timing in timings.items():
         low, high = interval(timing)
         row: dict[str, Any] = {**rows_of(rows, name), **timing.to_dict(), "ci_ms": (low * 1e3, high * 1e3)}
-        row["peak_bytes"] = _peak(right[name])
+        row["peak_bytes"] = _peak(right[name], point.device)
         if first is not None:
             row["speedup"] = ratio(first, timing)
         rows[[r["candidate"] for r in rows].index(name)] = row
     return rows
 
 
-def _flush(name: str) -> None:
+def _flush(device: str) -> None:
     """Read more than any cache holds, so that the next call finds its inputs in memory."""
-    torch.ones(FLUSH).sum()
+    torch.ones(FLUSH, device=device).sum()
 
 
 def rows_of(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -221,8 +230,13 @@ def _both(function: Callable[..., Tensor], source: Tensor) -> Callable[[], tuple
     return call
 
 
-def _peak(call: Callable[[], object]) -> int:
+def _peak(call: Callable[[], object], device: str) -> int:
     """Bytes that one call allocates at its highest, its result included."""
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return torch.cuda.max_memory_allocated() - before
     recorder = Recorder()
     with recorder.recording():
         call()
@@ -258,15 +272,16 @@ def sweep(
 
     expect(budget > 0, f"sweep: 'budget' is {budget}, wanted more than 0 seconds")
     end = time.perf_counter() + budget
-    cores = machine.cores()
+    cores, device = machine.cores(), profile.workload.device.type
+    start = Point(width=1, threads=torch.get_num_threads(), device=device)
     queues: list[tuple[Group, Point, list[Point], Callable[[Point], list[dict[str, Any]]]]] = []
     for group, index, num_rows, width in sites(profile, share):
-        base = Point(width=width, threads=torch.get_num_threads(), dtype=_word(group))
+        base = replace(start, width=width, dtype=_word(group))
         run = _runner(group.family, index.cpu(), num_rows, repeats)
         queues.append((group, base, list(points(base, cores)), run))
     others: list[DenseSite | SparseSite] = [*sparse_sites(profile, share), *dense_sites(profile, share)]
     for found in others:
-        base = Point(width=found.width, threads=torch.get_num_threads(), dtype=_word(found.group))
+        base = replace(start, width=found.width, dtype=_word(found.group))
         cells = [p for p in points(base, cores) if p.moved(base) in found.axes]
         queues.append((found.group, base, cells, lambda point, found=found: found.run(point, repeats)))  # type: ignore[misc]
     order = [g.name + g.phase + g.shapes for g in profile.groups]  # the slowest first

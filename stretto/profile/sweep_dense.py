@@ -42,13 +42,13 @@ PLAIN = (
 SPARSE = (*PLAIN, "order", "law", "density", "index")
 
 
-def _fixed(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+def _fixed(point: Point, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(point.device)
 
 
 def _product(rows: int, inner: int, point: Point) -> Way:
     """x [rows, width] @ w [width, inner]; the zeros of x may pay as a sparse matrix."""
-    weight = _fixed(point.width, inner)
+    weight = _fixed(point, point.width, inner)
     across = weight.t().contiguous()
 
     def sparse(x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def _not_in_half(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Ten
     """Half products go through oneDNN, which ends the process with an illegal instruction on some virtual CPUs."""
 
     def call(x: Tensor) -> Tensor:
-        if x.dtype not in (torch.float32, torch.float64):
+        if x.dtype not in (torch.float32, torch.float64) and not x.is_cuda:
             raise NotImplementedError("dense products are not tried in half precision")
         return function(x)
 
@@ -80,9 +80,9 @@ def _not_in_half(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Ten
 
 def _scaled(rows: int, inner: int, point: Point) -> Way:
     """x [rows, width] times one factor per row: a message and its weight."""
-    factor = _fixed(rows, 1)
+    factor = _fixed(point, rows, 1)
     wide = factor.expand(rows, point.width).contiguous()
-    out = torch.empty(rows, point.width)
+    out = torch.empty(rows, point.width, device=point.device)
 
     def kept(x: Tensor) -> Tensor:
         if x.requires_grad or x.dtype not in (torch.float32, torch.float64):
@@ -117,8 +117,9 @@ def _normalised(rows: int, inner: int, point: Point) -> Way:
         "softmax, then log": lambda x: x.softmax(-1).clamp_min(torch.finfo(x.dtype).tiny).log(),
     }
     if rows * max(point.width, 1) <= DENSE:
-        owner = torch.arange(rows).repeat_interleave(max(point.width, 1))
-        graph = Graph.of(torch.stack([torch.arange(owner.numel()), owner]), (owner.numel(), rows))
+        owner = torch.arange(rows, device=point.device).repeat_interleave(max(point.width, 1))
+        places = torch.arange(owner.numel(), device=point.device)
+        graph = Graph.of(torch.stack([places, owner]), (owner.numel(), rows))
         found["stretto edge_softmax, then log"] = lambda x: _by_edges(graph, x)
     return found, lambda x: x.log_softmax(-1)
 
@@ -174,9 +175,9 @@ class SparseSite:
             offers, _ = stock.spmm(edges.long(), source, None, "sum")
             table: Candidates = {c.name: c.forward for c in offers if c.dtype in (None, source.dtype)}
             if num_nodes**2 <= DENSE:
-                dense = torch.zeros(num_nodes, num_nodes).index_put_(
-                    (edges[1].long(), edges[0].long()), torch.ones(edges.size(1)), accumulate=True
-                )
+                ones = torch.ones(edges.size(1), device=point.device)
+                dense = torch.zeros(num_nodes, num_nodes, device=point.device)
+                dense.index_put_((edges[1].long(), edges[0].long()), ones, accumulate=True)
                 table["dense GEMM"] = _not_in_half(lambda x: dense.to(x.dtype) @ x)
             graph = Graph.of(edges, num_nodes)
             table["stretto"] = lambda x: spmm(graph, x)
@@ -194,7 +195,7 @@ def _edges_at(edges: Tensor, num_nodes: int, point: Point) -> tuple[Tensor, int]
         generator = torch.Generator().manual_seed(0)
         kept = edges[:, torch.rand(edges.size(1), generator=generator) < point.density]
     source, rows = place(kept[0], num_nodes, replace(point, density=1.0))
-    target = kept[1].remainder(rows).to(source.dtype)
+    target = kept[1].remainder(rows).to(source)
     return torch.stack([source, target]), rows
 
 
@@ -259,7 +260,7 @@ def _edge_list(value: Any) -> tuple[Tensor, int] | None:
             [value.col.cpu().long(), torch.arange(value.num_rows).repeat_interleave(counts)]
         ), value.num_rows
     if isinstance(value, Tensor) and value.layout == torch.sparse_csr and value.shape[0] == value.shape[1]:
-        counts = value.crow_indices().long().diff()
+        counts = value.crow_indices().cpu().long().diff()
         rows = torch.arange(value.shape[0]).repeat_interleave(counts)
-        return torch.stack([value.col_indices().long(), rows]), value.shape[0]
+        return torch.stack([value.col_indices().cpu().long(), rows]), value.shape[0]
     return None

@@ -39,6 +39,23 @@ def test_far_grows_with_what_was_touched():
     assert machine.far(1e12) == 1
 
 
+def test_a_card_works_while_its_host_goes_on():
+    """A step there takes as long as the slower of the two, but for a mask, whose host waits to know how many."""
+    x, mask = torch.ones(1000, 100), torch.arange(1000) % 2 == 0
+    card = Machine(device="cuda", host=1e-3, host_far=1e-3, stream=[(1e5, 1e12)])
+    trace = traced(lambda: (x + 1, x + 2, x + 3))
+    assert step_seconds(trace, card) == pytest.approx(3e-3, rel=0.01)  # its host is the slower one
+    slow = Machine(device="cuda", host=1e-6, host_far=1e-6, stream=[(1e5, 1e9)])
+    alone = 800_000 / 1e9
+    assert step_seconds(trace, slow) == pytest.approx(3 * alone, rel=0.01)
+    assert step_seconds(trace, Machine(host=1e-3, host_far=1e-3, stream=[(1e5, 1e9)])) > 3 * (alone + 1e-3)
+    even = Machine(device="cuda", host=1e-3, host_far=1e-3, stream=[(1e5, 1e8)], gather=[(256, 1e7, 1e12)])
+    y, index = torch.ones(4), torch.arange(500)
+    free = step_seconds(traced(lambda: (x + 1, x[index], y + 1, y + 2, y + 3)), even)
+    waits = step_seconds(traced(lambda: (x + 1, x[mask], y + 1, y + 2, y + 3)), even)
+    assert waits - free == pytest.approx(3e-3, rel=0.2)
+
+
 def test_bytes_between_two_uses():
     x, y = torch.ones(1000), torch.ones(500)
 

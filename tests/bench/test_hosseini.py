@@ -9,20 +9,20 @@ from stretto.bench import findings, hosseini
 from stretto.bench.hosseini import Cell, cells, run
 from stretto.tune.timing import Timing
 
+TINY = hosseini.Setting(line=64, side=16, cube=6, tall=(32, 4))
 REPEATS = hosseini.REPEATS  # before a test makes it small
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     torch.set_num_threads(1)
-    shapes = {"1-D": (64,), "square": (16, 16), "cube": (6, 6, 6), "tall": (32, 4)}
-    monkeypatch.setattr(hosseini, "SHAPES", shapes)
-    monkeypatch.setattr(hosseini, "SIDE", 16)
+    monkeypatch.setitem(hosseini.SETTINGS, "cpu", TINY)
+    monkeypatch.setattr(hosseini, "SMALL", 8)
     monkeypatch.setattr(hosseini, "REPEATS", 2)
 
 
 def test_the_grid_is_the_studys():
-    found = list(cells())
+    found = list(cells(TINY))
     assert {c.op for c in found} >= {
         "addmm", "matmul", "index_select", "gather", "index_add_", "scatter_sum", "scatter_mean", "scatter_mul",
         "scatter_max", "scatter_min", "sort", "sort, stable", "transpose", "spmm", "spspmm", "coalesce",
@@ -33,8 +33,8 @@ def test_the_grid_is_the_studys():
 
 
 def test_every_candidate_is_right_and_timed():
-    for cell in cells():
-        run(cell, 2)
+    for cell in cells(TINY):
+        run(cell, 2, TINY)
         assert cell.reasons == {}, cell.label
         assert all(error <= hosseini.ALLOWED for error in cell.errors.values()), cell.label
         wanted = 3 if cell.structural else 4
@@ -46,8 +46,8 @@ def test_every_row_has_a_spread(monkeypatch):
     """At least twenty samples, each of its own: quantiles that differ, where the study had none by construction."""
     assert REPEATS >= 20
     monkeypatch.setattr(hosseini, "REPEATS", REPEATS)
-    (cell,) = [c for c in cells() if c.op == "index_select" and c.shape == "square" and c.dim == 0]
-    run(cell, 1)
+    (cell,) = [c for c in cells(TINY) if c.op == "index_select" and c.shape == "square" and c.dim == 0]
+    run(cell, 1, TINY)
     for timing in cell.timings.values():
         assert len(timing.samples) >= 20
         assert len(set(timing.samples)) > 5
@@ -58,7 +58,7 @@ def test_every_row_has_a_spread(monkeypatch):
 
 def test_a_wrong_candidate_is_not_timed():
     cell = Cell("double", "1-D", (4000,), {"right": lambda x: 2 * x, "wrong": lambda x: 3 * x}, lambda x: 2 * x)
-    run(cell, 2)
+    run(cell, 2, TINY)
     assert {name for _, name in cell.timings} == {"right"}
     assert all(reason.startswith("wrong") for reason in cell.reasons.values())
 

@@ -70,6 +70,34 @@ def test_models_equal_stock(kind, options):
     assert {row.path for row in stretto.report(fast).rows} == {"fast"}
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"heads": 3}, {"act": "elu", "jk": "cat"}, {"bias": False, "heads": 2}, {"v2": True}, {"residual": True},
+     {"jk": "last", "act": None}, {"add_self_loops": False, "heads": 2}],
+    ids=str,
+)  # fmt: skip
+def test_attention_equals_stock(options):
+    stock, fast = _pair(lambda: pyg.GAT(5, 6, 3, 4, norm="batch_norm", **options))
+    for name in GRAPHS:
+        with torch.no_grad():
+            wanted, got = stock(*_data(name)), fast(*_data(name))
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+    told = str([record_of(conv).plan for conv in fast.convs])
+    assert ("BatchNorm folded into the weights" in told) == (not {"v2", "residual"} & options.keys())
+    assert {row.path for row in stretto.report(fast).rows} == {"fast"}
+
+
+def test_a_channel_that_is_scaled_to_nothing_is_not_folded():
+    """Its attention vector would be divided by zero."""
+    stock, fast = _pair(lambda: pyg.GAT(5, 6, 2, 4, norm="batch_norm"))
+    for model in (stock, fast):
+        model.norms[0].module.weight.data[2] = 0
+    with torch.no_grad():
+        wanted, got = stock(*_data("unsorted")), fast(*_data("unsorted"))
+    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+    assert "folded" not in record_of(fast.convs[0]).plan
+
+
 def test_weighted_edges_and_single_precision():
     stock, fast = _pair(lambda: pyg.GCN(5, 6, 3, 4, norm="batch_norm"), torch.float32)
     x, edge_index = _data("symmetric", torch.float32)

@@ -57,6 +57,39 @@ def test_sum_over_rows(m: int, n: int, dtype: torch.dtype, isa: str) -> None:
         check(own_product(grad.t(), x), grad.double().t() @ x.double())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("share", [0.03, 0.4, 0.95, 1.0])
+def test_rows_of_zeros_are_left_out(share: float, dtype: torch.dtype, isa: str) -> None:
+    """Where nodes have no neighbours; their rows come out as those of a product with zero."""
+    torch.manual_seed(0)
+    x, other = torch.randn(ROWS, 33, dtype=dtype), torch.randn(ROWS, 20, dtype=dtype)
+    w, bias = torch.randn(33, 47, dtype=dtype), torch.randn(47, dtype=dtype)
+    start = torch.randn(ROWS, 47, dtype=dtype)
+    x[torch.rand(ROWS) < share] = 0
+    wanted = x.double() @ w.double()
+    for given, base in ((None, 0), (bias, bias.double())):
+        got, right = own_product(x, w, given), wanted + base
+        assert (got.double() - right).abs().max() <= DTYPES[dtype] * max(1, right.abs().max())
+    into = start.clone()
+    own_product(x, w, add=into, factor=2.0)
+    check(into, start.double() + 2 * wanted)
+    for one, two in ((x, other), (other, x)):
+        right = one.double().t() @ two.double()
+        assert (own_product(one.t(), two).double() - right).abs().max() <= DTYPES[dtype] * max(1, right.abs().max())
+
+
+def test_zero_times_what_is_not_finite() -> None:
+    x, w, other = torch.zeros(ROWS, 20), torch.randn(20, 30), torch.randn(ROWS, 10)
+    w[2, 7], other[11, 3], other[700, 4] = float("inf"), float("nan"), float("-inf")
+    for got, wanted in (
+        (own_product(x, w), x @ w),
+        (own_product(x.t(), other), x.t() @ other),
+        (own_product(other.t(), x), other.t() @ x),
+    ):
+        assert torch.equal(got.isnan(), wanted.isnan())
+        assert torch.equal(got.nan_to_num(), wanted.nan_to_num())
+
+
 def test_threads_change_no_bit() -> None:
     x, w, grad = torch.randn(70_001, 47), torch.randn(47, 33), torch.randn(70_001, 33)
     before = torch.get_num_threads()

@@ -289,7 +289,7 @@ def test_a_gain_is_predicted_as_a_share_of_the_step(monkeypatch):
     from stretto.tune.timing import Timing
 
     def pace(factor, table):
-        return lambda steps, repeats, budget: {name: Timing((factor * table[name],) * 4) for name in steps}
+        return lambda steps, *_: {name: Timing((factor * table[name],) * 4) for name in steps}
 
     layers = {"stock, convs.0": 0.6, "accelerated, convs.0": 0.1, "stock, convs.1": 0.3, "accelerated, convs.1": 0.3}
     profile = stretto.profile(make("gcn", 24, 16, 7), cora(), machine=MACHINE, repeats=1)

@@ -1,0 +1,93 @@
+"""profile and analyze of a model on a card: the card's own ceilings, every candidate there, ops waited for."""
+
+import pytest
+import torch
+
+import stretto
+from stretto.analyze import machine_file
+from stretto.analyze.models import as_data, make
+from stretto.analyze.subject import subject
+from stretto.datasets import load_graph
+from stretto.profile.axes import Point, points
+from stretto.profile.script import profile_script
+from stretto.profile.sweep import run_point
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+BASE = Point(width=8, device="cuda")
+SCRIPT = """
+import torch
+from torch_geometric.nn import GCNConv
+torch.manual_seed(0)
+x, edges = torch.randn(500, 16, device="cuda"), torch.randint(500, (2, 3000), device="cuda")
+conv = GCNConv(16, 4).cuda()
+optimizer = torch.optim.Adam(conv.parameters())
+for _ in range(40):
+    optimizer.zero_grad()
+    conv(x, edges).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def card():
+    return machine_file.get(device="cuda")
+
+
+def test_the_card_is_measured(card):
+    assert (card.device, card.name) == ("cuda", torch.cuda.get_device_name())
+    assert card.memory > 1e9
+    assert set(card.peak_gemm) == {"float32", "float64", "bfloat16", "float16"}
+    assert all(rate > 0 for *_, rate in (*card.peak_stream, *card.peak_gather, *card.gather, *card.spmm))
+    assert machine_file.get(device="cuda") == card
+    assert machine_file.get(device="cpu").device == "cpu"
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat"])
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_model_on_a_card(card, name, fast):
+    data = as_data(load_graph("rmat:10:8000"), width=32).to("cuda")
+    model = make(name, 32, 16, 8).cuda()
+    found = stretto.profile(stretto.accelerate(model) if fast else model, data, repeats=3)
+    assert found.machine == card
+    assert found.trace.attributed >= 0.95
+    assert {g.bound for g in found.groups} <= {"launch", "bandwidth", "gather latency", "compute"}
+    rows = found.replay(seconds=0.5)
+    assert len(rows) == len(found.hot())
+    assert all(row["ratio"] > 0 for row in rows)
+    swept = found.sweep(budget=20.0)
+    assert any(r["candidate"] == "stretto" and "median_ms" in r for r in swept)
+    assert {r["device"] for r in swept} == {"cuda"}
+    assert not [r for r in swept if r["candidate"] == "stretto" and r["reason"]]
+    found.recommend()
+    assert found.apply()["reason"]
+
+
+@pytest.mark.parametrize("family", ["gather", "scatter"])
+@pytest.mark.parametrize("point", [p for p in points(BASE, 4) if not p.compiled], ids=str)
+def test_every_axis_on_a_card(family, point):
+    index = torch.randint(30, (200,), generator=torch.Generator().manual_seed(0))
+    rows = run_point(family, index, 30, point, repeats=3)
+    ours = next(row for row in rows if row["candidate"] == "stretto")
+    assert ours["reason"] == ""
+    assert ours["peak_bytes"] > 0
+
+
+def test_analysis_of_a_model_on_a_card(card):
+    model, data = subject("gcn", "rmat:10:8000", 16, 2, "cuda")
+    report = stretto.analyze(model, data, procs=[1, 2])
+    assert report.machine == card
+    assert report.seconds > 0
+    rows = {row["what"]: row for row in report.validate(workers=0)}
+    assert rows["flops"]["ratio"] == 1
+    assert rows["step, as given"]["measured"] > 0
+
+
+def test_a_script_on_a_card(card, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    found = profile_script(str(path), [], "auto", repeats=3)
+    assert found.machine == card
+    assert found.trace.step_seconds > 0
