@@ -357,13 +357,16 @@ STRETTO_API int stretto_relu_dense_grad(int dtype, const void* z, int64_t rows, 
                                         int64_t tasks, int threads);
 
 // x w + bias (may be null), or with `add` factor * x w + what out holds. x [rows, in] with rows x_stride elements
-// apart, w [in, out_width] at any strides, out [rows, out_width].
+// apart, w [in, out_width] at any strides, out [rows, out_width]. y (may be null): y v is added, likewise.
 STRETTO_API int stretto_tall_product(int dtype, const void* x, int64_t rows, int64_t x_stride, const void* w,
                                      int64_t in, int64_t w_row_stride, int64_t w_column_stride, int64_t out_width,
-                                     const void* bias, double factor, int add, void* out, int threads);
-// x' w, summed over the rows of x [rows, out_width] and w [rows, in]: parts [tasks, out_width, in] add up to it.
+                                     const void* bias, double factor, int add, const void* y, int64_t y_stride,
+                                     int64_t y_in, const void* v, int64_t v_row_stride, int64_t v_column_stride,
+                                     void* out, int threads);
+// x' w, summed over the rows of x [rows, out_width] and w [rows, in]: parts [tasks, out_width, in] add up to it,
+// and sums [tasks, out_width], unless null, to the sums of x over its rows.
 STRETTO_API int stretto_sum_product(int dtype, const void* x, int64_t rows, int64_t x_stride, int64_t out_width,
-                                    const void* w, int64_t w_stride, int64_t in, void* parts, int64_t tasks,
+                                    const void* w, int64_t w_stride, int64_t in, void* parts, void* sums, int64_t tasks,
                                     int threads);
 
 // Linears and activations one after the other over n rows of at most 256 values. SCALE: weight [n] has a factor for

@@ -49,17 +49,18 @@ int stretto_relu_dense_grad(int dtype, const void* z, int64_t rows, int64_t in, 
 
 int stretto_tall_product(int dtype, const void* x, int64_t rows, int64_t x_stride, const void* w, int64_t in,
                          int64_t w_row_stride, int64_t w_column_stride, int64_t out_width, const void* bias,
-                         double factor, int add, void* out, int threads) {
-    return run(
-        "tall_product", dtype,
-        {x, rows, x_stride, w, in, w_row_stride, w_column_stride, out_width, bias, factor, add, out, 0, threads});
+                         double factor, int add, const void* y, int64_t y_stride, int64_t y_in, const void* v,
+                         int64_t v_row_stride, int64_t v_column_stride, void* out, int threads) {
+    return run("tall_product", dtype,
+               {x,       rows, x_stride, w,    in, w_row_stride, w_column_stride, out_width, bias, factor, add, out, 0,
+                threads, y,    y_stride, y_in, v,  v_row_stride, v_column_stride, nullptr});
 }
 
 int stretto_sum_product(int dtype, const void* x, int64_t rows, int64_t x_stride, int64_t out_width, const void* w,
-                        int64_t w_stride, int64_t in, void* parts, int64_t tasks, int threads) {
+                        int64_t w_stride, int64_t in, void* parts, void* sums, int64_t tasks, int threads) {
     if (tasks < 1) return error("sum_product: tasks is %lld, wanted at least 1", (long long)tasks);
-    return run("sum_product", dtype,
-               {x, rows, x_stride, w, in, w_stride, 1, out_width, nullptr, 1.0, 0, parts, tasks, threads});
+    return run("sum_product", dtype, {x,     rows,    x_stride, w, in, w_stride, 1, out_width, nullptr, 1.0, 0, parts,
+                                      tasks, threads, nullptr,  0, 0,  nullptr,  0, 0,         sums});
 }
 
 int stretto_chain(int dtype, const void* rows, int64_t n, int64_t in, const stretto_stage* stages, int64_t count,

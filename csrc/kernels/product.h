@@ -117,7 +117,8 @@ struct Spread {
     bool finite = true;
     Spread(const T* b, int64_t k, int64_t columns) : Spread(b, k, columns, columns, 1) {}
     Spread(const T* b, int64_t k, int64_t columns, int64_t row_stride, int64_t column_stride)
-        : ld(spread_row(columns)), rows(static_cast<T*>(__builtin_malloc(static_cast<size_t>(k * ld) * sizeof(T)))) {
+        : ld(spread_row(columns)),
+          rows(static_cast<T*>(__builtin_malloc(static_cast<size_t>(k * ld + 1) * sizeof(T)))) {
         if (!rows) return;
         for (int64_t r = 0; r < k; ++r) {
             for (int64_t c = 0; c < columns; ++c) rows[r * ld + c] = b[r * row_stride + c * column_stride];
@@ -129,56 +130,85 @@ struct Spread {
     Spread& operator=(const Spread&) = delete;
 };
 
-// out = factor * x w + bias, or with `add` what out holds.
+// One of the products that are added up for some rows: x [rows, in] times w [in, out_width].
+template <class T>
+struct Term {
+    const T* x;
+    int64_t x_stride, in;
+    const Spread<T>& w;
+};
+
+// out += factor * x w for some rows, at most 64 of them, or with `first` out = x w + bias. copy: room for those of x.
+template <class T>
+STRETTO_INLINE void add_term(const ProductArgs& a, const Term<T>& term, bool first, int64_t rows, T* copy, T* out) {
+    const int64_t width = a.out_width, in = term.in;
+    const auto* bias = static_cast<const T*>(a.bias);
+    const T factor = static_cast<T>(a.factor);
+    const Rows live(rows, [&](int64_t r) { return term.w.finite && all_zero(term.x + r * term.x_stride, in); });
+    const auto use = [&](int64_t r, int64_t c, int n, Vec<T> value) {
+        T* place = out + live.place[r] * width + c;
+        if (!first) value = fused(load_lanes(place, n), broadcast<T>(factor), value);
+        if (first && bias) value += load_lanes(bias + c, n);
+        store_lanes(place, value, n);
+    };
+    const bool whole = live.count == rows;
+    for (int64_t r = 0; r < live.count && !whole; ++r)
+        __builtin_memcpy(copy + r * in, term.x + live.place[r] * term.x_stride, static_cast<size_t>(in) * sizeof(T));
+    product_of(whole ? term.x : copy, whole ? term.x_stride : in, 1, live.count, term.w.rows, term.w.ld, width, in,
+               use);
+    if (!first || whole) return;
+    for (int64_t r = 0, next = 0; r < rows; ++r) {
+        if (next < live.count && live.place[next] == r) {
+            ++next;
+            continue;
+        }
+        for (int64_t c = 0; c < width; ++c) out[r * width + c] = bias ? bias[c] : T{0};
+    }
+}
+
+// out = x w + bias, or with `add` factor * x w + what out holds; and y v on top of it while it is in the cache.
 template <class T>
 int run_tall_product(const ProductArgs& a) {
     constexpr int64_t block = 64, blocks_a_task = 16;
-    const auto* x = static_cast<const T*>(a.x);
     const Spread<T> w(static_cast<const T*>(a.w), a.in, a.out_width, a.w_row_stride, a.w_column_stride);
-    if (!w.rows) return -2;
-    const auto* bias = static_cast<const T*>(a.bias);
+    const Spread<T> v(static_cast<const T*>(a.v), a.y_in, a.out_width, a.v_row_stride, a.v_column_stride);
+    if (!w.rows || !v.rows) return -2;
     auto* out = static_cast<T*>(a.out);
-    const T factor = static_cast<T>(a.factor);
-    const int64_t per_task = block * blocks_a_task;
+    const int64_t per_task = block * blocks_a_task, widest = a.in > a.y_in ? a.in : a.y_in;
     bool short_of_memory = false;
     parallel_for((a.rows + per_task - 1) / per_task, a.threads, [&](int64_t task) {
         const DenormalsAreZero mode;
-        auto* copy = static_cast<T*>(__builtin_malloc(static_cast<size_t>(block * a.in) * sizeof(T)));
+        auto* copy = static_cast<T*>(__builtin_malloc(static_cast<size_t>(block * widest) * sizeof(T)));
         if (!copy) short_of_memory = true;
         const int64_t last = (task + 1) * per_task < a.rows ? (task + 1) * per_task : a.rows;
         for (int64_t first = copy ? task * per_task : last; first < last; first += block) {
             const int64_t rows = last - first < block ? last - first : block;
-            const T* from = x + first * a.x_stride;
             T* to = out + first * a.out_width;
-            const Rows live(rows, [&](int64_t r) { return w.finite && all_zero(from + r * a.x_stride, a.in); });
-            const auto use = [&](int64_t r, int64_t c, int n, Vec<T> value) {
-                T* place = to + live.place[r] * a.out_width + c;
-                if (a.add) value = fused(load_lanes(place, n), broadcast<T>(factor), value);
-                if (bias) value += load_lanes(bias + c, n);
-                store_lanes(place, value, n);
-            };
-            if (live.count == rows) {
-                product_of(from, a.x_stride, 1, rows, w.rows, w.ld, a.out_width, a.in, use);
-                continue;
-            }
-            for (int64_t r = 0; r < live.count; ++r)
-                __builtin_memcpy(copy + r * a.in, from + live.place[r] * a.x_stride,
-                                 static_cast<size_t>(a.in) * sizeof(T));
-            product_of(copy, a.in, 1, live.count, w.rows, w.ld, a.out_width, a.in, use);
-            for (int64_t r = 0, next = 0; r < rows && !a.add; ++r) {
-                if (next < live.count && live.place[next] == r) {
-                    ++next;
-                    continue;
-                }
-                for (int64_t c = 0; c < a.out_width; ++c) to[r * a.out_width + c] = bias ? bias[c] : T{0};
-            }
+            const Term<T> one{static_cast<const T*>(a.x) + first * a.x_stride, a.x_stride, a.in, w};
+            add_term(a, one, !a.add, rows, copy, to);
+            if (!a.y) continue;
+            const Term<T> other{static_cast<const T*>(a.y) + first * a.y_stride, a.y_stride, a.y_in, v};
+            add_term(a, other, false, rows, copy, to);
         }
         __builtin_free(copy);
     });
     return short_of_memory ? -2 : 0;
 }
 
-// x' w over all rows of both, x [rows, out_width], w [rows, in]: for each task the part [out_width, in] of its rows.
+// The sums of x [rows, width] over its rows, added to `sums`.
+template <class T>
+STRETTO_INLINE void add_rows(const T* x, int64_t stride, int64_t rows, int64_t width, T* sums) {
+    constexpr int L = lanes<T>;
+    for (int64_t c = 0; c < width; c += L) {
+        const int n = width - c < L ? static_cast<int>(width - c) : L;
+        Vec<T> sum{};
+        for (int64_t r = 0; r < rows; ++r) sum += load_lanes(x + r * stride + c, n);
+        store_lanes(sums + c, load_lanes(sums + c, n) + sum, n);
+    }
+}
+
+// x' w over all rows of both, x [rows, out_width], w [rows, in]: for each task the part [out_width, in] of its rows;
+// where `sums` is given, it gets those [tasks, out_width] too.
 template <class T>
 int run_sum_product(const ProductArgs& a) {
     constexpr int64_t block = 128;
@@ -190,6 +220,8 @@ int run_sum_product(const ProductArgs& a) {
         const DenormalsAreZero mode;
         T* part = static_cast<T*>(a.out) + task * share;
         __builtin_memset(part, 0, static_cast<size_t>(share) * sizeof(T));
+        T* sums = a.sums ? static_cast<T*>(a.sums) + task * a.out_width : nullptr;
+        if (sums) __builtin_memset(sums, 0, static_cast<size_t>(a.out_width) * sizeof(T));
         auto* copy = static_cast<T*>(__builtin_malloc(static_cast<size_t>(block * (ld + a.out_width)) * sizeof(T)));
         T* copy_x = copy + block * ld;
         if (!copy) short_of_memory = true;
@@ -198,6 +230,7 @@ int run_sum_product(const ProductArgs& a) {
             const int64_t rows = end - first < block ? end - first : block;
             const T* left = x + first * a.x_stride;
             const T* right = w + first * a.w_row_stride;
+            if (sums) add_rows(left, a.x_stride, rows, a.out_width, sums);
             const Rows live(rows, [&](int64_t r) {
                 const T* one = left + r * a.x_stride;
                 const T* other = right + r * a.w_row_stride;

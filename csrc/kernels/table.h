@@ -138,6 +138,11 @@ struct ProductArgs {
     void* out;
     int64_t tasks;  // 0: x [rows, in] times w [in, out_width]; else the sum over rows, in so many parts
     int threads;
+    const void* y;  // null, or another [rows, y_in] whose product with v [y_in, out_width] is added
+    int64_t y_stride, y_in;
+    const void* v;
+    int64_t v_row_stride, v_column_stride;
+    void* sums;  // null, or [tasks, out_width]: those of x over its rows
 };
 
 constexpr int64_t chain_most = 256;  // values in a row

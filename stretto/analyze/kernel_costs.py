@@ -139,9 +139,14 @@ def _statistics(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost
 def _tall_product(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     """x w, and an addition per value where a bias or another matrix is added: as torch's mm and addmm count."""
     (m, k), n = args[0].shape, args[1].shape[1]
-    added = kwargs.get("add")
+    added, beside = kwargs.get("add"), kwargs.get("beside")
     flops = 2 * m * k * n + (m * n if added is not None or (args[2:] and args[2] is not None) else 0)
     total = bytes_of(args) + bytes_of((added,)) + bytes_of(out)
+    if beside is not None:  # what another call would do, which adds
+        flops += 2 * m * beside[0].shape[1] * n + m * n
+        total += bytes_of(beside)
+    if kwargs.get("sums"):
+        flops += m * k
     return Cost("gemm", flops, total, row=least((m, k, n)), depth=1 + log2(k))
 
 
@@ -204,6 +209,7 @@ KERNELS: dict[str, Formula] = {
     "statistics": _statistics,
     "statistics_grad": _statistics,
     "tall_product": _tall_product,
+    "sum_product": _tall_product,
     "relu_dense": _relu_dense,
     "relu_dense_grad": _relu_dense_grad,
     "chain": _chain,
@@ -212,6 +218,29 @@ KERNELS: dict[str, Formula] = {
 }
 
 
+def _device_product(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    """x w by rows, or over the rows of both; an addition per value where a bias or another matrix is added."""
+    (m, k), n = args[0].shape, args[1].shape[1]
+    more = sum(spec.numel == m * n or len(spec.shape) == 1 for spec in tensors((args[2:], kwargs)))
+    flops = 2 * m * k * n + (m * n if more and not name.startswith("stretto::transposed") else 0)
+    return Cost("gemm", flops, bytes_of(args) + bytes_of(out), row=least((m, k, n)), depth=1 + log2(k))
+
+
+def _device_sum(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    """The sum of every column."""
+    return Cost("reduce", args[0].numel, bytes_of(args) + bytes_of(out), depth=log2(args[0].shape[0]))
+
+
+# Kernels for cards that have no namesake on the processor.
+ON_A_CARD: dict[str, Formula] = {
+    "product": _device_product,
+    "product_with_scores": _device_product,
+    "transposed_product": _device_product,
+    "column_sum": _device_sum,
+}
+
+
 def of_kernel(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     """Cost of one of stretto's kernels; name like "stretto::spmm"."""
-    return KERNELS.get(name.partition("::")[2], unknown)(name, args, kwargs, out)
+    plain = name.partition("::")[2]
+    return (KERNELS.get(plain) or ON_A_CARD.get(plain, unknown))(name, args, kwargs, out)

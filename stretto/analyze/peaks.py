@@ -145,7 +145,8 @@ def _gather(row: int, span: int, device: torch.device, sizes: Sizes, clock: Cloc
     calls: list[Callable[[], Any]] = [lambda: torch.index_select(table, 0, index, out=out)]
     if device.type == "cuda":
         # torch's way writes what it reads; ours adds up eight rows and writes one.
-        graph = Graph.of(torch.stack([index.long(), torch.arange(index.numel(), device=device) // 8]))
+        targets = torch.arange(index.numel(), device=device) // 8
+        graph = Graph.of(torch.stack([index.long(), targets]), (table.size(0), index.numel() // 8 + 1))
         calls.append(lambda: spmm(graph, table))
     elif native.library() is not None:
         pages.enlarge(table.data_ptr(), table.nbytes)

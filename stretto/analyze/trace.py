@@ -352,11 +352,15 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _kernel_modules() -> list[ModuleType]:
-    """Every module whose functions are native kernels; the reference is plain torch and seen op by op."""
-    found: list[ModuleType] = [kernels.cpu, cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics, tall]
-    triton = sys.modules.get("stretto.kernels.triton")
-    return [*found, triton] if triton is not None else found
+def _kernel_modules() -> list[tuple[ModuleType, tuple[str, ...]]]:
+    """Every module whose functions are kernels, and their names; the reference is plain torch and seen op by op."""
+    native = (kernels.cpu, cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics, tall)
+    found: list[tuple[ModuleType, tuple[str, ...]]] = [(module, tuple(kernel_costs.KERNELS)) for module in native]
+    triton: Any = sys.modules.get("stretto.kernels.triton")
+    if triton is not None:
+        names = (*kernel_costs.KERNELS, *kernel_costs.ON_A_CARD)
+        found += [(triton, names), (triton.attention_layer, names)]
+    return found
 
 
 @contextmanager
@@ -366,8 +370,12 @@ def _watched_kernels(recorder: Recorder) -> Iterator[None]:
     The functions are replaced inside their modules: ops choose kernels by the identity of the module.
     """
     with ExitStack() as stack:
-        for module in _kernel_modules():
-            for name in kernel_costs.KERNELS:
+        tape: Any = sys.modules.get("stretto.kernels.triton.tape")
+        if tape is not None:  # a tape would launch them unseen
+            stack.callback(setattr, tape, "playing", tape.playing)
+            tape.playing = False
+        for module, names in _kernel_modules():
+            for name in names:
                 plain = getattr(module, name, None)
                 if plain is not None:
                     stack.callback(setattr, module, name, plain)

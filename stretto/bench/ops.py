@@ -1,5 +1,6 @@
 """`stretto bench ops`: every candidate of an op on one graph, checked, then timed in turns."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,10 @@ from stretto.datasets import grammar
 from stretto.errors import fail
 from stretto.ops import OPS
 
-SUITES = {"foundation": foundation.command, "hosseini": findings.command}
+SUITES: dict[str, Callable[..., list[dict[str, object]]]] = {
+    "foundation": foundation.command,
+    "hosseini": findings.command,
+}
 ON_A_CARD = ("hosseini",)  # suites that run there too; `stretto bench gpu` has the ops
 
 
@@ -40,10 +44,9 @@ def command(
     if suite:
         if suite not in SUITES:
             fail(f"bench ops: '--suite' is {suite!r}, wanted one of {', '.join(SUITES)}")
-        where = {"device": usable(device)} if suite in ON_A_CARD else {}
-        if device != "cpu" and not where:
+        if device != "cpu" and suite not in ON_A_CARD:
             fail(f"bench ops: '--device' is {device!r}, wanted cpu for the suite {suite}")
-        records = SUITES[suite](out, threads=threads, repeats=repeats, only=only, **where)
+        records = SUITES[suite](out, threads=threads, repeats=repeats, only=only, device=usable(device))
     else:
         if device != "cpu":
             fail(f"bench ops: '--device' is {device!r}, wanted cpu without a suite; see stretto bench gpu")

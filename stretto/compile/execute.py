@@ -20,7 +20,7 @@ from stretto.compile.together import Groups, worth_it
 from stretto.graph import Graph
 from stretto.kernels import vendor
 from stretto.ops import taped
-from stretto.ops.product import product
+from stretto.ops.product import product, product_and_sums, two_products
 from stretto.ops.spmm import run as run_spmm
 from stretto.ops.spmm import spmm
 
@@ -66,6 +66,7 @@ class Adjacency:
 
 
 Keep = Callable[[Node, Callable[[], Tensor]], Tensor]
+WANTED = torch.empty(0)  # stands for sums that the first product with the gradient is to make
 
 
 @dataclass
@@ -89,6 +90,7 @@ class Evaluation:
         self.call, self.leaves, self.again = call, leaves, again
         self.known: dict[Node, Tensor] = {}
         self.groups: Groups = {}  # products of the forward pass that may be taken together
+        self.sums: Tensor | None = None  # of the result's gradient, where WANTED: the gradient of a bias
         self.beside: dict[tuple[MatMul, ...], Tensor] = {}  # what gradients taken together multiply, side by side
 
     def forward(self) -> tuple[Tensor, list[Tensor]]:
@@ -106,11 +108,12 @@ class Evaluation:
 
     def _with_bias(self, node: Node, bias: Tensor) -> Tensor | None:
         """The last step of the forward pass with the bias in it, where a device's kernel takes one; else None."""
-        if self.again or not hasattr(kernels.backend(bias.device), "product") or not self._owns(node):
+        if self.again or not self._owns(node) or torch.is_autocast_enabled(bias.device.type):
             return None
-        if torch.is_autocast_enabled(bias.device.type):
-            return None
+        device = hasattr(kernels.backend(bias.device), "product")  # whose kernels for sparse products take a row, too
         if isinstance(node, MatMul) and type(node.left) is Sparse:
+            if not device:
+                return None
             x = self.value(node.right)
             return self._hop(node.left, x, self._under(node.left, bias)) if bias.dtype == x.dtype else None
         if isinstance(node, MatMul):
@@ -119,7 +122,7 @@ class Evaluation:
         if isinstance(node, Add) and bias.dtype == self.leaves[self.call.names[0]].dtype:
             hops = [t for t in node.terms if self._fresh_hop(t)]
             dense = [t for t in node.terms if _is_product(t) and t not in self.known]
-            if len(hops) + len(dense) == len(node.terms) and (hops or isinstance(dense[0], MatMul)):
+            if len(hops) + len(dense) == len(node.terms) and (device or not hops):
                 return self._add(node, bias)
         return None
 
@@ -158,6 +161,9 @@ class Evaluation:
                 return self._hop(node.left, self.value(node.right))
             if node in self.groups and self._together(self.groups[node]):
                 return self.known[node]
+            if self._sums_too(node):
+                found, self.sums = product_and_sums(self.leaves["G"], self.value(node.right))
+                return found
             return self._product(self.value(node.left), self.value(node.right))  # type: ignore[arg-type]
         if isinstance(node, Scaled):
             return taped.scaled(self.value(node.of), self.call.scalars[node.by])
@@ -169,15 +175,22 @@ class Evaluation:
     def _hop(self, sparse: Sparse, x: Tensor, y: Tensor | None = None, beta: float = 1.0) -> Tensor:
         return self.call.sparse[sparse.name].apply(x, sparse.transposed, y, beta, self.again)
 
+    def _by_torch(self) -> bool:
+        """Whether torch's own products must run: they can be differentiated, and autocast changes them."""
+        return self.again or torch.is_autocast_enabled("cpu")
+
     def _product(self, left: Tensor, right: Tensor) -> Tensor:
-        if self.again or torch.is_autocast_enabled("cpu"):
-            return left @ right
-        return product(left, right)
+        return left @ right if self._by_torch() else product(left, right)
+
+    def _sums_too(self, node: MatMul) -> bool:
+        """Whether a product is that of the transposed gradient, whose sums over its rows are still wanted."""
+        of = node.left.of if isinstance(node.left, Transpose) else None
+        return self.sums is WANTED and isinstance(of, Leaf) and of.name == "G" and not self._by_torch()
 
     def _add(self, node: Add, bias: Tensor | None = None) -> Tensor:
         """A sum; dense products are accumulated by the GEMM that makes them, in place where nobody else reads.
 
-        bias: added by the first product, sparse or dense; only where all terms are products nobody has made yet.
+        bias: added by the first product, sparse or dense, or at the end.
         """
         for term in node.terms:
             if term in self.groups and term not in self.known and isinstance(term, MatMul):
@@ -191,19 +204,24 @@ class Evaluation:
             if fresh and isinstance(term, MatMul) and isinstance(term.left, Sparse):
                 under = total if total is not None or bias is None else self._under(term.left, bias)
                 if under is not None:
+                    bias = bias if total is not None else None
                     total, ours = self._hop(term.left, self.value(term.right), under), True  # added where it is summed
                     continue
             value = self.value(term)
             if fresh and total is None:
                 self.known.pop(term)  # it becomes the sum: whoever asks for it later computes it anew
             total, ours = (value, fresh) if total is None else (taped.add(total, value, in_place=ours), True)
+        two = products[:2]
+        if total is None and not self._by_torch() and len(two) == 2 and all(isinstance(t, MatMul) for t in two):
+            x, w, y, v = (self.value(side) for t in two for side in (t.left, t.right))  # type: ignore[union-attr,arg-type]
+            total, ours, bias, products = two_products(x, w, y, v, bias), True, None, products[2:]
         for term in products:
             factor, inner = (self.call.scalars[term.by], term.of) if isinstance(term, Scaled) else (1.0, term)
             assert isinstance(inner, MatMul)
             assert not isinstance(inner.left, Sparse)
             left, right = self.value(inner.left), self.value(inner.right)
-            if total is None and bias is not None:
-                total = product(left, right, bias)
+            if total is None and bias is not None and factor == 1.0:
+                total, bias = product(left, right, bias), None
             elif total is None:
                 total = self._product(left, right)
                 total = total if factor == 1.0 else taped.scaled(total, factor)
@@ -213,7 +231,7 @@ class Evaluation:
                 total = taped.add_product(total, left, right, factor, in_place=False)
             ours = True
         assert total is not None
-        return total
+        return total if bias is None else taped.add(total, bias, in_place=ours)
 
     def take_together(self, groups: Groups) -> None:
         """Computes the gradients in groups."""
@@ -246,7 +264,11 @@ class Evaluation:
         for group, beside in self.beside.items():
             lefts = [node.left.of for node in group]  # type: ignore[union-attr]
             if len(found) == len(products) == len(lefts) and all(left in found for left in lefts):
-                return product(beside, torch.cat([self.value(found[left]) for left in lefts]))
+                weights = [self.value(found[left]) for left in lefts]
+                if len(weights) == 2:  # one of them may be zero where nodes have no neighbours
+                    x, y = beside.split([weight.size(0) for weight in weights], 1)
+                    return two_products(x, weights[0], y, weights[1])
+                return product(beside, torch.cat(weights))
         return None
 
     def _horner(self, node: Horner) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stretto import kernels, settings
-from stretto.compile.execute import Call, Evaluation
+from stretto.compile.execute import WANTED, Call, Evaluation
 from stretto.compile.expr import Node
 from stretto.ops import twice
 from stretto.ops.attention_layer import aligned, is_last, saved_elsewhere
@@ -101,12 +101,14 @@ def _gradients(
         evaluation.known.update(known)
         grad = _through_after(call, grad, wanted, values, kept[len(call.plan.kept) :], found, last)
     values["G"] = grad
+    evaluation.sums = WANTED if wanted.get("bias") and not again else None
     if not again:  # before anything else: what they lay side by side serves the other gradients
         evaluation.take_together(call.plan.gradients_together)
     for leaf, node in call.plan.gradients:
         found[leaf] = evaluation.value(node)
     if wanted.get("bias"):
-        found["bias"] = grad.sum(0) if again else column_sum(grad)
+        made = evaluation.sums if evaluation.sums is not WANTED else None
+        found["bias"] = made if made is not None else grad.sum(0) if again else column_sum(grad)
     return [found.get(name) for name in call.names]
 
 

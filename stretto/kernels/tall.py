@@ -29,19 +29,26 @@ def shape_of(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> s
 
 
 def tall_product(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, *, add: Tensor | None = None, factor: float = 1.0
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    add: Tensor | None = None,
+    factor: float = 1.0,
+    beside: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """x w + bias, or factor x w + add, which is overwritten, where shape_of says what it is; no autograd."""
+    """x w + bias, or factor x w + add, which is overwritten, where shape_of says what it is; no autograd.
+
+    beside: another tall matrix and its small one, whose product is added (and no factor).
+    """
+    if x.size(0) < x.size(1):
+        return sum_product(x, w)[0]
     (m, k), n = x.shape, w.size(1)
-    if m < k:
-        tasks = min(-(-k // ROWS_PER_SUM), MOST_SUM_TASKS)
-        parts = pool.empty((tasks, m, n), x.dtype)
-        strides = x.stride(1), m, w.data_ptr(), w.stride(0), n
-        pointer = parts.data_ptr()
-        threads = torch.get_num_threads()
-        native.call("stretto_sum_product", DTYPES[x.dtype], x.data_ptr(), k, *strides, pointer, tasks, threads)
-        return parts.sum(0)
     out = pool.empty((m, n), x.dtype) if add is None else add
+    other: tuple[int | None, ...] = (None, 0, 0, None, 0, 0)
+    if beside is not None:
+        y, v = beside
+        other = (y.data_ptr(), y.stride(0), y.size(1), v.data_ptr(), *v.stride())
     native.call(
         "stretto_tall_product",
         DTYPES[x.dtype],
@@ -55,7 +62,33 @@ def tall_product(
         None if bias is None else bias.data_ptr(),
         factor,
         add is not None,
+        *other,
         out.data_ptr(),
         torch.get_num_threads(),
     )
     return out
+
+
+def sum_product(x: Tensor, w: Tensor, *, sums: bool = False) -> tuple[Tensor, Tensor | None]:
+    """x w where shape_of says "sum", and if asked for the sums of x over the rows that are summed. x [m, k], w [k, n]
+    -> [m, n], [m]"""
+    (m, k), n = x.shape, w.size(1)
+    tasks = min(-(-k // ROWS_PER_SUM), MOST_SUM_TASKS)
+    parts = pool.empty((tasks, m, n), x.dtype)
+    totals = torch.empty(tasks, m, dtype=x.dtype) if sums else None
+    native.call(
+        "stretto_sum_product",
+        DTYPES[x.dtype],
+        x.data_ptr(),
+        k,
+        x.stride(1),
+        m,
+        w.data_ptr(),
+        w.stride(0),
+        n,
+        parts.data_ptr(),
+        None if totals is None else totals.data_ptr(),
+        tasks,
+        torch.get_num_threads(),
+    )
+    return parts.sum(0), None if totals is None else totals.sum(0)

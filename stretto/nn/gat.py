@@ -116,12 +116,12 @@ def takes_norm(conv: Any, norm: Any) -> bool:
 
 
 def _normalised(conv: Any, norm: Any, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Weight, attention vectors and bias with the norm's scale in the weight and out of the vectors: the same logits."""
+    """Weight, attention vectors and bias with the norm's scale in the weight, and out of the vectors: equal logits."""
     scale, shift = folds.scale_and_shift(norm)
     bias = shift if conv.bias is None else torch.addcmul(shift, conv.bias, scale)
     each = scale if conv.concat else scale.repeat(conv.heads)
     vectors = (att / each.view(1, conv.heads, -1) for att in (conv.att_src, conv.att_dst))
-    return weight * each.unsqueeze(1), *vectors, bias  # type: ignore[return-value]
+    return weight * each.unsqueeze(1), *vectors, bias
 
 
 def whole(conv: Any, graph: Graph, x: Tensor, edge_attr: Any, wanted: Any, parameters: Any) -> bool:

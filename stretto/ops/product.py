@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from stretto import kernels, settings
+from stretto.ops import tall_product as tall
 from stretto.ops import taped
-from stretto.ops.tall_product import tall_product
 from stretto.tune import Variant, picker
 from stretto.tune.variants import legal
 
@@ -31,7 +31,7 @@ def product(
     """
     backend = kernels.backend(x.device)
     if x.device.type == "cpu" and not hasattr(backend, "product"):
-        return tall_product(x, w, bias, add, factor)
+        return tall.tall_product(x, w, bias, add, factor)
     if add is not None and factor != 1.0:
         return taped.add_product(add, x, w, factor, in_place=True)
     if bias is None and add is None and _sums_rows(x, w):
@@ -43,6 +43,23 @@ def product(
     if variant.backend == "torch":
         return _torch(x, w, bias, add, in_place=True)
     return backend.product(x, w, bias, add=add, out=add, **variant.options)
+
+
+def two_products(x: Tensor, w: Tensor, y: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x w + y v + bias; no autograd. x [m, k], w [k, n], y [m, l], v [l, n] -> [m, n]"""
+    if x.device.type == "cpu" and not hasattr(kernels.backend(x.device), "product"):
+        return tall.two_products(x, w, y, v, bias)
+    return product(y, v, add=product(x, w, bias))
+
+
+def product_and_sums(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """grad' x; and the sums of grad over its rows, where they come with it; no autograd.
+
+    grad [m, k], x [m, n] -> [k, n], [k]
+    """
+    if grad.device.type == "cpu" and not hasattr(kernels.backend(grad.device), "product"):
+        return tall.product_and_sums(grad, x)
+    return product(grad.t(), x), None
 
 
 def _choose(key: Hashable, x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> Variant:

@@ -23,15 +23,37 @@ SAMPLE_WORK = 1 << 28  # products of what is measured: a few milliseconds a call
 
 def tall_product(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, factor: float) -> Tensor:
     """x w + bias, or factor x w + add, which is overwritten; no autograd. x [m, k], w [k, n] -> [m, n]"""
+    if _own_shape(x, w, bias, add) is None:
+        return cpu_dense.product(x, w, bias, add=add, factor=factor)
+    return tall.tall_product(x, w, bias, add=add, factor=factor)
+
+
+def two_products(x: Tensor, w: Tensor, y: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """x w + y v + bias; no autograd. By our kernel the result is written once."""
+    if _own_shape(x, w, bias, None) == "tall" and _own_shape(y, v, None, None) == "tall":
+        return tall.tall_product(x, w, bias, beside=(y, v))
+    return tall_product(y, v, None, tall_product(x, w, bias, None, 1.0), 1.0)
+
+
+def product_and_sums(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """grad' x, and by our kernel, which reads grad once for both, the sums of grad over its rows; no autograd.
+
+    What a Linear's weight and bias get. grad [m, k], x [m, n] -> [k, n], [k]
+    """
+    if _own_shape(grad.t(), x, None, None) != "sum":
+        return tall_product(grad.t(), x, None, None, 1.0), None
+    return tall.sum_product(grad.t(), x, sums=True)
+
+
+def _own_shape(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> str | None:
+    """What the product is to our kernel, where that is the faster one; else None."""
     shape = tall.shape_of(x, w, bias, add) if x.size(0) * w.numel() >= LEAST_WORK and _free(x) else None
     if shape is None:
-        return cpu_dense.product(x, w, bias, add=add, factor=factor)
+        return None
     rows = x.size(0) if shape == "tall" else x.size(1)
     key = ("product", shape, x.dtype, rows.bit_length(), w.size(1), x.size(1) if shape == "tall" else x.size(0), "cpu")
     variant = picker.known(key) or _choose(key, shape, x, w)
-    if variant.backend == "torch":
-        return cpu_dense.product(x, w, bias, add=add, factor=factor)
-    return tall.tall_product(x, w, bias, add=add, factor=factor)
+    return None if variant.backend == "torch" else shape
 
 
 def _free(x: Tensor) -> bool:

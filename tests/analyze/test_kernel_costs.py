@@ -30,13 +30,13 @@ WATCHED = {
     "stretto_edge_softmax_sum": "softmax_sum", "stretto_relu_dense": "relu_dense",
     "stretto_relu_dense_grad": "relu_dense_grad", "stretto_chain": "chain", "stretto_chain_grad": "chain_grad",
     "stretto_neighbour_statistics": "statistics", "stretto_softplus": "softplus",
-    "stretto_tall_product": "tall_product", "stretto_sum_product": "tall_product",
+    "stretto_tall_product": "tall_product", "stretto_sum_product": "sum_product",
 }  # fmt: skip
 
 
 def test_every_native_kernel_is_watched():
     assert set(WATCHED) == set(SIGNATURES), "a native function came or went: say here which kernel calls it"
-    modules = _kernel_modules()
+    modules = [module for module, _ in _kernel_modules()]
     for name in {name for name in WATCHED.values() if name}:
         assert name in kernel_costs.KERNELS
         assert any(hasattr(module, name) for module in modules), name
@@ -93,7 +93,9 @@ def test_tall_product_costs_what_torch_s_product_does(data, monkeypatch, conv):
     ours = gemms()
     assert by_torch[0] == 0
     assert ours[0] >= 1
-    assert ours[1:] == by_torch[1:]
+    assert ours[1] == by_torch[1]
+    between = 2 * 700 * 8 * 4 if conv is pyg.SAGEConv else 0  # of two products only the sum is written
+    assert ours[2] == by_torch[2] - between
 
 
 def test_statistics(data, monkeypatch):

@@ -28,8 +28,18 @@ def products(monkeypatch):
         seen.append((tuple(x.shape), tuple(w.shape)))
         return plain(x, w, *args, **kwargs)
 
-    plain = execute.product
+    def counted_with_sums(grad, x):
+        seen.append((tuple(grad.t().shape), tuple(x.shape)))
+        return with_sums(grad, x)
+
+    def counted_twice(x, w, y, v, bias):
+        seen.extend([(tuple(x.shape), tuple(w.shape)), (tuple(y.shape), tuple(v.shape))])
+        return two(x, w, y, v, bias)
+
+    plain, with_sums, two = execute.product, execute.product_and_sums, execute.two_products
     monkeypatch.setattr(execute, "product", counted)
+    monkeypatch.setattr(execute, "product_and_sums", counted_with_sums)
+    monkeypatch.setattr(execute, "two_products", counted_twice)
     monkeypatch.setattr(together, "TALL", 1)
     monkeypatch.setattr(choose, "profile", lambda device, measure: TYPICAL)  # a loaded machine prefers other plans
     choose.CHOOSER.clear()

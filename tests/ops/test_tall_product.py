@@ -78,6 +78,34 @@ def test_rows_of_zeros_are_left_out(share: float, dtype: torch.dtype, isa: str) 
         assert (own_product(one.t(), two).double() - right).abs().max() <= DTYPES[dtype] * max(1, right.abs().max())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("k", "n"), [(17, 5), (32, 48), (40, 256)])
+def test_two_products_at_once(k: int, n: int, dtype: torch.dtype, isa: str) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(ROWS, k, dtype=dtype), torch.randn(ROWS, 3 + k, dtype=dtype)[:, 3:]
+    w, v, bias = torch.randn(k, n, dtype=dtype), torch.randn(n, k, dtype=dtype).t(), torch.randn(n, dtype=dtype)
+    x[::2] = 0  # nodes without neighbours
+    wanted = x.double() @ w.double() + y.double() @ v.double()
+    check(own_product(x, w, beside=(y, v)), wanted)
+    check(own_product(x, w, bias, beside=(y, v)), wanted + bias.double())
+    check(own_product(y, v, bias, beside=(x, w)), wanted + bias.double())
+    into = torch.ones(ROWS, n, dtype=dtype)
+    check(own_product(x, w, add=into, beside=(y, v)), wanted + 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "n"), WIDTHS)
+def test_sums_beside_the_product(m: int, n: int, dtype: torch.dtype, isa: str) -> None:
+    """Also of rows that need no product, since the other matrix is zero there."""
+    torch.manual_seed(0)
+    grad, x = torch.randn(ROWS, m + 2, dtype=dtype)[:, :m], torch.randn(ROWS, n, dtype=dtype)
+    x[1::2] = 0
+    found, sums = tall.sum_product(grad.t(), x, sums=True)
+    check(found, grad.double().t() @ x.double())
+    wanted = grad.double().sum(0)
+    assert (sums.double() - wanted).abs().max() < DTYPES[dtype] * grad.double().abs().sum(0).max()
+
+
 def test_zero_times_what_is_not_finite() -> None:
     x, w, other = torch.zeros(ROWS, 20), torch.randn(20, 30), torch.randn(ROWS, 10)
     w[2, 7], other[11, 3], other[700, 4] = float("inf"), float("nan"), float("-inf")
