@@ -14,7 +14,7 @@
 namespace stretto::STRETTO_ISA {
 
 constexpr int block_edges = 32;  // 32 rows of 1 KiB stay in the first-level cache
-constexpr int prefetch_edges = 6;
+constexpr int prefetch_edges = 4;
 
 // Whether sums of T take numbers without a full mantissa for zero. 16-bit ones do not: converting them needs such
 // numbers.
@@ -56,6 +56,22 @@ STRETTO_INLINE A larger(A a, A b) {  // NaN wins
     return b > a || b != b ? b : a;
 }
 
+// The largest of some lanes and of what came before; NaN wins.
+template <class A>
+STRETTO_INLINE A largest_of(Vec<A> value, A before) {
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<A, float>) {
+        const auto v = reinterpret_cast<__m512>(value);
+        if (!_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q)) return larger<A>(before, _mm512_reduce_max_ps(v));
+    } else {
+        const auto v = reinterpret_cast<__m512d>(value);
+        if (!_mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q)) return larger<A>(before, _mm512_reduce_max_pd(v));
+    }
+#endif
+    for (int l = 0; l < lanes<A>; ++l) before = larger<A>(before, value[l]);
+    return before;
+}
+
 // A number for (seed, counter): two rounds of a 32-bit mixing function with little bias, keyed in between.
 STRETTO_INLINE uint32_t mix_bits(uint32_t x) {
     x ^= x >> 16;
@@ -75,6 +91,18 @@ struct EdgeBlock {
     int64_t other[block_edges];  // the node at the far end
     int64_t id[block_edges];     // the edge's number in the user's order
     int64_t ahead[block_edges];  // the far end of the edge to prefetch meanwhile
+    int64_t ahead_id[block_edges];
+
+    // Fetches what is kept per edge, `size` values each, of edges soon to come.
+    template <class A>
+    STRETTO_INLINE void fetch_edges(const A* kept, int64_t size) const {
+        for (int b = 0; b < n; ++b) __builtin_prefetch(kept + ahead_id[b] * size, 1);
+    }
+    // The same of their far ends.
+    template <class A>
+    STRETTO_INLINE void fetch_ends(const A* kept, int64_t size) const {
+        for (int b = 0; b < n; ++b) __builtin_prefetch(kept + ahead[b] * size);
+    }
 };
 
 template <class Index>
@@ -88,6 +116,7 @@ STRETTO_INLINE void fill_block(const stretto_csr& g, int64_t begin, int64_t end,
         block.other[b] = col ? static_cast<int64_t>(col[e]) : e;
         block.id[b] = edge_id ? static_cast<int64_t>(edge_id[e]) : e;
         block.ahead[b] = col ? static_cast<int64_t>(col[ahead]) : ahead;
+        block.ahead_id[b] = edge_id ? static_cast<int64_t>(edge_id[ahead]) : ahead;
     }
 }
 
@@ -226,6 +255,18 @@ STRETTO_INLINE void gather(const A* base, const int64_t* which, int64_t step, in
     for (int b = count; b < block_edges; ++b) out[b] = 0;
 }
 
+// The same for all heads at once, which lie head_step apart: out[h * block_edges + b], entries up to `padded` filled.
+template <class A>
+STRETTO_INLINE void gather_heads(const A* base, const int64_t* which, int64_t step, int64_t heads, int64_t head_step,
+                                 const EdgeBlock& block, A* out) {
+    for (int b = 0; b < block.n; ++b) {
+        const A* row = base + which[b] * step;
+        for (int64_t h = 0; h < heads; ++h) out[h * block_edges + b] = row[h * head_step];
+    }
+    for (int64_t h = 0; h < heads; ++h)
+        for (int b = block.n; b < block.padded; ++b) out[h * block_edges + b] = 0;
+}
+
 // stored <- factor * values
 template <class T>
 STRETTO_INLINE void store_scaled(T* stored, const Acc<T>* values, Acc<T> factor, int64_t width) {
@@ -292,10 +333,10 @@ struct Attention {
         constexpr int B = block_edges;
         const auto form = a.form;
         if (a.scores && !by_row) {
-            for (int64_t h = 0; h < H; ++h)
-                gather(static_cast<const A*>(a.scores) + h, block.id, H, block.n, score + h * B);
+            block.fetch_edges(static_cast<const A*>(a.scores), H);
+            gather_heads(static_cast<const A*>(a.scores), block.id, H, H, 1, block, score);
             if (form == STRETTO_SCORE_SUM)
-                for (int64_t k = 0; k < H * B; ++k) inner[k] = score[k];
+                __builtin_memcpy(inner, score, static_cast<size_t>(H * B) * sizeof(A));
             else
                 for (int b = 0; b < block.n; ++b) {
                     prefetch_bytes(left_rows + block.ahead[b] * a.ldl, H * K * static_cast<int64_t>(sizeof(T)));
@@ -303,20 +344,22 @@ struct Attention {
                                    H * F * static_cast<int64_t>(sizeof(T)));
                 }
         } else if (form == STRETTO_SCORE_GIVEN || form == STRETTO_SCORE_WEIGHT) {
-            for (int64_t h = 0; h < H; ++h) gather(edge + h, block.id, H, block.n, score + h * B);
+            gather_heads(edge, block.id, H, H, 1, block, score);
         } else if (form == STRETTO_SCORE_SUM) {
             const A* near = (by_row ? left : right) + row * H;
             const A* far = by_row ? right : left;
+            constexpr int L = lanes<A>;
+            block.fetch_ends(far, H);
+            gather_heads(far, block.other, H, H, 1, block, inner);
             for (int64_t h = 0; h < H; ++h) {
-                A* z = inner + h * B;
-                gather(far + h, block.other, H, block.n, z);
-                for (int b = 0; b < B; ++b) z[b] += near[h];
-                if (edge) {
-                    A e[B];
-                    gather(edge + h, block.id, H, block.n, e);
-                    for (int b = 0; b < B; ++b) z[b] += e[b];
+                A *z = inner + h * B, e[B];
+                if (edge) gather(edge + h, block.id, H, block.n, e);
+                for (int b = 0; b < block.padded; b += L) {
+                    Vec<A> sum = load(z + b) + near[h];
+                    if (edge) sum += load(e + b);
+                    store(z + b, sum);
+                    store(score + h * B + b, leaky<A>(sum, slope));
                 }
-                for (int b = 0; b < B; ++b) score[h * B + b] = z[b] > 0 ? z[b] : z[b] * slope;
             }
         } else {
             const T* near = by_row ? left_rows + row * a.ldl : right_rows + row * a.ldr;

@@ -64,9 +64,10 @@ void leaky_rows(const T* near, const T* far, int64_t ld, const T* edge, int64_t 
 
 template <class A>
 STRETTO_INLINE A sum_block(const A* values, int count) {
-    A sum = 0;
-    for (int b = 0; b < count; ++b) sum += values[b];
-    return sum;
+    constexpr int L = lanes<A>;
+    Vec<A> sum{};
+    for (int b = 0; b < count; b += L) sum += load_lanes(values + b, count - b < L ? count - b : L);
+    return add_lanes<A>(sum);
 }
 
 template <class A>
@@ -105,6 +106,9 @@ struct AttentionBackward : Attention<T> {
     void edges(int64_t j, int64_t begin, int64_t end, int64_t ahead_end, A* into, A* datt, Scratch& scratch) const {
         constexpr int L = lanes<A>;
         A *score = scratch.take<A>(H * B), *inner = scratch.take<A>(H * B), *dalpha = scratch.take<A>(H * B);
+        A *most = scratch.take<A>(H * B), *inverse = scratch.take<A>(H * B), *sums = scratch.take<A>(H * B);
+        const bool softmax = a.form != STRETTO_SCORE_WEIGHT, dropped = a.dropout > 0;
+        const A slope = this->slope, scale = this->scale;
         const T* near = this->v + j * a.ldv;
         A* dright = into + values;
         for_each_block(g, begin, end, ahead_end, [&](const EdgeBlock& block) {
@@ -120,51 +124,42 @@ struct AttentionBackward : Attention<T> {
                     dalpha[h * B + b] = d;
                 }
             }
+            if (softmax) {
+                block.fetch_ends(stats, 2 * H);
+                block.fetch_ends(row_sum, H);
+                gather_heads(stats, block.other, 2 * H, H, 2, block, most);
+                gather_heads(stats + 1, block.other, 2 * H, H, 2, block, inverse);
+                gather_heads(row_sum, block.other, H, H, 1, block, sums);
+            }
             for (int64_t h = 0; h < H; ++h) {
                 A *p = score + h * B, *d = dalpha + h * B;
-                A factor[B];
-                weights(block, h, p, factor);
-                if (a.dropout > 0)
-                    for (int b = 0; b < B; ++b) d[b] *= factor[b];
-                if (grad_alpha) {
-                    A more[B];
-                    gather(grad_alpha + h, block.id, H, block.n, more);
-                    const bool masked = a.dropout > 0 && a.alpha_dropped;
-                    for (int b = 0; b < B; ++b) d[b] += masked ? more[b] * factor[b] : more[b];
+                A factor[B], more[B];
+                if (dropped) this->mask(block, h, factor);
+                if (grad_alpha) gather(grad_alpha + h, block.id, H, block.n, more);
+                for (int b = 0; b < block.padded; b += L) {
+                    const int64_t at = h * B + b;
+                    Vec<A> weight = load(p + b), down = load(d + b);
+                    if (softmax) weight = exponential_of(weight - load(most + at)) * load(inverse + at);
+                    if (dropped) down *= load(factor + b);
+                    if (grad_alpha)
+                        down += dropped && a.alpha_dropped ? load(more + b) * load(factor + b) : load(more + b);
+                    if (softmax) down = weight * (down - load(sums + at));
+                    if (a.form == STRETTO_SCORE_SUM) down = load(inner + at) > 0 ? down : down * slope;
+                    if (a.form == STRETTO_SCORE_DOT) down *= scale;
+                    store(d + b, down);
+                    store(p + b, dropped ? weight * load(factor + b) : weight);
                 }
-                if (a.form != STRETTO_SCORE_WEIGHT) {
-                    A sum[B];
-                    gather(row_sum + h, block.other, H, block.n, sum);
-                    for (int b = 0; b < B; ++b) d[b] = p[b] * (d[b] - sum[b]);
-                }
-                if (a.form == STRETTO_SCORE_SUM)
-                    for (int b = 0; b < B; ++b) d[b] *= inner[h * B + b] > 0 ? A(1) : this->slope;
-                if (a.form == STRETTO_SCORE_DOT)
-                    for (int b = 0; b < B; ++b) d[b] *= this->scale;
-                if (a.dropout > 0)
-                    for (int b = 0; b < B; ++b) p[b] *= factor[b];
                 if (values) add_rows(grad + h * F, block.other, a.ldg, p, block.n, F, into + h * this->value_step);
                 right_side(block, j, h, d, dright, datt);
             }
-            if (dscore)
+            if (dscore) {
+                block.fetch_edges(dscore, H);
                 for (int b = 0; b < block.n; ++b)
                     for (int64_t h = 0; h < H; ++h) dscore[block.id[b] * H + h] = dalpha[h * B + b];
+            }
             if (a.dattr) attributes(block, score, dalpha);
         });
         static_assert(B % L == 0);
-    }
-
-    // From the scores p of head h to its weights before dropout, with the dropout factors beside them.
-    STRETTO_INLINE void weights(const EdgeBlock& block, int64_t h, A* p, A* factor) const {
-        constexpr int L = lanes<A>;
-        if (a.form != STRETTO_SCORE_WEIGHT) {
-            A most[B], inverse[B];
-            gather(stats + 2 * h, block.other, 2 * H, block.n, most);
-            gather(stats + 2 * h + 1, block.other, 2 * H, block.n, inverse);
-            for (int b = 0; b < block.padded; b += L)
-                store(p + b, exponential_of(load(p + b) - load(most + b)) * load(inverse + b));
-        }
-        if (a.dropout > 0) this->mask(block, h, factor);
     }
 
     STRETTO_INLINE void right_side(const EdgeBlock& block, int64_t j, int64_t h, const A* ds, A* dright,
@@ -209,7 +204,7 @@ struct AttentionBackward : Attention<T> {
             if (!parts) return -2;
         }
         const int status = sum_over_rows<T>(
-            g, threads, values + place, 3 * H * B * static_cast<int64_t>(sizeof(A)),
+            g, threads, values + place, 6 * H * B * static_cast<int64_t>(sizeof(A)),
             [&](int64_t j, int64_t begin, int64_t end, int64_t ahead_end, A* into, Scratch& scratch, int64_t task) {
                 edges(j, begin, end, ahead_end, into, parts ? parts + task * H * K : nullptr, scratch);
             },
@@ -245,6 +240,7 @@ struct AttentionBackward : Attention<T> {
                 A* ds = scratch.take<A>(H * B);
                 const T* right = this->right_rows;
                 for_each_block(g, begin, end, ahead_end, [&](const EdgeBlock& block) {
+                    block.fetch_edges(dscore, H);
                     for (int b = 0; b < block.n; ++b) {
                         if (!scalar)
                             prefetch_bytes(right + block.ahead[b] * a.ldr,

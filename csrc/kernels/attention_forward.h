@@ -39,9 +39,11 @@ struct AttentionForward : Attention<T> {
         A* alpha = static_cast<A*>(a.alpha);
         for_each_block(g, begin, end, ahead_end, [&](const EdgeBlock& block) {
             this->scores(block, row, true, score, inner);
-            if (A* kept = static_cast<A*>(a.scores))
+            if (A* kept = static_cast<A*>(a.scores)) {
+                block.fetch_edges(kept, H);
                 for (int b = 0; b < block.n; ++b)
                     for (int64_t h = 0; h < H; ++h) kept[block.id[b] * H + h] = score[h * B + b];
+            }
             if (alpha)
                 for (int b = 0; b < block.n; ++b)
                     for (int64_t h = 0; h < H; ++h) alpha[block.id[b] * H + h] = score[h * B + b];
@@ -53,8 +55,7 @@ struct AttentionForward : Attention<T> {
                         const Vec<A> s = load(p + b);
                         most = (s > most) | (s != s) ? s : most;
                     }
-                    A largest = state[h];
-                    for (int l = 0; l < L; ++l) largest = larger<A>(largest, most[l]);
+                    const A largest = largest_of<A>(most, state[h]);
                     rescale(state, h, largest);
                     const A shift = largest == A(-__builtin_inf()) ? A(0) : largest;
                     Vec<A> sum{};

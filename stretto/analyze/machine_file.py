@@ -140,9 +140,10 @@ def get(machine: Machine | str | Path = "auto", *, again: bool = False, device: 
     kind = torch.device(device).type
     about = {**tuned.describe(), "analysis": KIND, "device": kind}
     kept = {} if again else store.read(KIND, about)
-    found = Machine(**kept["machine"]) if "machine" in kept else probe(device=kind)
     if "machine" not in kept:
-        store.add(KIND, about, {"machine": found.to_dict()})
+        kept = {"machine": json.loads(json.dumps(probe(device=kind).to_dict()))}  # as it comes back from the file
+        store.add(KIND, about, kept)
+    found = Machine(**kept["machine"])
     if found.busy > BUSY * facts.cores():
         logger.warning("stretto: this machine was busy when it was measured (load %.1f): measure again", found.busy)
     return found
