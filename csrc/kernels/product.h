@@ -16,8 +16,9 @@ constexpr int tile_rows = 8, tile_vectors = 3;  // 24 of 32 registers hold sums
 constexpr int tile_rows = 4, tile_vectors = 2;  // 8 of 16
 #endif
 
-// sums[r][v] = sum over k of a[r, k] * b[k, v]. a is read by element at these strides, b by rows of vectors.
-template <class T, int R, int NV, class Use>
+// sums[r][v] = sum over k of a[r, k] * b[k, v]. a is read by element at these strides, b by rows of vectors. Fetch: the
+// next R rows of a, which follow without a gap, are fetched meanwhile, a little at every step.
+template <class T, int R, int NV, bool Fetch, class Use>
 STRETTO_INLINE void product_tile(const T* a, int64_t row_stride, int64_t k_stride, const T* b, int64_t ldb, int64_t k,
                                  int tail, Use&& use) {
     constexpr int L = lanes<T>;
@@ -27,6 +28,7 @@ STRETTO_INLINE void product_tile(const T* a, int64_t row_stride, int64_t k_strid
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) sums[r][v] = Vec<T>{};
     for (int64_t i = 0; i < k; ++i) {
+        if constexpr (Fetch) __builtin_prefetch(a + (k + i) * R);
         Vec<T> row[NV];
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v)
@@ -52,9 +54,12 @@ STRETTO_INLINE void product_of(const T* a, int64_t row_stride, int64_t k_stride,
     const auto rows_of = [&](int64_t c, auto vectors, int tail) {
         constexpr int NV = decltype(vectors)::value;
         const auto some = [&](int64_t r, auto count) {
-            product_tile<T, decltype(count)::value, NV>(
-                a + r * row_stride, row_stride, k_stride, b + c, ldb, k, tail,
-                [&](int tr, int v, int n, Vec<T> sums) { use(r + tr, c + v * L, n, sums); });
+            const auto done = [&](int tr, int v, int n, Vec<T> sums) { use(r + tr, c + v * L, n, sums); };
+            constexpr int R = decltype(count)::value;
+            if (c == 0 && k_stride == 1 && row_stride == k)
+                product_tile<T, R, NV, true>(a + r * row_stride, row_stride, 1, b + c, ldb, k, tail, done);
+            else
+                product_tile<T, R, NV, false>(a + r * row_stride, row_stride, k_stride, b + c, ldb, k, tail, done);
         };
         int64_t r = 0;
         for (; r + tile_rows <= rows; r += tile_rows) some(r, std::integral_constant<int, tile_rows>{});
