@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from stretto import kernels
 from stretto.ops import library, taped
 from stretto.ops.batched import one_by_one
-from stretto.ops.product import product
+from stretto.ops.product import product, product_and_sums
 
 LARGE = 1 << 22  # values below which torch's one launch costs less than our two
 
@@ -60,11 +60,7 @@ class _Dense(torch.autograd.Function):
         dx = None
         if need_x:
             dx = grad @ weight if torch.is_grad_enabled() else product(grad, weight)
-        return (
-            dx,
-            weight_grad(grad, x) if need_weight else None,
-            row_sum(grad) if need_bias else None,
-        )
+        return dx, *linear_grads(grad, x, need_weight, need_bias)
 
 
 class _AddBias(torch.autograd.Function):
@@ -77,6 +73,14 @@ class _AddBias(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         need_x, need_bias = ctx.needs_input_grad
         return grads[0] if need_x else None, row_sum(grads[0]) if need_bias else None
+
+
+def linear_grads(grad: Tensor, x: Tensor, need_weight: bool, need_bias: bool) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of W and b in x W' + b; differentiable where wanted. grad [n, o], x [n, i] -> [o, i], [o]"""
+    if not (need_weight and need_bias) or torch.is_grad_enabled():
+        return weight_grad(grad, x) if need_weight else None, row_sum(grad) if need_bias else None
+    weight, bias = product_and_sums(grad, x)
+    return weight, column_sum(grad) if bias is None else bias
 
 
 def weight_grad(grad: Tensor, x: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from torch import Tensor
 from stretto.kernels import pool
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
-from stretto.ops.dense import add_bias, dense, row_sum, weight_grad
-from stretto.ops.product import product
+from stretto.ops.dense import add_bias, dense, linear_grads, row_sum
+from stretto.ops.product import product, two_products
 
 Map = tuple[Tensor, Tensor | None]  # weight [o, i], bias [o]
 
@@ -78,15 +78,9 @@ class _Projections(torch.autograd.Function):
         need_x, _, *needs = ctx.needs_input_grad
         known = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
         dx = _dx(known, x) if need_x and known else None
-        dweights = [
-            weight_grad(grad, x) if need and grad is not None else None
-            for grad, need in zip(grads, needs, strict=False)
-        ]
-        dbiases = [
-            row_sum(grad) if need and grad is not None else None
-            for grad, need in zip(grads, needs[ctx.count :], strict=True)
-        ]
-        return dx, None, *dweights, *dbiases
+        wanted = zip(grads, needs[: ctx.count], needs[ctx.count :], strict=True)
+        pairs = [(None, None) if grad is None else linear_grads(grad, x, *need) for grad, *need in wanted]
+        return dx, None, *(weight for weight, _ in pairs), *(bias for _, bias in pairs)
 
 
 def _dx(known: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
@@ -95,8 +89,10 @@ def _dx(known: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
         for grad, weight in known[1:]:
             total = total + grad @ weight
         return total
-    dx = product(*known[0])
-    for grad, weight in known[1:]:
+    if len(known) == 1:
+        return product(*known[0])
+    dx = two_products(*known[0], *known[1])
+    for grad, weight in known[2:]:
         dx = product(grad, weight, add=dx)
     return dx
 
