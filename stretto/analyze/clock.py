@@ -1,7 +1,7 @@
 """Seconds of one call: by the wall on a processor, by the card's own events on a card.
 
 A card works while the host goes on: the wall would count the host's part of a call, which in a step is hidden behind
-the calls before. So the card is kept busy for a moment first, and both events and the call wait in its queue.
+the calls before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-BUSY_CYCLES = 200_000  # of a card, about 0.1 ms: longer than a host needs to enqueue a call
+from stretto.tune.timing import on_card, timed
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -21,16 +21,9 @@ def device_of(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
-def waiter(device: torch.device | str) -> Callable[[], None] | None:
-    """What waits until the device is idle; None where calls return when they are done."""
-    return torch.cuda.synchronize if torch.device(device).type == "cuda" else None
-
-
 def by_wall(call: Callable[[], Any]) -> float:
     """Seconds until a call returns."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    return timed(call)[1]
 
 
 def until_idle(call: Callable[[], Any]) -> float:
@@ -40,17 +33,6 @@ def until_idle(call: Callable[[], Any]) -> float:
     call()
     torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-def on_card(call: Callable[[], Any]) -> float:
-    """Seconds that a card itself works on a call."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(BUSY_CYCLES)
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e-3
 
 
 def work_clock(device: torch.device | str) -> Callable[[Callable[[], Any]], float]:

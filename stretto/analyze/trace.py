@@ -23,11 +23,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto import kernels
 from stretto.analyze import costs, kernel_costs, locality
-from stretto.analyze.clock import device_of, waiter
+from stretto.analyze.clock import device_of
 from stretto.analyze.costs import Cost
 from stretto.analyze.scratch import scratch_bytes
 from stretto.analyze.specs import Spec, describe, storage_key, tensors
 from stretto.kernels import cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics, tall
+from stretto.tune.timing import waiter
 
 # Under a dispatch mode autograd's formulas add out of place; a plain step writes into zeros it has just made. So does
 # a watched one: op -> (the formulas that do so, what they run in a plain step, its arguments beyond the op's own).

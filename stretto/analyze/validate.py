@@ -20,6 +20,7 @@ from stretto.analyze.predict import step_seconds
 from stretto.analyze.strategies import STALE, Strategy, strategies
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload, unpooled
+from stretto.bench.memory import card_peak_bytes
 from stretto.dist.layers import why_not
 
 if TYPE_CHECKING:
@@ -53,11 +54,9 @@ def peak_memory(workload: Workload) -> int | None:
     workload.model.zero_grad(set_to_none=True)
     gc.collect()
     if workload.device.type == "cuda":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        workload.run()
+        most = card_peak_bytes(workload.run)
         workload.model.zero_grad(set_to_none=True)
-        return torch.cuda.max_memory_allocated() - before
+        return most
     plain = (False, True, False, False, False)  # shapes, memory, stack, flops, modules
     setting = autograd.ProfilerConfig(autograd.ProfilerState.CPU, *plain, torch._C._profiler._ExperimentalConfig())
     with unpooled():

@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stretto.analyze.clock import device_of, waiter
+from stretto.analyze.clock import device_of
 from stretto.analyze.trace import Recorder, Trace
 from stretto.errors import expect, fail
 from stretto.kernels import pool
+from stretto.tune.timing import waiter
 
 MODES = ("train", "infer")
 ATTEMPTS = 4  # at a trace that the timed steps repeat

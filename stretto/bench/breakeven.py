@@ -13,7 +13,7 @@ import torch
 from stretto.analyze.machine_file import Machine, near_row
 from stretto.graph import Graph
 from stretto.ops import spmm
-from stretto.tune.timing import measure
+from stretto.tune.timing import in_a_row, measure
 
 SIDE, WIDTH, BYTES = 1024, 64, 4
 DENSITIES = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -66,8 +66,6 @@ def run(machine: Machine, *, side: int = SIDE, width: int = WIDTH, repeats: int 
             graph = Graph.of(adj.t().nonzero().t().contiguous(), side)
             torch.testing.assert_close(spmm(graph, x), adj @ x, rtol=1e-4, atol=1e-3)
             calls = {"dense": lambda adj=adj: adj @ x, "sparse": lambda graph=graph: spmm(graph, x)}
-            taken = measure(
-                calls, repeats=repeats, warmup=3, device=device, sample_seconds=0.0 if device == "cpu" else 1e-3
-            )
+            taken = measure(calls, repeats=repeats, warmup=3, device=device, sample_seconds=in_a_row(device))
             ratios[density] = taken["sparse"].best / taken["dense"].best
     return BreakEven(predicted(machine, side=side, width=width), crossing(ratios), ratios)

@@ -110,9 +110,7 @@ def scaling(spec: Spec, repeats: int) -> Interval:
     return ratio(timings["one"], timings["all"])
 
 
-def command(
-    out: Console, *, threads: int, repeats: int, only: str = "", device: str = "cpu"
-) -> list[dict[str, object]]:
+def command(out: Console, *, threads: int, repeats: int, only: str = "") -> list[dict[str, object]]:
     """Measure every target whose label contains `only`; the table, and all records behind it."""
     chosen = [replace(t, spec=replace(t.spec, threads=threads)) for t in TARGETS if only in t.label]
     if not chosen:

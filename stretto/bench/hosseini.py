@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stretto.bench.run import relative_error
 from stretto.ops import scatter_rows
-from stretto.tune.timing import Timing, measure
+from stretto.tune.timing import Timing, in_a_row, measure
 
 SPARSITIES = (0.0, 0.5, 0.9, 0.99)
 FACTORS = (1, 2, 4, 8)
@@ -60,7 +60,6 @@ class Setting:
     side: int = 512
     cube: int = 64
     tall: tuple[int, int] = (1 << 14, 16)
-    in_a_row: float = 0.0  # seconds of calls that make one sample
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -84,7 +83,7 @@ class Setting:
 
 SETTINGS = {
     "cpu": Setting(),
-    "cuda": Setting("cuda", line=1 << 24, side=4096, cube=256, tall=(1 << 20, 16), in_a_row=1e-3),
+    "cuda": Setting("cuda", line=1 << 24, side=4096, cube=256, tall=(1 << 20, 16)),
 }
 
 
@@ -272,6 +271,6 @@ def run(cell: Cell, repeats: int, setting: Setting) -> None:
             repeats=max(repeats, REPEATS),
             warmup=1,
             device=setting.device,
-            sample_seconds=setting.in_a_row,
+            sample_seconds=in_a_row(setting.device),
         )
         cell.timings = {key: timings[f"{key[0]} {key[1]}"] for key in calls}

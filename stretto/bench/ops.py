@@ -44,9 +44,10 @@ def command(
     if suite:
         if suite not in SUITES:
             fail(f"bench ops: '--suite' is {suite!r}, wanted one of {', '.join(SUITES)}")
-        if device != "cpu" and suite not in ON_A_CARD:
+        where = {"device": usable(device)} if suite in ON_A_CARD else {}
+        if device != "cpu" and not where:
             fail(f"bench ops: '--device' is {device!r}, wanted cpu for the suite {suite}")
-        records = SUITES[suite](out, threads=threads, repeats=repeats, only=only, device=usable(device))
+        records = SUITES[suite](out, threads=threads, repeats=repeats, only=only, **where)
     else:
         if device != "cpu":
             fail(f"bench ops: '--device' is {device!r}, wanted cpu without a suite; see stretto bench gpu")

@@ -15,6 +15,7 @@ from stretto import kernels, settings
 from stretto.ops import tall_product as tall
 from stretto.ops import taped
 from stretto.tune import Variant, picker
+from stretto.tune.timing import on_card
 from stretto.tune.variants import legal
 
 LEAST_ROWS = 1 << 15  # below, a product takes no longer than its launch
@@ -91,16 +92,7 @@ def _choose(key: Hashable, x: Tensor, w: Tensor, bias: Tensor | None, add: Tenso
 def _milliseconds(run: Callable[[Variant], None], variant: Variant) -> float:
     """The shortest of three, on the device's clock, after one that may have to be compiled."""
     run(variant)
-    samples = []
-    for _ in range(3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(200_000)  # the device is busy while the host launches
-        start.record()
-        run(variant)
-        end.record()
-        end.synchronize()
-        samples.append(start.elapsed_time(end))
-    return min(samples)
+    return min(on_card(lambda: run(variant)) for _ in range(3)) * 1e3
 
 
 def _torch(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, *, in_place: bool) -> Tensor:

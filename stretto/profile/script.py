@@ -17,13 +17,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch_geometric.nn import MessagePassing
 
 from stretto.analyze import machine_file
-from stretto.analyze.clock import waiter
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload, merge_times
 from stretto.errors import StrettoError, expect, fail
 from stretto.profile.profiling import Profile, make
 from stretto.profile.recommend import REPEATS, Site, detached, layer_advice
+from stretto.tune.timing import waiter
 
 WARMUP = 3
 

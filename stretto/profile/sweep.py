@@ -13,12 +13,13 @@ from torch import Tensor
 
 from stretto.analyze.trace import Recorder
 from stretto.bench import machine, stock
+from stretto.bench.memory import card_peak_bytes
 from stretto.bench.run import LIMITS, relative_error, threads
 from stretto.errors import expect
 from stretto.ops import gather_rows, scatter_rows
 from stretto.profile.axes import DTYPES, Point, place, points, values
 from stretto.profile.replay import capture, is_index
-from stretto.tune.timing import Timing, measure, ratio
+from stretto.tune.timing import Timing, in_a_row, measure, ratio
 
 if TYPE_CHECKING:
     from stretto.profile.profiling import Group, Profile
@@ -28,7 +29,6 @@ REPEATS = 20
 TIE = 1.05  # a winner leads by more than this, at the lower end of its interval
 DENSE = 1 << 22  # entries of a one-hot matrix that a dense product may have
 FLUSH = 1 << 25  # values read between two samples with a cold cache
-IN_A_ROW = 1e-3  # seconds of calls in a row that make a sample on a card: one alone is mostly its launch
 
 Candidates = dict[str, Callable[..., Tensor]]
 NATIVE = {"gather": "index_select", "scatter": "index_add_"}
@@ -164,7 +164,7 @@ def contest(
         repeats=repeats,
         warmup=1,
         device=point.device,
-        sample_seconds=0.0 if cold or point.device == "cpu" else IN_A_ROW,
+        sample_seconds=0.0 if cold else in_a_row(point.device),
         after=(lambda name: _flush(point.device)) if cold else None,
     )
     first = timings.get(native)
@@ -233,10 +233,7 @@ def _both(function: Callable[..., Tensor], source: Tensor) -> Callable[[], tuple
 def _peak(call: Callable[[], object], device: str) -> int:
     """Bytes that one call allocates at its highest, its result included."""
     if device == "cuda":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        return torch.cuda.max_memory_allocated() - before
+        return card_peak_bytes(call)
     recorder = Recorder()
     with recorder.recording():
         call()

@@ -74,7 +74,7 @@ def measure(
     expect(
         warmup >= 1 or not sample_seconds, "measure: 'sample_seconds' needs warmup >= 1, to learn how long a call is"
     )
-    sync = torch.cuda.synchronize if torch.device(device).type == "cuda" else None
+    sync = waiter(device)
     deadline = None if budget is None else time.perf_counter() + budget
     order = random.Random(0)
     rough: dict[str, float] = {}
@@ -116,6 +116,31 @@ def _seconds(call: Callable[[], object], calls: int, sync: Callable[[], None] | 
     if sync is not None:
         sync()
     return (time.perf_counter() - start) / calls
+
+
+BUSY_CYCLES = 200_000  # of a card, about 0.1 ms: longer than a host needs to enqueue a call
+IN_A_ROW = 1e-3  # seconds of calls in a row that make a sample on a card: one alone is mostly its launch
+
+
+def waiter(device: torch.device | str) -> Callable[[], None] | None:
+    """What waits until the device is idle; None where calls return when they are done."""
+    return torch.cuda.synchronize if torch.device(device).type == "cuda" else None
+
+
+def in_a_row(device: torch.device | str) -> float:
+    """`sample_seconds` for short calls on this device."""
+    return IN_A_ROW if torch.device(device).type == "cuda" else 0.0
+
+
+def on_card(call: Callable[[], object]) -> float:
+    """Seconds that a card itself works on a call: it is kept busy while the host enqueues call and events."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(BUSY_CYCLES)
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e-3
 
 
 def timed(call: Callable[[], R]) -> tuple[R, float]:
