@@ -236,6 +236,7 @@ typedef struct {
     // [E, heads], where given: forward writes every edge's score there, and backward reads it instead of computing it
     // again. GAT's must have slope >= 0: the sign of the score tells that of the leaky_relu's argument.
     void* scores;
+    const void* bias;  // [heads * width], added to out; or null
 } stretto_attention;
 // Fills stats, out, out_attr, alpha.
 STRETTO_API int stretto_attention_forward(const stretto_csr* g, int dtype, const stretto_attention* a, int threads);
@@ -243,9 +244,11 @@ STRETTO_API int stretto_attention_forward(const stretto_csr* g, int dtype, const
 STRETTO_API int stretto_attention_backward(const stretto_csr* g, int dtype, const stretto_attention* a, int threads);
 // What is summed by destination, from dscore: dleft, dquery. g is the graph.
 STRETTO_API int stretto_attention_left(const stretto_csr* g, int dtype, const stretto_attention* a, int threads);
-// out[i, h] = a[i, h] . b[i, h], added to what is there if `add`.
+// out[i, h] = a[i, h] . (b[i, h] - offset[h]), added to what is there if `add`. offset [heads, width], or null.
+// sums [tasks, heads * width], unless null: parts that add up to the sum of a over its rows.
 STRETTO_API int stretto_row_dot(int dtype, const void* a, int64_t lda, const void* b, int64_t ldb, int64_t rows,
-                                int64_t heads, int64_t width, void* out, int add, int threads);
+                                int64_t heads, int64_t width, const void* offset, void* out, int add, void* sums,
+                                int64_t tasks, int threads);
 
 // ---- messages from edge features (kernels/edge_*.h) ----
 enum stretto_activation {

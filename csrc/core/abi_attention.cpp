@@ -32,9 +32,9 @@ int stretto_attention_left(const stretto_csr* g, int dtype, const stretto_attent
 }
 
 int stretto_row_dot(int dtype, const void* a, int64_t lda, const void* b, int64_t ldb, int64_t rows, int64_t heads,
-                    int64_t width, void* out, int add, int threads) {
+                    int64_t width, const void* offset, void* out, int add, void* sums, int64_t tasks, int threads) {
     if (bad_dtype(dtype)) return error("row_dot: dtype %d is not one of 0..3", dtype);
-    return kernels().row_dot[dtype]({a, lda, b, ldb, rows, heads, width, out, add, threads});
+    return kernels().row_dot[dtype]({a, lda, b, ldb, rows, heads, width, offset, out, add, sums, tasks, threads});
 }
 
 int stretto_edge_messages(const stretto_csr* g, int dtype, const stretto_messages* m, int pass, int threads) {

@@ -199,13 +199,16 @@ STRETTO_INLINE void gather_heads(const A* base, const int64_t* which, int64_t st
         for (int b = block.n; b < block.padded; ++b) out[h * block_edges + b] = 0;
 }
 
-// stored <- factor * values
+// stored <- factor * values + plus (may be null)
 template <class T>
-STRETTO_INLINE void store_scaled(T* stored, const Acc<T>* values, Acc<T> factor, int64_t width) {
+STRETTO_INLINE void store_scaled(T* stored, const Acc<T>* values, Acc<T> factor, int64_t width,
+                                 const Acc<T>* plus = nullptr) {
     constexpr int L = lanes<Acc<T>>;
     for (int64_t k = 0; k < width; k += L) {
         const int n = static_cast<int>(width - k < L ? width - k : L);
-        store_lanes(stored + k, factor * load_lanes(values + k, n), n);
+        Vec<Acc<T>> value = factor * load_lanes(values + k, n);
+        if (plus) value += load_lanes(plus + k, n);
+        store_lanes(stored + k, value, n);
     }
 }
 

@@ -230,10 +230,46 @@ struct AttentionBackward : Attention<T> {
         return status;
     }
 
+    // dleft of scores that are sums of scalars: a row's sum of dscore, of 32 edges at a time so that long rows lose
+    // fewer digits.
+    template <class Index>
+    void sum_scores(int64_t begin, int64_t end, int64_t ahead_end, A* into) const {
+        constexpr int L = lanes<A>;
+        constexpr int64_t ahead = 16;
+        const auto* id = static_cast<const Index*>(g.edge_id);
+        const auto at = [&](int64_t e) { return dscore + (id ? static_cast<int64_t>(id[e]) : e) * H; };
+        for (int64_t first = begin; first < end; first += B) {
+            const int64_t stop = first + B < end ? first + B : end;
+            for (int64_t h = 0; h < H; h += L) {
+                const int n = static_cast<int>(H - h < L ? H - h : L);
+                Vec<A> sum{};
+                for (int64_t e = first; e < stop; ++e) {
+                    if (e + ahead < ahead_end) __builtin_prefetch(at(e + ahead) + h);
+                    sum += load_lanes(at(e) + h, n);
+                }
+                store_lanes(into + h, load_lanes(into + h, n) + sum, n);
+            }
+        }
+    }
+
+    int run_left_scalars(int threads) const {
+        return sum_over_rows<T>(
+            g, threads, H, 0,
+            [&](int64_t, int64_t begin, int64_t end, int64_t ahead_end, A* into, Scratch&, int64_t) {
+                if (g.index_bytes == 4)
+                    sum_scores<int32_t>(begin, end, ahead_end, into);
+                else
+                    sum_scores<int64_t>(begin, end, ahead_end, into);
+            },
+            [&](int64_t i, A* into) {
+                for (int64_t h = 0; h < H; ++h) static_cast<A*>(a.dleft)[i * H + h] = into[h];
+            });
+    }
+
     // The pass by destination.
     int run_left(int threads) const {
-        const bool scalar = a.form == STRETTO_SCORE_SUM;
-        const int64_t lefts = !a.dleft ? 0 : scalar ? H : H * K, queries = a.dquery ? H * D : 0;
+        if (a.form == STRETTO_SCORE_SUM) return run_left_scalars(threads);
+        const int64_t lefts = a.dleft ? H * K : 0, queries = a.dquery ? H * D : 0;
         return sum_over_rows<T>(
             g, threads, lefts + queries, 2 * H * B * static_cast<int64_t>(sizeof(A)),
             [&](int64_t i, int64_t begin, int64_t end, int64_t ahead_end, A* into, Scratch& scratch, int64_t) {
@@ -242,16 +278,13 @@ struct AttentionBackward : Attention<T> {
                 for_each_block(g, begin, end, ahead_end, [&](const EdgeBlock& block) {
                     block.fetch_edges(dscore, H);
                     for (int b = 0; b < block.n; ++b) {
-                        if (!scalar)
-                            prefetch_bytes(right + block.ahead[b] * a.ldr,
-                                           a.right_heads * K * static_cast<int64_t>(sizeof(T)));
+                        prefetch_bytes(right + block.ahead[b] * a.ldr,
+                                       a.right_heads * K * static_cast<int64_t>(sizeof(T)));
                         for (int64_t h = 0; h < H; ++h) ds[h * B + b] = dscore[block.id[b] * H + h];
                     }
                     for (int64_t h = 0; h < H; ++h) {
                         const A* d = ds + h * B;
-                        if (lefts && scalar) {
-                            into[h] += sum_block(d, block.n);
-                        } else if (lefts && a.form == STRETTO_SCORE_DOT) {
+                        if (lefts && a.form == STRETTO_SCORE_DOT) {
                             add_rows(right + h * this->right_step, block.other, a.ldr, d, block.n, K, into + h * K);
                         } else if (lefts) {
                             const T* edge = this->edge_rows ? this->edge_rows + h * K : nullptr;
@@ -264,9 +297,7 @@ struct AttentionBackward : Attention<T> {
                 });
             },
             [&](int64_t i, A* into) {
-                if (lefts && scalar) {
-                    for (int64_t h = 0; h < H; ++h) static_cast<A*>(a.dleft)[i * H + h] = into[h];
-                } else if (lefts) {
+                if (lefts) {
                     if (a.form == STRETTO_SCORE_SUM_ROWS) multiply(into, this->att, lefts);
                     store_scaled(static_cast<T*>(a.dleft) + i * lefts, into, A(1), lefts);
                 }
@@ -287,15 +318,29 @@ int run_attention_left(const AttentionArgs& args) {
 template <class T>
 int run_row_dot(const RowDotArgs& r) {
     using A = Acc<T>;
-    constexpr int64_t chunk = 1024;
+    constexpr int L = lanes<A>;
     const auto *p = static_cast<const T*>(r.a), *q = static_cast<const T*>(r.b);
+    const auto* offset = static_cast<const A*>(r.offset);
     auto* out = static_cast<A*>(r.out);
-    parallel_for((r.rows + chunk - 1) / chunk, r.threads, [&](int64_t t) {
+    const int64_t chunk = (r.rows + r.tasks - 1) / r.tasks, size = r.heads * r.width;
+    parallel_for(r.tasks, r.threads, [&](int64_t t) {
         const DenormalsAreZero mode(flushes<T>);
         const int64_t stop = (t + 1) * chunk < r.rows ? (t + 1) * chunk : r.rows;
+        A* sums = r.sums ? static_cast<A*>(r.sums) + t * size : nullptr;
+        for (int64_t k = 0; sums && k < size; ++k) sums[k] = 0;
         for (int64_t i = t * chunk; i < stop; ++i)
             for (int64_t h = 0; h < r.heads; ++h) {
-                const A d = dot_rows(p + i * r.lda + h * r.width, q + i * r.ldb + h * r.width, r.width);
+                const int64_t at = h * r.width;
+                Vec<A> dot{};
+                for (int64_t k = at; k < at + r.width; k += L) {
+                    const int n = static_cast<int>(at + r.width - k < L ? at + r.width - k : L);
+                    const Vec<A> a = load_lanes(p + i * r.lda + k, n);
+                    Vec<A> b = load_lanes(q + i * r.ldb + k, n);
+                    if (offset) b -= load_lanes(offset + k, n);
+                    if (sums) store_lanes(sums + k, load_lanes(sums + k, n) + a, n);
+                    dot += a * b;
+                }
+                const A d = add_lanes<A>(dot);
                 out[i * r.heads + h] = r.add ? out[i * r.heads + h] + d : d;
             }
     });

@@ -85,12 +85,13 @@ struct AttentionForward : Attention<T> {
         A* stats = static_cast<A*>(a.stats) + row * H * 2;
         A* out = static_cast<A*>(a.out) + row * H * F;
         A* out_attr = static_cast<A*>(a.out_attr);
+        const A* bias = static_cast<const A*>(a.bias);
         const bool some = g.rowptr[row] < g.rowptr[row + 1];
         for (int64_t h = 0; h < H; ++h) {
             // A row of scores that are all -inf sums to 0 and gives NaN, as the quotient does in torch.
             const A inverse = a.form == STRETTO_SCORE_WEIGHT || !some ? A(1) : A(1) / state[H + h];
             stats[2 * h] = some ? state[h] : A(0), stats[2 * h + 1] = inverse;
-            store_scaled(out + h * F, state + 2 * H + h * F, inverse, F);
+            store_scaled(out + h * F, state + 2 * H + h * F, inverse, F, bias ? bias + h * F : nullptr);
             if (out_attr) store_scaled(out_attr + (row * H + h) * D, state + 2 * H + H * F + h * D, inverse, D);
         }
         if (a.alpha) weights(row);

@@ -105,8 +105,11 @@ struct RowDotArgs {
     int64_t lda;
     const void* b;
     int64_t ldb, rows, heads, width;
+    const void* offset;
     void* out;
     int add;
+    void* sums;
+    int64_t tasks;
     int threads;
 };
 

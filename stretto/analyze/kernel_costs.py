@@ -101,6 +101,8 @@ def _attention(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     edge = 0 if given["edge"] is None else given["edge"].nbytes
     result = graph.num_rows * heads * value.shape[2] * value.itemsize
     stream = 8 * (graph.num_rows + 1) + graph.index_bytes * graph.num_edges + edge + result
+    if given["bias"] is not None:  # added to the result; backward takes it off again and sums the gradient
+        flops += graph.num_rows * heads * value.shape[2]
     if name.endswith("_grad"):
         rows += heads * value.shape[2] * value.itemsize  # the gradient of the result, one row per entry
         return Cost("attention", 2 * flops, 2 * stream + 2 * span, 2 * graph.num_edges * rows, rows, 2 * span, TREE)

@@ -98,7 +98,7 @@ def describe(value: Any) -> Any:
         size = index.element_size() if index is not None else 0
         return Matrix(value.num_rows, value.num_cols, value.num_edges, size)
     if isinstance(value, Attention):
-        return {"form": value.form, **{name: describe(getattr(value, name)) for name in TENSORS}}
+        return {"form": value.form, **{name: describe(getattr(value, name)) for name in (*TENSORS, "bias")}}
     if isinstance(value, (list, tuple)):
         return tuple(describe(v) for v in value)
     if isinstance(value, dict):

@@ -58,6 +58,7 @@ def run(graph: str, model: str, i: int, o: int, train: bool) -> Row:
     first = models.LAYERS[model](i, o, False)
     row: Row = {"graph": graph, "model": model, "in": i, "out": o, "train": train}
     calls: dict[str, Callable[[], object]] = {}
+    first_calls: dict[str, float] = {}
     truth: list[Tensor] | None = None
     ours: Any = None
     for name, (make, arguments, _) in models.candidates(model, data, x, False, False).items():
@@ -65,7 +66,7 @@ def run(graph: str, model: str, i: int, o: int, train: bool) -> Row:
             continue
         net = make(copy.deepcopy(first))
         step = _step(net, arguments, grad, train)
-        got = step()
+        got, first_calls[name] = timed(step)
         truth = got if truth is None else truth
         row[f"error {name}"] = max(models.relative(a, b) for a, b in zip(got, truth, strict=True))
         calls[name] = as_alone(name, step)
@@ -74,7 +75,7 @@ def run(graph: str, model: str, i: int, o: int, train: bool) -> Row:
     decision = _decision(ours)
     for number, plan in enumerate(_others(decision)):
         calls[f"plan {number}: {plan.name}"] = as_alone("plan", _with_plan(decision, plan, calls[models.OURS]))
-    seconds = {name: timed(call)[1] for name, call in calls.items()}  # and the warm-up
+    seconds = {name: _warm_up(call, first_calls.get(name, 0.0)) for name, call in calls.items()}
     rivals = _rivals(seconds)
     timings = measure({name: calls[name] for name in rivals}, repeats=_rounds([seconds[n] for n in rivals]), warmup=0)
     return {**row, **_verdict(timings), "plans": sum(not name.startswith("stock") for name in calls)}
@@ -119,6 +120,11 @@ def _settle(call: Callable[[], object], ours: Any) -> None:
         if decision is None or decision.chosen is not None:
             return
         call()
+
+
+def _warm_up(call: Callable[[], object], first: float) -> float:
+    """Seconds of a call: of one more, unless the first took so long that it will do."""
+    return first if first > LONG else timed(call)[1]
 
 
 def _rivals(seconds: dict[str, float]) -> list[str]:

@@ -20,7 +20,8 @@ from stretto import kernels, settings
 from stretto.compile.execute import WANTED, Call, Evaluation
 from stretto.compile.expr import Node
 from stretto.ops import twice
-from stretto.ops.attention_layer import aligned, is_last, saved_elsewhere
+from stretto.ops.attention_layer import aligned
+from stretto.ops.autograd_state import is_last, saved_elsewhere
 from stretto.ops.batched import one_by_one
 from stretto.ops.dense import column_sum
 

@@ -13,6 +13,9 @@ from stretto.kernels.cpu import _lib, _pointer, _rows, empty, struct
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import DTYPES, accumulate_type
 
+BIAS_WIDTH = 1 << 30  # columns of a head up to which a bias is added on the way: any
+ROWS_PER_TASK = 1024  # of row_dot
+
 _GRADS = ("dv", "dleft", "dright", "datt", "dedge", "dattr", "dquery", "dscore")
 
 
@@ -36,7 +39,7 @@ class _AttentionStruct(ctypes.Structure):
         ("alpha_dropped", ctypes.c_int64),
         *[(name, ctypes.c_void_p) for name in ("stats", "out", "out_attr", "alpha", "grad")],
         ("ldg", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("grad_attr", "grad_alpha", "row_sum", *_GRADS, "scores")],
+        *[(name, ctypes.c_void_p) for name in ("grad_attr", "grad_alpha", "row_sum", *_GRADS, "scores", "bias")],
     )
 
 
@@ -98,11 +101,14 @@ class _Call:
 def attention(csr: Csr, a: Attention, *, weights: bool) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """out, out_attr (with attributes only), alpha (if wanted) and the row statistics backward needs.
 
-    All in the accumulation type: backward wants them unrounded.
+    All in the accumulation type: backward wants them unrounded. With a bias, out has its heads side by side.
     """
     call = _Call(a)
     f, h = call.fields, call.heads
-    out = empty((csr.num_rows, h, call.width), call.acc)
+    shape = (h, call.width) if a.bias is None else (h * call.width,)  # not a view: the caller may overwrite it
+    out = empty((csr.num_rows, *shape), call.acc)
+    if a.bias is not None:
+        f.bias = call.keep(call.scalars(a.bias))
     stats = torch.empty(csr.num_rows, h, 2, dtype=call.acc)
     out_attr = None if a.attr is None else torch.empty(csr.num_rows, h, a.attr.size(1), dtype=call.acc)
     alpha = empty((csr.num_edges, h), call.acc) if weights else None
@@ -125,18 +131,25 @@ def attention_grad(
     grad_alpha: Tensor | None,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of a.tensors where needed, rows in their type, scalars in the accumulation type."""
+    """Gradients of a.tensors where needed, rows in their type, scalars in the accumulation type; of a bias, too."""
     call = _Call(a)
     f, h, acc = call.fields, call.heads, call.acc
-    grad = _rows(grad)
-    need = dict(zip(TENSORS, needs, strict=True))
+    shape = (csr.num_rows, h, call.width)
+    grad = _rows(grad.reshape(shape))
+    need = dict(zip(TENSORS, needs, strict=False))  # one more: whether a bias needs its gradient
+    dbias = None
     f.stats, f.grad, f.ldg = stats.data_ptr(), call.keep(grad), grad.stride(0)
     if a.attr is not None and grad_attr is not None:
         f.grad_attr = call.keep(grad_attr.contiguous())
     if grad_alpha is not None:
         f.grad_alpha = call.keep(call.scalars(grad_alpha))
     if a.form != "weight":
-        f.row_sum = call.keep(_row_sum(csr, out, out_attr, alpha, grad, grad_attr, grad_alpha))
+        wanted = a.bias is not None and needs[-1]
+        total, dbias = row_dot(grad.to(out.dtype), out.view(shape), offset=a.bias, sums=wanted)
+        _add_row_sums(total, csr, out_attr, alpha, grad_attr, grad_alpha)
+        f.row_sum = call.keep(total)
+    elif a.bias is not None:
+        dbias = grad.sum(0).flatten()
     rows = a.form in ("gatv2", "dot")
     by_row = need["left"] or need["query"]
     scalar_edge = a.edge is not None and not rows
@@ -167,47 +180,58 @@ def attention_grad(
     call.run("stretto_attention_backward", csr_t)
     if by_row:
         call.run("stretto_attention_left", csr)
-    return tuple(found[name] for name in TENSORS)
+    every = tuple(found[name] for name in TENSORS)
+    return every if a.bias is None else (*every, dbias)
 
 
-def _row_sum(
+def _add_row_sums(
+    total: Tensor,
     csr: Csr,
-    out: Tensor,
     out_attr: Tensor | None,
     alpha: Tensor | None,
-    grad: Tensor,
     grad_attr: Tensor | None,
     grad_alpha: Tensor | None,
-) -> Tensor:
-    """Sum over each row of alpha * d alpha, which is grad . out. [n, h]"""
-    total = row_dot(grad.to(out.dtype), out)
+) -> None:
+    """total [n, h], which is grad . out, becomes the sum over each row of alpha * d alpha."""
     if grad_attr is not None and out_attr is not None:
-        row_dot(grad_attr.to(out.dtype), out_attr, into=total)
+        row_dot(grad_attr.to(out_attr.dtype), out_attr, into=total)
     if grad_alpha is not None and alpha is not None:
         products = csr.to_csr_order(alpha * grad_alpha.to(alpha.dtype))
         total.index_add_(0, csr.rows(), products)
-    return total
 
 
-def row_dot(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
-    """Dot product of equal rows. a, b [n, h, f] -> [n, h] in the accumulation type, added to `into`."""
+def row_dot(
+    a: Tensor, b: Tensor, *, offset: Tensor | None = None, into: Tensor | None = None, sums: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Dot products of equal rows a . (b - offset), added to `into`, and if wanted the sum of a over its rows.
+
+    a, b [n, h, f], offset [h * f] -> [n, h] in the accumulation type, [h * f].
+    """
     a, b = _rows(a), _rows(b)
     n, heads, width = a.shape
-    out = torch.empty(n, heads, dtype=accumulate_type(a.dtype)) if into is None else into
-    if out.numel():
-        native.check(
-            _lib().stretto_row_dot(
-                DTYPES[a.dtype],
-                a.data_ptr(),
-                a.stride(0),
-                b.data_ptr(),
-                b.stride(0),
-                n,
-                heads,
-                width,
-                out.data_ptr(),
-                int(into is not None),
-                torch.get_num_threads(),
-            )
+    acc = accumulate_type(a.dtype)
+    out = torch.empty(n, heads, dtype=acc) if into is None else into
+    if not out.numel():
+        return out, torch.zeros(heads * width, dtype=acc) if sums else None
+    offset = None if offset is None else offset.to(acc).contiguous()
+    tasks = -(-n // ROWS_PER_TASK)
+    parts = torch.empty(tasks, heads * width, dtype=acc) if sums else None
+    native.check(
+        _lib().stretto_row_dot(
+            DTYPES[a.dtype],
+            a.data_ptr(),
+            a.stride(0),
+            b.data_ptr(),
+            b.stride(0),
+            n,
+            heads,
+            width,
+            _pointer(offset),
+            out.data_ptr(),
+            int(into is not None),
+            _pointer(parts),
+            tasks,
+            torch.get_num_threads(),
         )
-    return out
+    )
+    return out, None if parts is None else parts.sum(0)

@@ -102,7 +102,7 @@ SIGNATURES = {
     "stretto_attention_forward": "pnpn",
     "stretto_attention_backward": "pnpn",
     "stretto_attention_left": "pnpn",
-    "stretto_row_dot": "npipiiiipnn",
+    "stretto_row_dot": "npipiiiippnpin",
     "stretto_edge_messages": "pnpnn",
     "stretto_edge_softmax_sum": "pnpnn",
     "stretto_relu_dense": "npiippippn",

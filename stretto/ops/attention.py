@@ -19,6 +19,7 @@ from stretto.graph import Graph
 from stretto.kernels import reference_attention
 from stretto.kernels.attention import FORMS, TENSORS, Attention, backend
 from stretto.ops import kept_scores, library, twice
+from stretto.ops.autograd_state import is_last, saved_elsewhere
 from stretto.ops.batched import one_by_one
 from stretto.ops.op import Op, Sample
 from stretto.ops.projections import plus
@@ -114,7 +115,9 @@ def cosine_attention(
 
 
 def _takes_bias(tensors: tuple[Tensor | None, ...], bias: Tensor) -> bool:
-    """Whether a device's kernel adds the bias on its way."""
+    """Whether a kernel adds the bias on its way. The result, which backward reads, is then in the caller's hands."""
+    if saved_elsewhere():
+        return False
     values = tensors[2] if tensors[0] is None else tensors[0]
     assert values is not None
     widest = getattr(backend(values.device), "BIAS_WIDTH", 0)
@@ -211,7 +214,11 @@ class _Attention(torch.autograd.Function):
             results = run(graph, form, numbers, seed, tensors, bias, trial.scores)
         ctx.graph, ctx.form, ctx.numbers, ctx.seed, ctx.trial = graph, form, numbers, seed, trial
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(bias, trial.scores, *tensors, *results)
+        ctx.out = None
+        if bias is not None:  # beside autograd's own: stock PyG lets the caller overwrite the result
+            ctx.out, ctx.version = results[0].detach(), results[0]._version
+        kept = results if bias is None else (None, *results[1:])
+        ctx.save_for_backward(bias, trial.scores, *tensors, *kept)
         trial.scores = None
         return results[:3]
 
@@ -221,6 +228,12 @@ class _Attention(torch.autograd.Function):
         bias, scores, *saved = ctx.saved_tensors
         tensors, results = tuple(saved[: len(TENSORS)]), tuple(saved[len(TENSORS) :])
         need_bias, *needs = ctx.needs_input_grad[4:]
+        if ctx.out is not None:
+            edited = ctx.out._version != ctx.version
+            first = run(ctx.graph, ctx.form, ctx.numbers, ctx.seed, tensors, bias)[0] if edited else ctx.out
+            results = (first, *results[1:])
+            if is_last():
+                ctx.out = None
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
             a = _pack(ctx.form, ctx.numbers, None if ctx.seed is None else ctx.seed.cpu(), tensors)
             first = reference_attention.differentiable(ctx.graph.edge_csr, a)

@@ -17,14 +17,13 @@ from stretto import kernels
 from stretto.graph import Graph
 from stretto.ops import library, twice
 from stretto.ops.attention import attention
+from stretto.ops.autograd_state import is_last, saved_elsewhere
 from stretto.ops.batched import one_by_one
 from stretto.ops.projections import plus, projections
 
 Maybe = Tensor | None
 
 MOST_INNER = 4096
-_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-_kept: Any = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
 
 
 def takes(graph: Graph, x: Tensor, width: int, *parameters: Maybe) -> bool:
@@ -44,16 +43,6 @@ def takes(graph: Graph, x: Tensor, width: int, *parameters: Maybe) -> bool:
         if t is not None and (t.dtype != x.dtype or t.device != x.device or not t.is_contiguous()):
             return False
     return True
-
-
-def saved_elsewhere() -> bool:
-    """Whether hooks are on that may move what is saved for backward to another place."""
-    return _hooks is not None and bool(_hooks(True))
-
-
-def is_last() -> bool:
-    """Inside backward: whether the graph is given up, so that what was kept will not be read again."""
-    return _kept is not None and not _kept()
 
 
 def attention_layer(

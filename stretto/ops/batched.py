@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stretto.ops import advice
+from stretto.ops.autograd_state import several_times
 
 _top = torch._C._functorch.peek_interpreter_stack
 _is_batch = torch._C._functorch.is_legacy_batchedtensor
@@ -48,7 +49,9 @@ def _each(backward: Callable[..., Any], ctx: Any, grads: tuple[Any, ...]) -> Any
     remove, add = torch._remove_batch_dim, torch._add_batch_dim
     plain = [remove(g, level, 1, 0) if isinstance(g, Tensor) and _is_batch(g) else None for g in grads]
     size = next(p.size(0) for p in plain if p is not None)
-    found = [backward(ctx, *(g if p is None else p[i] for g, p in zip(grads, plain, strict=True))) for i in range(size)]
+    with several_times():
+        pairs = list(zip(grads, plain, strict=True))
+        found = [backward(ctx, *(g if p is None else p[i] for g, p in pairs)) for i in range(size)]
     several = isinstance(found[0], tuple)
     columns = zip(*found, strict=True) if several else [tuple(found)]
     stacked = [None if column[0] is None else add(torch.stack(column), 0, level) for column in columns]

@@ -269,3 +269,17 @@ def test_running_out_of_memory_in_backward_says_what_would_fit(edge_index):
 
 def test_the_kernels_of_a_device_can_be_recorded():
     assert hasattr(kernels.backend(CUDA), "tape")
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat"])
+def test_a_batch_of_gradients(edge_index, name):
+    """What is kept for backward is given up after the last member of the batch, not after the first."""
+    torch.manual_seed(0)
+    layer = stretto.accelerate(LAYERS[name]().cuda())
+    x = torch.randn(NODES, INNER, device=CUDA, requires_grad=True)
+    batch = torch.randn(3, NODES, layer(x, edge_index).size(1), device=CUDA)
+    wanted = [torch.autograd.grad(layer(x, edge_index), x, flow)[0] for flow in batch]
+    for _ in range(3):  # plain, recorded, played
+        (found,) = torch.autograd.grad(layer(x, edge_index), x, batch, is_grads_batched=True)
+        for one, many in zip(wanted, found, strict=True):
+            torch.testing.assert_close(many, one)

@@ -32,7 +32,14 @@ for _ in range(40):
 
 
 @pytest.fixture(scope="module")
-def card():
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def card(cache, monkeypatch):
+    """Measured by the first test that asks, kept for the others."""
+    monkeypatch.setenv("STRETTO_CACHE", str(cache))
     return machine_file.get(device="cuda")
 
 

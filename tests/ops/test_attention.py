@@ -71,6 +71,58 @@ def test_all_results_and_gradients(name, form, edge, dropout):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("needed", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["hub", "wide", "isolated", "empty"])
+def test_a_bias_on_the_way(name, form, needed):
+    graph = graph_of(name)
+    torch.manual_seed(3)
+    given = inputs(graph, form)
+    bias = torch.randn(3 * 19, dtype=torch.float64, requires_grad=needed)
+    leaves = [*given.values(), *([bias] if needed else [])]
+    want = expected(graph, form, given)[:-1]
+    want = (want[0].flatten(1) + bias, *want[1:])
+    got = call(graph, form, given, scale=0.3, bias=bias)
+    flows = [torch.randn_like(w) for w in want]
+    found = torch.autograd.grad(got, leaves, flows)
+    wanted = torch.autograd.grad(want, leaves, flows)
+    for a, b in zip((*got, *found), (*want, *wanted), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_the_result_with_a_bias_may_be_overwritten():
+    graph = graph_of("hub")
+    given = inputs(graph, "gat")
+    bias = torch.randn(3 * 19, dtype=torch.float64, requires_grad=True)
+    leaves = [*given.values(), bias]
+    (got,) = call(graph, "gat", given, bias=bias)
+    got.relu_()
+    want = (expected(graph, "gat", given)[0].flatten(1) + bias).relu()
+    torch.testing.assert_close(got, want)
+    for _ in range(2):
+        found = torch.autograd.grad(got.square().sum(), leaves, retain_graph=True)
+        wanted = torch.autograd.grad(want.square().sum(), leaves, retain_graph=True)
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_a_bias_differentiated_twice_and_under_hooks():
+    graph = graph_of("wide")
+    given = inputs(graph, "gat", heads=2, width=3, edge=False)
+    leaves = (given["v"], given["left"], given["right"], torch.randn(6, dtype=torch.float64, requires_grad=True))
+
+    def out(v, left, right, bias):
+        return attention(graph, v, left, right, bias=bias)
+
+    assert torch.autograd.gradcheck(out, leaves)
+    assert torch.autograd.gradgradcheck(out, leaves)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        hooked = out(*leaves)
+    found, wanted = (torch.autograd.grad(r.sum(), leaves) for r in (hooked, out(*leaves)))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("isa", native.isas() or ["none"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_instruction_set(form, isa, needs_native):

@@ -1,0 +1,40 @@
+"""What autograd says of itself: for functions that keep results beside what it saves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+_kept: Any = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+
+
+class _Here(threading.local):
+    several = False
+
+
+_here = _Here()
+
+
+def saved_elsewhere() -> bool:
+    """Whether hooks are on that may move what is saved for backward to another place."""
+    return _hooks is not None and bool(_hooks(True))
+
+
+def is_last() -> bool:
+    """Inside backward: whether the graph is given up, so that what was kept will not be read again."""
+    return _kept is not None and not _here.several and not _kept()
+
+
+@contextmanager
+def several_times() -> Iterator[None]:
+    """Inside backward: it is gone through more than once, so that no time is known to be the last."""
+    before, _here.several = _here.several, True
+    try:
+        yield
+    finally:
+        _here.several = before
