@@ -50,7 +50,7 @@ struct ChainOf {
             if (stage.kind == STRETTO_STAGE_DENSE) {
                 const T* bias = static_cast<const T*>(stage.bias);
                 const bool relu = meets_relu(s);
-                product_of(from, in, 1, rows, turned, width, width, in, [&](int64_t r, int64_t c, int n, Vec<T> value) {
+                product_of(from, in, rows, turned, width, width, in, [&](int64_t r, int64_t c, int n, Vec<T> value) {
                     if (bias) value += load_lanes(bias + c, n);
                     store_lanes(to + r * width + c, relu ? positive(value) : value, n);
                 });
@@ -130,7 +130,7 @@ struct ChainOf {
                 // A ReLU below is met here: its result says where the gradient passes.
                 const bool relu = s > down_to && a.stages[s - 1].kind == STRETTO_STAGE_RELU && s - 1 > 0;
                 const T* gate = relu ? static_cast<const T*>(a.stages[s - 1].out) + first * in : nullptr;
-                product_of(g, width, 1, rows, static_cast<const T*>(stage.weight), in, in, width,
+                product_of(g, width, rows, static_cast<const T*>(stage.weight), in, in, width,
                            [&](int64_t r, int64_t c, int n, Vec<T> value) {
                                if (gate) value = load_lanes(gate + r * in + c, n) <= Vec<T>{} ? Vec<T>{} : value;
                                store_lanes(to + r * in + c, value, n);
@@ -144,10 +144,7 @@ struct ChainOf {
 
     // dweight [width, in] += g' x
     static void add_outer(const T* g, int64_t width, const T* x, int64_t in, int64_t rows, T* dweight) {
-        product_of(g, 1, width, width, x, in, in, rows, [&](int64_t r, int64_t c, int n, Vec<T> value) {
-            T* to = dweight + r * in + c;
-            store_lanes(to, load_lanes(to, n) + value, n);
-        });
+        add_summed_product(g, width, width, x, in, in, rows, Ahead(g, g, g, g), dweight);  // both have just been made
     }
     static void add_columns(const T* g, int64_t width, int64_t rows, T* dbias) {
         for (int64_t c = 0; c < width; c += L) {

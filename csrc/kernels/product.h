@@ -11,72 +11,131 @@
 namespace stretto::STRETTO_ISA {
 
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int tile_rows = 8, tile_vectors = 3;  // 24 of 32 registers hold sums
+constexpr int tile_vectors = 3, tile_sums = 24;  // of 32 registers
 #else
-constexpr int tile_rows = 4, tile_vectors = 2;  // 8 of 16
+constexpr int tile_vectors = 2, tile_sums = 8;  // of 16
 #endif
 
-// sums[r][v] = sum over k of a[r, k] * b[k, v]. a is read by element at these strides, b by rows of vectors. Fetch: the
-// next R rows of a, which follow without a gap, are fetched meanwhile, a little at every step.
-template <class T, int R, int NV, bool Fetch, class Use>
+// sums[r][v] = sum over k of a[r, k] * b[k, v]. a is read by element at these strides, b by rows of vectors. fetch(i)
+// is called at every step: what is read next may be fetched meanwhile.
+template <class T, int R, int NV, class Fetch, class Use>
 STRETTO_INLINE void product_tile(const T* a, int64_t row_stride, int64_t k_stride, const T* b, int64_t ldb, int64_t k,
-                                 int tail, Use&& use) {
+                                 int tail, Fetch&& fetch, Use&& use) {
     constexpr int L = lanes<T>;
     Vec<T> sums[R][NV];
-#pragma GCC unroll 8
+#pragma GCC unroll 24
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) sums[r][v] = Vec<T>{};
     for (int64_t i = 0; i < k; ++i) {
-        if constexpr (Fetch) __builtin_prefetch(a + (k + i) * R);
+        fetch(i);
         Vec<T> row[NV];
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v)
             row[v] = v == NV - 1 ? load_lanes(b + i * ldb + v * L, tail) : load(b + i * ldb + v * L);
-#pragma GCC unroll 8
+#pragma GCC unroll 24
         for (int r = 0; r < R; ++r) {
             const Vec<T> factor = broadcast<T>(a[r * row_stride + i * k_stride]);
 #pragma GCC unroll 4
             for (int v = 0; v < NV; ++v) sums[r][v] = fused(sums[r][v], factor, row[v]);
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 24
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) use(r, v, v == NV - 1 ? tail : L, sums[r][v]);
 }
 
-// The whole product of a [rows, k] and b [k, columns]; use(row, column, lanes, sums) gets it vector by vector.
-template <class T, class Use>
-STRETTO_INLINE void product_of(const T* a, int64_t row_stride, int64_t k_stride, int64_t rows, const T* b, int64_t ldb,
-                               int64_t columns, int64_t k, Use&& use) {
+// Calls tiles(first column, its vectors, lanes of the last one) for all columns.
+template <class T, class Tiles>
+STRETTO_INLINE void for_each_column_tile(int64_t columns, Tiles&& tiles) {
     constexpr int L = lanes<T>;
-    const auto rows_of = [&](int64_t c, auto vectors, int tail) {
-        constexpr int NV = decltype(vectors)::value;
-        const auto some = [&](int64_t r, auto count) {
-            const auto done = [&](int tr, int v, int n, Vec<T> sums) { use(r + tr, c + v * L, n, sums); };
-            constexpr int R = decltype(count)::value;
-            if (c == 0 && k_stride == 1 && row_stride == k)
-                product_tile<T, R, NV, true>(a + r * row_stride, row_stride, 1, b + c, ldb, k, tail, done);
-            else
-                product_tile<T, R, NV, false>(a + r * row_stride, row_stride, k_stride, b + c, ldb, k, tail, done);
-        };
-        int64_t r = 0;
-        for (; r + tile_rows <= rows; r += tile_rows) some(r, std::integral_constant<int, tile_rows>{});
-        for (; r + 2 <= rows; r += 2) some(r, std::integral_constant<int, 2>{});
-        for (; r < rows; ++r) some(r, std::integral_constant<int, 1>{});
-    };
     for (int64_t c = 0; c < columns;) {
         const int64_t left = (columns - c + L - 1) / L;
         const int vectors = static_cast<int>(left < tile_vectors ? left : tile_vectors);
         const int64_t end = c + vectors * L < columns ? c + vectors * L : columns;
         const int tail = static_cast<int>(end - c - (vectors - 1) * L);
-        if (vectors == 1) rows_of(c, std::integral_constant<int, 1>{}, tail);
-        if (vectors == 2) rows_of(c, std::integral_constant<int, 2>{}, tail);
+        if (vectors == 1) tiles(c, std::integral_constant<int, 1>{}, tail);
+        if (vectors == 2) tiles(c, std::integral_constant<int, 2>{}, tail);
         if constexpr (tile_vectors > 2)
-            if (vectors == 3) rows_of(c, std::integral_constant<int, 3>{}, tail);
+            if (vectors == 3) tiles(c, std::integral_constant<int, 3>{}, tail);
         c = end;
     }
+}
+
+// Calls tile(first row, its rows) for all rows, Most at a time while there are so many.
+template <int Most, class Tile>
+STRETTO_INLINE void for_each_row_tile(int64_t rows, Tile&& tile) {
+    int64_t r = 0;
+    for (; r + Most <= rows; r += Most) tile(r, std::integral_constant<int, Most>{});
+    if constexpr (Most > 4)
+        for (; r + 4 <= rows; r += 4) tile(r, std::integral_constant<int, 4>{});
+    for (; r + 2 <= rows; r += 2) tile(r, std::integral_constant<int, 2>{});
+    for (; r < rows; ++r) tile(r, std::integral_constant<int, 1>{});
+}
+
+// Fetches R rows that lie side by side, a little at every step. (A lambda that only fetches is dropped by GCC.)
+template <class T, int R>
+struct NextRows {
+    const T* rows;
+    STRETTO_INLINE void operator()(int64_t i) const { __builtin_prefetch(rows + i * R); }
+};
+
+// The whole product of a [rows, k], whose rows are gapless in themselves, and b [k, columns]; use(row, column, lanes,
+// sums) gets it vector by vector. The next rows of a are fetched meanwhile.
+template <class T, class Use>
+STRETTO_INLINE void product_of(const T* a, int64_t row_stride, int64_t rows, const T* b, int64_t ldb, int64_t columns,
+                               int64_t k, Use&& use) {
+    constexpr int L = lanes<T>;
+    for_each_column_tile<T>(columns, [&](int64_t c, auto vectors, int tail) {
+        constexpr int NV = decltype(vectors)::value;
+        // More rows than these, of fewer vectors, were slower: each is a place of its own in memory.
+        for_each_row_tile<tile_sums / tile_vectors>(rows, [&](int64_t r, auto count) {
+            constexpr int R = decltype(count)::value;
+            const auto done = [&](int tr, int v, int n, Vec<T> sums) { use(r + tr, c + v * L, n, sums); };
+            const T* from = a + r * row_stride;
+            if (c == 0 && row_stride == k)
+                product_tile<T, R, NV>(from, row_stride, 1, b + c, ldb, k, tail, NextRows<T, R>{from + R * k}, done);
+            else
+                product_tile<T, R, NV>(from, row_stride, 1, b + c, ldb, k, tail, [](int64_t) {}, done);
+        });
+    });
+}
+
+// Two stretches of memory that are read after the present block.
+struct Ahead {
+    const char *at, *end, *then, *then_end;
+    template <class T>
+    Ahead(const T* from, const T* to, const T* next, const T* next_end)
+        : at(reinterpret_cast<const char*>(from)),
+          end(reinterpret_cast<const char*>(to)),
+          then(reinterpret_cast<const char*>(next)),
+          then_end(reinterpret_cast<const char*>(next_end)) {}
+    STRETTO_INLINE void fetch_a_line() {
+        __builtin_prefetch(at, 0, 2);
+        at += 64;
+        if (at < end) return;
+        at = then, end = then_end;
+        then = then_end;
+    }
+};
+
+// into [rows, columns] += a' b, summed over the k rows of both: a [k, rows] with rows a_stride apart, b [k, columns].
+template <class T>
+STRETTO_INLINE void add_summed_product(const T* a, int64_t a_stride, int64_t rows, const T* b, int64_t ldb,
+                                       int64_t columns, int64_t k, Ahead ahead, T* into) {
+    constexpr int L = lanes<T>;
+    for_each_column_tile<T>(columns, [&](int64_t c, auto vectors, int tail) {
+        constexpr int NV = decltype(vectors)::value;
+        for_each_row_tile<tile_sums / NV>(rows, [&](int64_t r, auto count) {
+            product_tile<T, decltype(count)::value, NV>(
+                a + r, 1, a_stride, b + c, ldb, k, tail, [&](int64_t) { ahead.fetch_a_line(); },
+                [&](int tr, int v, int n, Vec<T> sums) {
+                    T* to = into + (r + tr) * columns + c + v * L;
+                    store_lanes(to, load_lanes(to, n) + sums, n);
+                });
+        });
+    });
 }
 
 // Elements from one row of a copy to the next.
@@ -159,8 +218,7 @@ STRETTO_INLINE void add_term(const ProductArgs& a, const Term<T>& term, bool fir
     const bool whole = live.count == rows;
     for (int64_t r = 0; r < live.count && !whole; ++r)
         __builtin_memcpy(copy + r * in, term.x + live.place[r] * term.x_stride, static_cast<size_t>(in) * sizeof(T));
-    product_of(whole ? term.x : copy, whole ? term.x_stride : in, 1, live.count, term.w.rows, term.w.ld, width, in,
-               use);
+    product_of(whole ? term.x : copy, whole ? term.x_stride : in, live.count, term.w.rows, term.w.ld, width, in, use);
     if (!first || whole) return;
     for (int64_t r = 0, next = 0; r < rows; ++r) {
         if (next < live.count && live.place[next] == r) {
@@ -233,6 +291,7 @@ int run_sum_product(const ProductArgs& a) {
         const int64_t end = (task + 1) * per_task < a.rows ? (task + 1) * per_task : a.rows;
         for (int64_t first = copy ? task * per_task : end; first < end; first += block) {
             const int64_t rows = end - first < block ? end - first : block;
+            const int64_t after = end - first - rows < block ? end - first - rows : block;
             const T* left = x + first * a.x_stride;
             const T* right = w + first * a.w_row_stride;
             if (sums) add_rows(left, a.x_stride, rows, a.out_width, sums);
@@ -249,11 +308,11 @@ int run_sum_product(const ProductArgs& a) {
             for (int64_t r = 0; r < live.count && !whole; ++r)
                 __builtin_memcpy(copy_x + r * a.out_width, left + live.place[r] * a.x_stride,
                                  static_cast<size_t>(a.out_width) * sizeof(T));
-            product_of(whole ? left : copy_x, 1, whole ? a.x_stride : a.out_width, a.out_width, copy, ld, a.in,
-                       live.count, [&](int64_t r, int64_t c, int n, Vec<T> value) {
-                           T* to = part + r * a.in + c;
-                           store_lanes(to, load_lanes(to, n) + value, n);
-                       });
+            const T *next_left = left + rows * a.x_stride, *next_right = right + rows * a.w_row_stride;
+            const Ahead ahead(next_left, next_left + after * a.x_stride, next_right,
+                              next_right + after * a.w_row_stride);
+            add_summed_product(whole ? left : copy_x, whole ? a.x_stride : a.out_width, a.out_width, copy, ld, a.in,
+                               live.count, ahead, part);
         }
         __builtin_free(copy);
     });

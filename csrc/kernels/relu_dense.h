@@ -41,7 +41,7 @@ int run_relu_dense(const ReluDenseArgs& a) {
             const int64_t rows = a.rows - first < block_rows ? a.rows - first : block_rows;
             activate(z + first * a.in, z_bias, rows, a.in, active);
             T* to = out + first * a.out_width;
-            product_of(active, a.in, 1, rows, weight.rows, weight.ld, a.out_width, a.in,
+            product_of(active, a.in, rows, weight.rows, weight.ld, a.out_width, a.in,
                        [&](int64_t r, int64_t c, int n, Vec<T> value) {
                            if (bias) value += load_lanes(bias + c, n);
                            store_lanes(to + r * a.out_width + c, value, n);
@@ -73,10 +73,9 @@ int run_relu_dense_grad(const ReluDenseArgs& a) {
             const int64_t rows = end - first < block_rows ? end - first : block_rows;
             const T* g = grad + first * width;
             activate(z + first * in, z_bias, rows, in, active);
-            product_of(g, 1, width, width, active, in, in, rows, [&](int64_t r, int64_t c, int n, Vec<T> value) {
-                T* to = dweight + r * in + c;
-                store_lanes(to, load_lanes(to, n) + value, n);
-            });
+            const int64_t next = first + rows, stop = next + block_rows < end ? next + block_rows : end;
+            const Ahead ahead(grad + next * width, grad + stop * width, z + next * in, z + stop * in);
+            add_summed_product(g, width, width, active, in, in, rows, ahead, dweight);
             for (int64_t c = 0; c < width; c += lanes<T>) {
                 const int n = static_cast<int>(width - c < lanes<T> ? width - c : lanes<T>);
                 Vec<T> sum = load_lanes(dbias + c, n);
@@ -84,7 +83,7 @@ int run_relu_dense_grad(const ReluDenseArgs& a) {
                 store_lanes(dbias + c, sum, n);
             }
             if (!dz) continue;
-            product_of(g, width, 1, rows, weight.rows, weight.ld, in, width,
+            product_of(g, width, rows, weight.rows, weight.ld, in, width,
                        [&](int64_t r, int64_t c, int n, Vec<T> value) {
                            value = load_lanes(active + r * in + c, n) <= Vec<T>{} ? Vec<T>{} : value;
                            store_lanes(dz + (first + r) * in + c, value, n);
