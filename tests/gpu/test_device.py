@@ -283,6 +283,15 @@ def test_a_small_new_batch_is_left_to_stock_and_one_seen_again_is_not(monkeypatc
     assert path(known) == "fast"
 
 
+def test_averaged_heads_of_a_small_graph_are_left_to_stock():
+    x, edge_index = torch.randn(50, 8, device=CUDA), edges(50, 300).cuda()
+    for concat, path in ((True, "fast"), (False, "stock")):
+        conv = stretto.accelerate(torch_geometric.nn.GATConv(8, 8, heads=2, concat=concat).cuda())
+        for _ in range(2):  # the first time its graph is new
+            conv(x, edge_index)
+        assert stretto.report(conv).rows[0].path == path
+
+
 def test_out_of_memory_leaves_everything_usable_and_says_what_would_fit():
     net = stretto.accelerate(importlib.import_module("stretto.bench.gpu").Net("gat", (8, 16, 4)).cuda())
     edge_index = edges(100, 2000).cuda()

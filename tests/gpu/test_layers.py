@@ -282,4 +282,4 @@ def test_a_batch_of_gradients(edge_index, name):
     for _ in range(3):  # plain, recorded, played
         (found,) = torch.autograd.grad(layer(x, edge_index), x, batch, is_grads_batched=True)
         for one, many in zip(wanted, found, strict=True):
-            torch.testing.assert_close(many, one)
+            assert (many - one).norm() < 1e-5 * one.norm()  # other variants may have been chosen since
