@@ -30,17 +30,14 @@ from stretto.analyze.predict import step_seconds
 from stretto.analyze.subject import usable
 from stretto.analyze.workload import Workload
 from stretto.bench import machine, report
+from stretto.bench.analysis_replays import HIDDEN, HOT, SETTLE, in_processes
 from stretto.bench.run import threads as limited
-from stretto.profile.profiling import Profile
 from stretto.profile.profiling import make as make_profile
-from stretto.profile.replay import NEAR, replay, verdict
+from stretto.profile.replay import NEAR
 from stretto.tune.timing import measure
 
 MODELS = ("gcn", "sage", "gin", "gat", "sgc", "tag")
 GRAPHS = ("cora", "er:8000:40000", "rmat:12:60000", "grid:90")
-HIDDEN = 64
-SETTLE = 3  # steps in which the tuner tries its variants
-HOT = 0.9  # share of a step's time that its hot ops take
 SAMPLE = 0.05  # seconds of one sample: a fast plan's caches are then its own and not those of the plan before
 
 
@@ -111,6 +108,7 @@ def run_pair(
     budget: float,
     workers: int,
     replays: float,
+    processes: int,
 ) -> None:
     """One model on one graph: every plan and number of threads, then memory and profile."""
     net = make(model, data.x.size(1), HIDDEN, int(data.y.max()) + 1).to(data.x.device)
@@ -150,25 +148,15 @@ def run_pair(
                 {**where, "op": g.name, "phase": g.phase, "shapes": g.shapes, "bound": g.bound, "reached": g.reached}
                 for g in profile.hot(HOT)
             ]
-            found.replays += replayed(profile, where, replays) if replays else []
         if replays:
+            found.replays += in_processes(
+                processes, model, graph, computers[min(computers)], min(computers), data.x.device.type, replays
+            )
             done = make_profile(workload, workload.timed(repeats=1), computers[min(computers)], model).apply()
             found.gains.append(
                 {"model": model, "graph": graph, "reason": done["reason"], "predicted gain ms": done["predicted_ms"],
                  "realised gain ms": done.get("realised_ms"), "agreement": done.get("agreement")}
             )  # fmt: skip
-
-
-def replayed(profile: Profile, where: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
-    """Every op of the step outside the model over in it, with its own indices and with shuffled ones."""
-    rows, hot = replay(profile, share=1.0, seconds=seconds), len(profile.hot(HOT))
-    return [
-        {**where, "op": row["op"], "phase": row["phase"], "shapes": row["shapes"], "hot": place < hot,
-         "ms": row["in model ms"], "real": row["ratio"], "interval": row["interval"],
-         "itself": row["itself interval"], "verdict": verdict(row), "turns": row["real indices"]["repeats"],
-         "shuffled": row["shuffled indices"]["ratio"] if "shuffled indices" in row else None}
-        for place, row in enumerate(rows)
-    ]  # fmt: skip
 
 
 def command(
@@ -179,6 +167,7 @@ def command(
     budget: Annotated[float, typer.Option(help="Seconds for the steps of one model on one graph.")] = 2.0,
     workers: Annotated[int, typer.Option(help="Also partition the step over so many processes; 0: not.")] = 0,
     replays: Annotated[float, typer.Option(help="Seconds to replay the ops beside each model; 0: not.")] = 4.0,
+    processes: Annotated[int, typer.Option(help="Replay in so many processes; each ratio is their median.")] = 3,
     device: Annotated[str, typer.Option(help="cpu, or cuda: the card instead of numbers of threads.")] = "cpu",
     kept: Annotated[bool, typer.Option(help="Use the machine file of an earlier run instead of probing now.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the cells to this file.")] = None,
@@ -199,7 +188,7 @@ def command(
             for model in names:
                 run_pair(
                     found, model, graph, data, computers,
-                    repeats=repeats, budget=budget, workers=workers, replays=replays,
+                    repeats=repeats, budget=budget, workers=workers, replays=replays, processes=processes,
                 )  # fmt: skip
                 step(f"{model}, {graph}")
                 if json is not None:  # kept as they come

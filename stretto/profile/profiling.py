@@ -75,8 +75,9 @@ class Profile:
         """The smallest set of groups that covers `share` of the time inside ops."""
         expect(0 < share <= 1, f"hot: 'share' is {share}, wanted 0 < share <= 1")
         total, found = 0.0, []
+        whole = sum(group.seconds for group in self.groups)  # without views, which no group has
         for group in self.groups:
-            if total >= share * self.trace.op_seconds:
+            if total >= share * whole:
                 break
             found.append(group)
             total += group.seconds

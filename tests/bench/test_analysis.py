@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from stretto import cli
 from stretto.analyze import Machine, machine_file
 from stretto.bench.analysis import Cell, Findings, summary
+from stretto.bench.analysis_replays import in_processes, merged
 
 
 def test_command(tmp_path, monkeypatch):
@@ -15,7 +16,7 @@ def test_command(tmp_path, monkeypatch):
     monkeypatch.setattr(machine_file, "get", lambda **_: Machine())
     words = ["bench", "analysis", "--models", "sage", "--graphs", "er:100:400", "--threads", "1", "--repeats", "2"]
     result = CliRunner().invoke(
-        cli.app, [*words, "--budget", "1", "--replays", "0.5", "--json", str(tmp_path / "a.json")]
+        cli.app, [*words, "--budget", "1", "--replays", "0.5", "--processes", "1", "--json", str(tmp_path / "a.json")]
     )
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "a.json").read_text())
@@ -57,3 +58,25 @@ def test_summary_follows_the_rows():
     assert text["hot ops over 10% faster than their ceiling"] == "1 of 3"
     assert text["replay with shuffled indices differs by over 15%"] == "1 of 1 ops with an index"
     assert text["gain of a step when the advice is applied, realised over predicted"].startswith("1 of 2 within 20%")
+
+
+def test_replays_in_processes_of_their_own():
+    """Real ones: each loads the graph, makes the model and replays it."""
+    rows = in_processes(2, "sgc", "er:100:400", Machine(), 1, "cpu", 0.2)
+    assert {row["plan"] for row in rows} == {"as given", "accelerated"}
+    assert all(1 <= len(row["each"]) <= 2 for row in rows)
+    assert any(len(row["each"]) == 2 for row in rows)
+
+
+def test_a_ratio_is_the_median_of_the_processes():
+    def row(real, **more):
+        given = {"plan": "as given", "op": "aten::mm", "phase": "forward", "shapes": "2x2", "hot": True, "ms": 1.0}
+        given |= {"interval": (real - 0.1, real + 0.1), "itself": (0.95, 1.05), "turns": 20, "shuffled": None}
+        return given | {"real": real, "verdict": ""} | more
+
+    found = merged([[row(0.6), row(1.0)], [row(1.1), row(1.0)], [row(0.95), row(1.3, hot=False), row(2.0, op="new")]])
+    assert [r["real"] for r in found] == [0.95, 1.0, 2.0]
+    assert [r["verdict"] for r in found] == ["met", "met", "missed"]
+    assert found[0]["each"] == [0.6, 1.1, 0.95]
+    assert found[0]["interval"] == (0.5, 1.2000000000000002)
+    assert all(r["hot"] for r in found)
