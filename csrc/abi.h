@@ -41,7 +41,7 @@ STRETTO_API const char* stretto_threading(void);    // "openmp (borrowed)" or "s
 // products that torch runs on those threads; our own kernels see to it themselves. Calls come in pairs, on one thread.
 STRETTO_API int stretto_flush_denormals(int on, int threads);
 
-// ---- graph construction (core/csr.cpp, core/schedule.cpp, core/hash.cpp) ----
+// ---- graph construction (core/csr.cpp, core/schedule.cpp, core/batch.cpp, core/hash.cpp) ----
 // Smallest and largest of n indices (bytes: 4 or 8); n == 0 gives 0, -1.
 STRETTO_API int stretto_minmax(const void* index, int64_t bytes, int64_t n, int threads, int64_t* least, int64_t* most);
 // Stable counting sort of (row, col) pairs by row: rowptr [num_rows + 1], out_col and out_id [n] of out_bytes each.
@@ -57,6 +57,13 @@ STRETTO_API int stretto_csr_transpose(const stretto_csr* g, int threads, int64_t
 // Tasks of about `grain` edges-plus-rows. First call with tasks == null to learn the three counts.
 STRETTO_API int stretto_schedule(const int64_t* rowptr, int64_t num_rows, int64_t grain, int64_t* counts,
                                  int64_t* tasks, int64_t* hubs);
+// The graph of a mini-batch (row, col) and its transpose. pointers: both rowptr, then room for most_tasks tasks of
+// each, then for as many hubs of each. entries [4 n]: col, position in the given order, the same of the transpose.
+// facts [12]: smallest and largest row and column (out of range: that is all); whether rows came in order; whether the
+// transpose has the same rowptr and col, and so the same tasks; tasks, hubs and slots of each.
+STRETTO_API int stretto_batch_graph(const void* row, const void* col, int64_t bytes, int64_t n, int64_t num_rows,
+                                    int64_t num_cols, int64_t grain, int64_t grain_t, int64_t most_tasks,
+                                    int64_t* pointers, int32_t* entries, int64_t* facts);
 // 128-bit hash of a byte range, at memory speed.
 STRETTO_API void stretto_hash(const void* data, int64_t bytes, int threads, uint64_t* out);
 

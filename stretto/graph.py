@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,9 +24,13 @@ from stretto.graph_traced import TracedGraph
 from stretto.kernels import Csr, build
 
 V = TypeVar("V")
-FEW_EDGES = 1 << 16  # below, a transpose keeps the order of its edges, which otherwise is made when it is asked for
 _numbers = itertools.count(1)
 _by_number: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
+
+
+def lasting() -> Any:
+    """Where what is made may be saved for backward: outside inference mode."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 class kept(Generic[V]):
@@ -37,7 +43,7 @@ class kept(Generic[V]):
         self.__doc__ = make.__doc__
 
     def __get__(self, graph: Any, owner: Any = None) -> V:
-        with torch.inference_mode(False):
+        with lasting():
             return graph.__dict__.setdefault(self.name, self.make(graph))
 
 
@@ -47,19 +53,23 @@ class Graph:
     Make one with Graph.of(edge_index). Per-edge arrays handed to ops are in the order of that edge_index.
     """
 
-    def __init__(self, csr: Csr, *, source: Csr | None = None, ids_known: bool = True) -> None:
-        """Internal. source: the matrix this is the transpose of; ids_known: whether csr.edge_id says the edge order."""
+    def __init__(
+        self, csr: Csr, *, source: Csr | None = None, ids_known: bool = True, transposed: Csr | None = None
+    ) -> None:
+        """Internal. source: the matrix this is the transpose of; ids_known: whether csr.edge_id says the edge order;
+        transposed: its transpose, where that came with it."""
         if csr.tasks is None:
             csr.tasks, csr.hubs, csr.num_slots = build.schedule(csr.rowptr, csr.num_rows, csr.num_edges)
         self.csr = csr
         self.num_rows, self.num_cols, self.num_edges = csr.num_rows, csr.num_cols, csr.num_edges
         self._source = source
         self._ids_known = ids_known
+        self._transposed = transposed
         self._T: Graph | None = None
         self._parent: weakref.ref[Graph] | None = None
         self._derived: dict[Any, Any] = {}
         self.number = next(_numbers)
-        self.handle = torch.tensor([self.number])  # what torch.library ops carry instead of the object
+        self.handle = torch.from_numpy(np.array([self.number]))  # what torch.library ops carry instead of the object
         _by_number[self.number] = self
 
     # ---- making one ----
@@ -156,8 +166,13 @@ class Graph:
         self._T = self._derived.setdefault("transpose", made)  # of two threads' transposes, the first
         return self._T
 
-    @torch.inference_mode(False)
     def _transpose(self) -> Graph:
+        if self._transposed is not None:
+            return Graph(self._transposed, source=self.csr)
+        with lasting():
+            return self._sorted_by_column()
+
+    def _sorted_by_column(self) -> Graph:
         csr = self.csr
         if csr.col is csr.edge_id:  # segments: every message goes to exactly one row
             rowptr = torch.arange(csr.num_edges + 1, device=csr.device)
@@ -165,7 +180,7 @@ class Graph:
         rowptr, col, ids = build.transpose(csr)
         if build.passing(csr):
             return Graph(Csr(rowptr, col, ids, csr.num_cols, csr.num_rows, csr.num_edges), source=csr)
-        few = csr.num_edges < FEW_EDGES
+        few = csr.num_edges < build.FEW_EDGES  # the order of their edges is kept, which else is made when asked for
         if csr.num_rows == csr.num_cols and _same(rowptr, csr.rowptr) and csr.col is not None and _same(col, csr.col):
             shared = Csr(csr.rowptr, csr.col, ids if few else None, csr.num_rows, csr.num_cols, csr.num_edges)
             shared.tasks, shared.hubs, shared.num_slots = csr.tasks, csr.hubs, csr.num_slots
@@ -193,7 +208,7 @@ class Graph:
         if not self._ids_known:
             assert self._source is not None
             # A new Csr: another thread may be inside a kernel with the old one.
-            with torch.inference_mode(False):
+            with lasting():
                 self.csr = replace(self.csr, edge_id=build.transpose(self._source)[2], cache={})
             self._ids_known = True
         return self.csr
@@ -268,7 +283,7 @@ class Graph:
     def derived(self, key: Any, make: Any) -> Any:
         """What `make()` gave the first time for this key; kept as long as the graph."""
         if key not in self._derived:
-            with torch.inference_mode(False):
+            with lasting():
                 return self._derived.setdefault(key, make())
         return self._derived[key]
 
@@ -292,9 +307,9 @@ class Graph:
     def memory(self) -> dict[str, int]:
         """Bytes of each part held; what parts share (a symmetric transpose, say) is counted with the first."""
         seen: set[int] = set()
-        csr = self.csr
-        parts = {"csr": _bytes((csr.rowptr, csr.col, csr.edge_id, csr.tasks, csr.hubs), seen)}
-        parts["transpose"] = self._T._bytes(seen) if self._T is not None else 0
+        parts = {"csr": _bytes(_arrays(self.csr), seen)}
+        came = () if self._transposed is None else _arrays(self._transposed)
+        parts["transpose"] = _bytes(came, seen) + (0 if self._T is None else self._T._bytes(seen))
         for name in ("segments", "with_self_loops"):
             other = self.__dict__.get(name)
             if other is not None and other is not self:
@@ -307,8 +322,7 @@ class Graph:
         if id(self) in seen:
             return 0
         seen.add(id(self))
-        csr = self.csr
-        own = (csr.rowptr, csr.col, csr.edge_id, csr.tasks, csr.hubs, *csr.cache.values())
+        own = (*_arrays(self.csr), *self.csr.cache.values())
         return _bytes((*own, *self.__dict__.values(), *self._derived.values()), seen)
 
     @property
@@ -324,6 +338,10 @@ class Graph:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
         return self  # a graph never changes
+
+
+def _arrays(csr: Csr) -> tuple[Tensor | None, ...]:
+    return csr.rowptr, csr.col, csr.edge_id, csr.tasks, csr.hubs
 
 
 def _bytes(values: Iterable[Any], seen: set[int]) -> int:
@@ -352,18 +370,21 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a, b)
 
 
-@torch.inference_mode(False)
 def _build(edges: Any, sizes: graph_formats.Sizes | None, flow: str) -> Graph:
-    return _from_pairs(*graph_formats.pairs(edges, sizes, flow))
+    with lasting():
+        few = graph_formats.few(edges, sizes, flow)
+        if few is not None:
+            return Graph(few[0], transposed=few[1])
+        return _from_pairs(*graph_formats.pairs(edges, sizes, flow))
 
 
-@torch.inference_mode(False)
 def _build_segments(index: Tensor, num_segments: int | None) -> Graph:
-    if num_segments is None:
-        num_segments = build.minmax(index)[1] + 1
-    graph_formats.check_range("segment", index, num_segments)
-    dtype = graph_formats.index_dtype(num_segments, index.numel())
-    rowptr, _, order = build.compress(index, None, num_segments, dtype)
+    with lasting():
+        if num_segments is None:
+            num_segments = build.minmax(index)[1] + 1
+        graph_formats.check_range("segment", index, num_segments)
+        dtype = graph_formats.index_dtype(num_segments, index.numel())
+        rowptr, _, order = build.compress(index, None, num_segments, dtype)
     # Column e is message e: the order of the entries is at once their column.
     return Graph(Csr(rowptr, order, order, num_segments, index.numel(), index.numel()))
 

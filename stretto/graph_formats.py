@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stretto import settings
 from stretto.errors import expect, fail
-from stretto.kernels import build
+from stretto.kernels import Csr, build
 
 Sizes = tuple[int | None, int | None]
 
@@ -61,6 +61,29 @@ def pairs(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Tensor, Tensor, i
     _in_range("destination", of_target, num_dst)
     found = (target, source, num_dst, num_src) if forward else (source, target, num_src, num_dst)
     return (*found, in_order)
+
+
+def few(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Csr, Csr] | None:
+    """The matrix of few edges between known numbers of nodes and its transpose, all checked; None: not of that kind."""
+    if type(edges) is not Tensor or sizes is None or edges.device.type != "cpu" or edges.layout != torch.strided:
+        return None
+    num_src, num_dst = sizes
+    if num_src is None or num_dst is None or edges.dim() != 2 or not 0 < edges.size(1) < build.FEW_EDGES:
+        return None
+    if max(num_src, num_dst) > 2 * build.FEW_EDGES or not build.is_native(edges):
+        return None
+    if index_dtype(max(num_src, num_dst), edges.size(1)) is not torch.int32:
+        return None
+    source, target = _edge_index(edges)
+    if flow == "source_to_target":
+        of_target, of_source, csr, transposed = build.of_few(target, source, num_dst, num_src)
+    else:
+        of_source, of_target, csr, transposed = build.of_few(source, target, num_src, num_dst)
+    _in_range("source", of_source, num_src)
+    _in_range("destination", of_target, num_dst)
+    assert csr is not None
+    assert transposed is not None
+    return csr, transposed
 
 
 def check_range(what: str, index: Tensor, size: int) -> None:

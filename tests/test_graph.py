@@ -316,3 +316,42 @@ def test_errors(name):
         call()
     for word in words:
         assert word in str(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_a_batch_made_in_one_call_is_the_graph_made_step_by_step(needs_native, monkeypatch, name, flow, dtype):
+    edge_index, sizes = ZOO[name]()
+    sizes = sizes if flow == "source_to_target" else sizes[::-1]
+    edge_index = edge_index.to(dtype) if flow == "source_to_target" else edge_index.flip(0).to(dtype)
+    at_once = Graph.of(edge_index.clone(), sizes, flow=flow)
+    assert (at_once._transposed is None) == (edge_index.size(1) == 0)  # an empty one has its own way
+    Graph.cache_clear()
+    monkeypatch.setattr(build, "FEW_EDGES", 0)
+    by_steps = Graph.of(edge_index.clone(), sizes, flow=flow)
+    assert by_steps._transposed is None
+    assert at_once.is_symmetric == by_steps.is_symmetric
+    for one, other in ((at_once, by_steps), (at_once.T, by_steps.T)):
+        one, other = one.edge_csr, other.edge_csr
+        assert (one.num_rows, one.num_cols, one.num_slots) == (other.num_rows, other.num_cols, other.num_slots)
+        for array in ("rowptr", "col", "edge_id", "tasks", "hubs"):
+            mine, theirs = getattr(one, array), getattr(other, array)
+            assert (mine is None and theirs is None) or torch.equal(mine, theirs), array
+
+
+def test_a_batch_counts_its_transpose_before_anybody_asks_for_it(needs_native):
+    edge_index = random_edges(40, 40, 100, 3)
+    graph = Graph.of(edge_index, 40)
+    before = graph.nbytes
+    assert graph.memory()["transpose"] > 0
+    assert graph.T.T is graph
+    assert graph.nbytes == before + graph.T.handle.nbytes
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_a_batch_out_of_range_names_the_end(needs_native, flow):
+    edge_index = torch.tensor([[0, 1, 5], [1, 2, 0]])
+    for bad, end in ((edge_index, "source"), (edge_index.flip(0), "destination"), (-edge_index, "source")):
+        with pytest.raises(StrettoError, match=f"{end} index"):
+            Graph.of(bad, (3, 3), flow=flow)

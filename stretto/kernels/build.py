@@ -20,7 +20,7 @@ def minmax(index: Tensor) -> tuple[int, int]:
     """Smallest and largest index; (0, -1) when there is none."""
     if index.numel() == 0:
         return 0, -1
-    if not _native(index):
+    if not is_native(index):
         least, most = torch.stack(torch.aminmax(index)).tolist()  # one look at the device, not two
         return int(least), int(most)
     index = index.contiguous()
@@ -39,7 +39,7 @@ def minmax(index: Tensor) -> tuple[int, int]:
 
 def survey(row: Tensor, col: Tensor) -> tuple[tuple[int, int], tuple[int, int], bool | None]:
     """minmax of both, and whether row is in order (None: not looked at); from one look at a device, not three."""
-    if row.numel() == 0 or _native(row):
+    if row.numel() == 0 or is_native(row):
         return minmax(row), minmax(col), None
     ends = [*torch.aminmax(row), *torch.aminmax(col), (row[1:] >= row[:-1]).all()]
     row_least, row_most, col_least, col_most, in_order = torch.stack([e.to(row.dtype) for e in ends]).tolist()
@@ -54,7 +54,7 @@ def compress(
     Indices must lie in range. col None: only the order is wanted. in_order: whether row is sorted, where known.
     """
     n = row.numel()
-    if not _native(row):
+    if not is_native(row):
         if in_order is None:
             in_order = bool((row[1:] >= row[:-1]).all()) if n > 1 else True
         keys, order = (row, None) if in_order else torch.sort(_narrow(row, num_rows), stable=True)
@@ -90,7 +90,7 @@ def rows_sorted(csr: Csr) -> bool:
     """Whether every row's columns are in non-descending order."""
     if csr.col is None or csr.num_edges < 2:
         return True
-    if not _native(csr.rowptr):
+    if not is_native(csr.rowptr):
         step_down = csr.col[1:] < csr.col[:-1]
         starts = torch.zeros(csr.num_edges + 1, dtype=torch.bool, device=csr.device)
         starts[csr.rowptr] = True
@@ -103,7 +103,7 @@ def rows_sorted(csr: Csr) -> bool:
 def transpose(csr: Csr) -> tuple[Tensor, Tensor, Tensor]:
     """rowptr [num_cols + 1], col [E], edge_id [E] of the transposed matrix, its rows sorted by column."""
     dtype = csr.col.dtype if csr.col is not None else (csr.edge_id.dtype if csr.edge_id is not None else torch.int32)
-    if not _native(csr.rowptr):
+    if not is_native(csr.rowptr):
         keys, order = torch.sort(csr.columns() if csr.col is None else _narrow(csr.col, csr.num_cols), stable=True)
         rowptr = _pointers(keys, csr.num_cols)
         ids = order if csr.edge_id is None else csr.edge_id[order]
@@ -131,7 +131,7 @@ BATCH = 1 << 20
 
 def passing(csr: Csr) -> bool:
     """Whether a graph looks like a mini-batch on a device."""
-    return not _native(csr.rowptr) and csr.device.type != "cpu" and csr.num_edges < BATCH
+    return not is_native(csr.rowptr) and csr.device.type != "cpu" and csr.num_edges < BATCH
 
 
 # A task is at least this many edges plus rows: below it, handing out work costs more than it gains. A graph is cut into
@@ -141,11 +141,14 @@ LEAST_GRAIN, MOST_TASKS = 2048, 512
 FINEST, FEWEST_TASKS = 256, 8
 
 
+def _grain(work: int) -> int:
+    return max(min(LEAST_GRAIN, max(FINEST, work // FEWEST_TASKS)), work // MOST_TASKS)
+
+
 def schedule(rowptr: Tensor, num_rows: int, num_edges: int) -> tuple[Tensor, Tensor, int]:
     """tasks [T, 5], hubs [H, 3] (csrc/abi.h) and the number of partial results, from the graph alone."""
-    work = num_rows + num_edges
-    grain = max(min(LEAST_GRAIN, max(FINEST, work // FEWEST_TASKS)), work // MOST_TASKS)
-    if not _native(rowptr):  # other devices cut their work themselves, without a copy to the host
+    grain = _grain(num_rows + num_edges)
+    if not is_native(rowptr):  # other devices cut their work themselves, without a copy to the host
         return torch.empty(0, 5, dtype=torch.int64), torch.empty(0, 3, dtype=torch.int64), 0
     counts = torch.zeros(3, dtype=torch.int64)
     native.call("stretto_schedule", rowptr.data_ptr(), num_rows, grain, counts.data_ptr(), None, None)
@@ -157,6 +160,55 @@ def schedule(rowptr: Tensor, num_rows: int, num_edges: int) -> tuple[Tensor, Ten
     return tasks, hubs, num_slots
 
 
+# A graph of fewer edges than this, and not many more nodes, is made with its transpose in one call.
+FEW_EDGES = 1 << 16
+
+
+def of_few(
+    row: Tensor, col: Tensor, num_rows: int, num_cols: int
+) -> tuple[tuple[int, int], tuple[int, int], Csr | None, Csr | None]:
+    """The matrix of few pairs (row, col) and its transpose, which shares its arrays where it is the same; before them,
+    smallest and largest row and column: where these are out of range, nothing is made. All on the CPU, row and col [E].
+    """
+    n = row.numel()
+    grain, grain_t = _grain(num_rows + n), _grain(num_cols + n)
+    most = max(3 * (num_rows + n) // grain, 3 * (num_cols + n) // grain_t) + 3  # a row that is cut ends the task before
+    sizes = (num_rows + 1, num_cols + 1, 5 * most, 5 * most, 3 * most, 3 * most)
+    pointers, entries = torch.empty(sum(sizes), dtype=torch.int64), torch.empty(4, n, dtype=torch.int32)
+    row, col = row.contiguous(), col.contiguous()
+    facts = (ctypes.c_int64 * 12)()
+    native.call(
+        "stretto_batch_graph",
+        row.data_ptr(),
+        col.data_ptr(),
+        row.element_size(),
+        n,
+        num_rows,
+        num_cols,
+        grain,
+        grain_t,
+        most,
+        pointers.data_ptr(),
+        entries.data_ptr(),
+        ctypes.addressof(facts),
+    )
+    rows, cols, (in_order, same, *counts) = (facts[0], facts[1]), (facts[2], facts[3]), facts[4:]
+    if rows[0] < 0 or rows[1] >= num_rows or cols[0] < 0 or cols[1] >= num_cols:
+        return rows, cols, None, None
+    rowptr, rowptr_t, *cuts = pointers.split(sizes)
+    col, ids, col_t, ids_t = entries.unbind()
+    cut = [*_cut(cuts[0], cuts[2], *counts[:3])]
+    csr = Csr(rowptr, col, None if in_order else ids, num_rows, num_cols, n, *cut)
+    if same:
+        return rows, cols, csr, Csr(rowptr, col, ids_t, num_cols, num_rows, n, *cut)
+    cut_t = _cut(cuts[1], cuts[3], *counts[3:])
+    return rows, cols, csr, Csr(rowptr_t, col_t, ids_t, num_cols, num_rows, n, *cut_t)
+
+
+def _cut(tasks: Tensor, hubs: Tensor, num_tasks: int, num_hubs: int, num_slots: int) -> tuple[Tensor, Tensor, int]:
+    return tasks[: 5 * num_tasks].view(num_tasks, 5), hubs[: 3 * num_hubs].view(num_hubs, 3), num_slots
+
+
 def content_hash(tensor: Tensor) -> tuple[int, int] | None:
     """128 bits of a tensor's content, or None off the CPU, where they cannot be had at memory speed."""
     if tensor.device.type != "cpu" or type(tensor) is not Tensor:
@@ -165,11 +217,9 @@ def content_hash(tensor: Tensor) -> tuple[int, int] | None:
     if native.library() is None:
         digest = hashlib.blake2b(tensor.view(-1).view(torch.uint8).numpy().tobytes(), digest_size=16).digest()
         return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
-    out = torch.empty(2, dtype=torch.int64)
-    nbytes = tensor.numel() * tensor.element_size()
-    native.call("stretto_hash", tensor.data_ptr(), nbytes, torch.get_num_threads(), out.data_ptr())
-    low, high = out.tolist()
-    return low, high
+    out = (ctypes.c_int64 * 2)()
+    native.call("stretto_hash", tensor.data_ptr(), tensor.nbytes, torch.get_num_threads(), ctypes.addressof(out))
+    return out[0], out[1]
 
 
 def _narrow(index: Tensor, size: int) -> Tensor:
@@ -182,6 +232,7 @@ def _pointers(keys: Tensor, size: int) -> Tensor:
     return torch.searchsorted(keys.contiguous(), torch.arange(size + 1, dtype=keys.dtype, device=keys.device))
 
 
-def _native(tensor: Tensor) -> bool:
+def is_native(tensor: Tensor) -> bool:
+    """Whether libstretto can read a tensor where it lies."""
     # A subclass may have no storage to point to: torch's own operations know what to do with it.
     return type(tensor) is Tensor and tensor.device.type == "cpu" and native.library() is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -16,15 +18,15 @@ def find(csr: Csr, reverse: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     -> the pair of every edge in the user's order [E]; an edge of every pair, and its reverse [P]; source and
     destination of the former [2, P].
     """
-    count = torch.empty(1, dtype=torch.int64)
-    at = struct(csr)
-    native.call("stretto_pairs", at, reverse.data_ptr(), count.data_ptr(), None, None, None, None)
-    pairs = int(count)
+    count = ctypes.c_int64()
+    at, counted = struct(csr), ctypes.addressof(count)
+    native.call("stretto_pairs", at, reverse.data_ptr(), counted, None, None, None, None)
+    pairs = count.value
     number = torch.empty(csr.num_edges, dtype=reverse.dtype)
     first, second = torch.empty(pairs, dtype=torch.int64), torch.empty(pairs, dtype=torch.int64)
     ends = torch.empty(2, pairs, dtype=torch.int64)
     places = (number.data_ptr(), first.data_ptr(), second.data_ptr(), ends.data_ptr())
-    native.call("stretto_pairs", at, reverse.data_ptr(), count.data_ptr(), *places)
+    native.call("stretto_pairs", at, reverse.data_ptr(), counted, *places)
     return number, first, second, ends
 
 

@@ -89,6 +89,7 @@ SIGNATURES = {
     "stretto_csr_rows_sorted": "pnp",
     "stretto_csr_transpose": "pnppp",
     "stretto_schedule": "piippp",
+    "stretto_batch_graph": "ppiiiiiiippp",
     "stretto_hash": "pinp",
     "stretto_spmm": "pnnpiiipipppidpipiin",
     "stretto_spmm_extremum_grad": "pnpiipippppn",

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from stretto.profile.profiling import Profile
 
 FAMILIES = ("gather", "scatter", "pointwise", "reduce", "gemm", "softmax")  # whose arguments are all tensors of rows
-# Half over whole: 1 if the launch is all there is, 0.5 if the work is; where both take as long, and the label changes, it
-# is between. Far below a half the whole has left a cache that the half fits into, but not so far.
+# Half over whole: 1 if the launch is all there is, 0.5 if the work is; where both take as long, and the label changes,
+# it is between. Far below a half the whole has left a cache that the half fits into, but not so far.
 EQUAL, LEAST = 0.75, 0.3
 REPEATS = 20
 

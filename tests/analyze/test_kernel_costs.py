@@ -20,6 +20,7 @@ WATCHED = {
     "stretto_version": None, "stretto_error": None, "stretto_isas": None, "stretto_isa": None, "stretto_set_isa": None,
     "stretto_threading": None, "stretto_flush_denormals": None, "stretto_minmax": None, "stretto_csr_build": None,
     "stretto_csr_rows_sorted": None, "stretto_csr_transpose": None, "stretto_schedule": None, "stretto_hash": None,
+    "stretto_batch_graph": None,
     "stretto_pairs": None, "stretto_pair_rows": None, "stretto_gather_ceiling": None,
     "stretto_spmm": "spmm", "stretto_spmm_extremum_grad": "spmm_extremum_grad", "stretto_sddmm": "sddmm",
     "stretto_sddmm_add": "sddmm_add", "stretto_edge_softmax": "edge_softmax",

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("needs_native")
 def sorter(request, monkeypatch):
     """Both ways to build: the library's, and torch's for when there is none."""
     if request.param == "torch":
-        monkeypatch.setattr(build, "_native", lambda tensor: False)
+        monkeypatch.setattr(build, "is_native", lambda tensor: False)
     Graph.cache_clear()
     yield request.param
     Graph.cache_clear()  # a graph built by torch has no tasks, and would be found again by its content
