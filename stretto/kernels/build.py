@@ -197,7 +197,7 @@ def of_few(
         return rows, cols, None, None
     rowptr, rowptr_t, *cuts = pointers.split(sizes)
     col, ids, col_t, ids_t = entries.unbind()
-    cut = [*_cut(cuts[0], cuts[2], *counts[:3])]
+    cut = _cut(cuts[0], cuts[2], *counts[:3])
     csr = Csr(rowptr, col, None if in_order else ids, num_rows, num_cols, n, *cut)
     if same:
         return rows, cols, csr, Csr(rowptr, col, ids_t, num_cols, num_rows, n, *cut)
