@@ -16,6 +16,8 @@ constexpr int tile_vectors = 3, tile_sums = 24;  // of 32 registers
 constexpr int tile_vectors = 2, tile_sums = 8;  // of 16
 #endif
 
+constexpr int64_t product_block = 64;  // rows of a tall matrix that are taken together
+
 // sums[r][v] = sum over k of a[r, k] * b[k, v]. a is read by element at these strides, b by rows of vectors. fetch(i)
 // is called at every step: what is read next may be fetched meanwhile.
 template <class T, int R, int NV, class Fetch, class Use>
@@ -74,15 +76,19 @@ STRETTO_INLINE void for_each_row_tile(int64_t rows, Tile&& tile) {
     for (; r < rows; ++r) tile(r, std::integral_constant<int, 1>{});
 }
 
-// Fetches R rows that lie side by side, a little at every step. (A lambda that only fetches is dropped by GCC.)
+// Fetches R rows that lie side by side, a little at every step, and as many of the next block into the second cache. (A
+// lambda that only fetches is dropped by GCC.)
 template <class T, int R>
 struct NextRows {
-    const T* rows;
-    STRETTO_INLINE void operator()(int64_t i) const { __builtin_prefetch(rows + i * R); }
+    const T *rows, *far;
+    STRETTO_INLINE void operator()(int64_t i) const {
+        __builtin_prefetch(rows + i * R);
+        __builtin_prefetch(far + i * R, 0, 2);
+    }
 };
 
 // The whole product of a [rows, k], whose rows are gapless in themselves, and b [k, columns]; use(row, column, lanes,
-// sums) gets it vector by vector. The next rows of a are fetched meanwhile.
+// sums) gets it vector by vector. The next rows of a are fetched meanwhile, and those a block below.
 template <class T, class Use>
 STRETTO_INLINE void product_of(const T* a, int64_t row_stride, int64_t rows, const T* b, int64_t ldb, int64_t columns,
                                int64_t k, Use&& use) {
@@ -95,7 +101,8 @@ STRETTO_INLINE void product_of(const T* a, int64_t row_stride, int64_t rows, con
             const auto done = [&](int tr, int v, int n, Vec<T> sums) { use(r + tr, c + v * L, n, sums); };
             const T* from = a + r * row_stride;
             if (c == 0 && row_stride == k)
-                product_tile<T, R, NV>(from, row_stride, 1, b + c, ldb, k, tail, NextRows<T, R>{from + R * k}, done);
+                product_tile<T, R, NV>(from, row_stride, 1, b + c, ldb, k, tail,
+                                       NextRows<T, R>{from + R * k, from + product_block * k}, done);
             else
                 product_tile<T, R, NV>(from, row_stride, 1, b + c, ldb, k, tail, [](int64_t) {}, done);
         });
@@ -232,7 +239,7 @@ STRETTO_INLINE void add_term(const ProductArgs& a, const Term<T>& term, bool fir
 // out = x w + bias, or with `add` factor * x w + what out holds; and y v on top of it while it is in the cache.
 template <class T>
 int run_tall_product(const ProductArgs& a) {
-    constexpr int64_t block = 64, blocks_a_task = 16;
+    constexpr int64_t block = product_block, blocks_a_task = 16;
     const Spread<T> w(static_cast<const T*>(a.w), a.in, a.out_width, a.w_row_stride, a.w_column_stride);
     const Spread<T> v(static_cast<const T*>(a.v), a.y_in, a.out_width, a.v_row_stride, a.v_column_stride);
     if (!w.rows || !v.rows) return -2;
@@ -301,18 +308,19 @@ int run_sum_product(const ProductArgs& a) {
                 return (all_zero(one, a.out_width) && all_finite(other, a.in)) ||
                        (all_zero(other, a.in) && all_finite(one, a.out_width));
             });
-            for (int64_t r = 0; r < live.count; ++r)
+            const bool whole = live.count == rows;
+            for (int64_t r = 0; r < live.count && !whole; ++r) {
                 __builtin_memcpy(copy + r * ld, right + live.place[r] * a.w_row_stride,
                                  static_cast<size_t>(a.in) * sizeof(T));
-            const bool whole = live.count == rows;
-            for (int64_t r = 0; r < live.count && !whole; ++r)
                 __builtin_memcpy(copy_x + r * a.out_width, left + live.place[r] * a.x_stride,
                                  static_cast<size_t>(a.out_width) * sizeof(T));
+            }
             const T *next_left = left + rows * a.x_stride, *next_right = right + rows * a.w_row_stride;
             const Ahead ahead(next_left, next_left + after * a.x_stride, next_right,
                               next_right + after * a.w_row_stride);
-            add_summed_product(whole ? left : copy_x, whole ? a.x_stride : a.out_width, a.out_width, copy, ld, a.in,
-                               live.count, ahead, part);
+            // Whole, both stay where they are: that rows fall on few lines of the first cache costs less than a copy.
+            add_summed_product(whole ? left : copy_x, whole ? a.x_stride : a.out_width, a.out_width,
+                               whole ? right : copy, whole ? a.w_row_stride : ld, a.in, live.count, ahead, part);
         }
         __builtin_free(copy);
     });
