@@ -6,13 +6,47 @@
 
 namespace {
 
-// Cuts the work of g, whose tasks go to `tasks` and hubs to `hubs`; both have room.
-int cut(stretto_csr& g, int64_t grain, int64_t* tasks, int64_t* hubs) {
-    int64_t counts[3];
-    const int status = stretto_schedule(g.rowptr, g.num_rows, grain, counts, tasks, hubs);
-    g.tasks = tasks, g.hubs = hubs;
-    g.num_tasks = counts[0], g.num_hubs = counts[1], g.num_slots = counts[2];
-    return status;
+// Counts to where each begins.
+void to_starts(int64_t* counts, int64_t n) {
+    int64_t total = 0;
+    for (int64_t i = 0; i <= n; ++i) {
+        const int64_t count = counts[i];
+        counts[i] = total;
+        total += count;
+    }
+}
+
+// Where each ends, which is where a start has got to when all its entries are placed, to where each begins.
+void back_to_starts(int64_t* ends, int64_t n) {
+    std::memmove(ends + 1, ends, sizeof(int64_t) * static_cast<size_t>(n));
+    ends[0] = 0;
+}
+
+// Two stable counting sorts: by row, and of the result by column. Indices lie in range. Returns whether rows were in
+// order.
+template <class In>
+bool sort_both(const In* row, const In* col, int64_t n, int64_t num_rows, int64_t num_cols, int64_t* rowptr,
+               int64_t* rowptr_t, int32_t* to_col, int32_t* to_id, int32_t* col_t, int32_t* id_t) {
+    std::memset(rowptr, 0, sizeof(int64_t) * static_cast<size_t>(num_rows + 1));
+    std::memset(rowptr_t, 0, sizeof(int64_t) * static_cast<size_t>(num_cols + 1));
+    bool in_order = true;
+    for (int64_t i = 0; i < n; ++i) {
+        ++rowptr[row[i]], ++rowptr_t[col[i]];
+        in_order &= i == 0 || row[i - 1] <= row[i];
+    }
+    to_starts(rowptr, num_rows), to_starts(rowptr_t, num_cols);
+    for (int64_t i = 0; i < n; ++i) {
+        const int64_t at = rowptr[row[i]]++;
+        to_col[at] = static_cast<int32_t>(col[i]), to_id[at] = static_cast<int32_t>(i);
+    }
+    back_to_starts(rowptr, num_rows);
+    for (int64_t r = 0; r < num_rows; ++r)
+        for (int64_t e = rowptr[r]; e < rowptr[r + 1]; ++e) {
+            const int64_t at = rowptr_t[to_col[e]]++;
+            col_t[at] = static_cast<int32_t>(r), id_t[at] = to_id[e];
+        }
+    back_to_starts(rowptr_t, num_cols);
+    return in_order;
 }
 
 }  // namespace
@@ -27,21 +61,18 @@ extern "C" int stretto_batch_graph(const void* row, const void* col, int64_t byt
     int64_t *rowptr = pointers, *rowptr_t = rowptr + num_rows + 1, *tasks = rowptr_t + num_cols + 1,
             *tasks_t = tasks + 5 * most_tasks, *hubs = tasks_t + 5 * most_tasks, *hubs_t = hubs + 3 * most_tasks;
     int32_t *to_col = entries, *to_id = to_col + n, *col_t = to_id + n, *id_t = col_t + n;
-    int in_order = 0;
-    status = stretto_csr_build(row, col, bytes, n, num_rows, 1, rowptr, to_col, to_id, 4, &in_order);
+    const auto sort = [&](auto index) {
+        using In = decltype(index);
+        return sort_both(static_cast<const In*>(row), static_cast<const In*>(col), n, num_rows, num_cols, rowptr,
+                         rowptr_t, to_col, to_id, col_t, id_t);
+    };
+    facts[4] = bytes == 4 ? sort(int32_t{}) : sort(int64_t{});
+    facts[5] = num_rows == num_cols &&
+               !std::memcmp(rowptr, rowptr_t, sizeof(int64_t) * static_cast<size_t>(num_rows + 1)) &&
+               !std::memcmp(to_col, col_t, sizeof(int32_t) * static_cast<size_t>(n));
+    status = stretto_schedule(rowptr, num_rows, grain, facts + 6, tasks, hubs);
     if (status < 0) return status;
-    const void* order = in_order ? nullptr : to_id;
-    stretto_csr g{rowptr, to_col, order, nullptr, nullptr, num_rows, num_cols, n, 0, 0, 0, 4};
-    status = cut(g, grain, tasks, hubs);
-    if (status >= 0) status = stretto_csr_transpose(&g, 1, rowptr_t, col_t, id_t);
-    if (status < 0) return status;
-    const bool same = num_rows == num_cols && !std::memcmp(rowptr, rowptr_t, sizeof(int64_t) * (num_rows + 1)) &&
-                      !std::memcmp(to_col, col_t, sizeof(int32_t) * n);
-    stretto_csr t{rowptr_t, col_t, id_t,        g.tasks,    g.hubs,      num_cols,
-                  num_rows, n,     g.num_tasks, g.num_hubs, g.num_slots, 4};
-    if (!same) status = cut(t, grain_t, tasks_t, hubs_t);
-    const int64_t found[] = {in_order,    same,        g.num_tasks, g.num_hubs,
-                             g.num_slots, t.num_tasks, t.num_hubs,  t.num_slots};
-    std::memcpy(facts + 4, found, sizeof(found));
-    return status;
+    if (!facts[5]) return stretto_schedule(rowptr_t, num_cols, grain_t, facts + 9, tasks_t, hubs_t);
+    std::memcpy(facts + 9, facts + 6, 3 * sizeof(int64_t));
+    return 0;
 }
