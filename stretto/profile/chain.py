@@ -8,8 +8,9 @@ it lies in memory; what the step made is made again.
 from __future__ import annotations
 
 import dataclasses
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from stretto.analyze.workload import Workload
 from stretto.kernels import pool
 from stretto.kernels.attention import TENSORS, Attention
 from stretto.kernels.denormals import DenormalsAreZero
+from stretto.profile.pause import interpret
 
 SMALLEST = np.float32(1e-40)
 
@@ -154,13 +156,16 @@ class Tape(Recorder):
         *,
         instead: dict[int, tuple[Any, Any]] | None = None,
         seen: Callable[[int, Any, Any], None] | None = None,
+        pauses: Sequence[float] = (),
     ) -> Recorder:
         """The whole chain once, timed op by op as a step is.
 
         instead: other args and kwargs for some calls. seen(place, args, kwargs) is shown the tensors of every call.
+        pauses: seconds before each op since the one before, in which the interpreter is kept busy.
         """
         clock = Recorder(full=False, pages=True)
         clock._sync = self._sync
+        clock._last = time.perf_counter()
         storages: list[Any] = [None] * self.slots
         remake = lambda value: value.of(storages) if isinstance(value, Made) else value  # noqa: E731
         with torch.no_grad():
@@ -171,6 +176,8 @@ class Tape(Recorder):
                 args, kwargs = mapped(args, remake, _taken), mapped(kwargs, remake, _taken)
                 if seen is not None:
                     seen(place, args, kwargs)
+                if pauses:
+                    interpret(clock._last + pauses[place])
                 # Handed to the clock as it is: a dispatch mode around the chain would call every op twice, and the
                 # second call, the one that is timed, would find its code in the caches. In a model it does not.
                 with DenormalsAreZero() if call.flushed else nullcontext():

@@ -32,6 +32,7 @@ REPEATS = 20
 SECONDS = 5.0  # for more turns than these: where a result lands in memory is luck, and what an op finds in a cache too
 MOST = 400  # turns
 TAKEN, LARGEST = 12, 1 << 22  # blocks that are taken before a run, and bytes of the largest
+STEPS = 7  # to learn the pauses between ops from
 ATTEMPTS = 6  # at a chain that has the trace's ops: the tuner may still be trying plans
 MODEL, AGAIN, REAL, SHUFFLED = "in the model", "in the model again", "real indices", "shuffled indices"
 NEAR = 0.15  # ratios this far from 1 are met
@@ -190,8 +191,10 @@ def replay(
         tape = recorded(profile)
         other, indices = shuffles(tape, trace)
         step = lambda: _step(workload)  # noqa: E731
-        sides: dict[str, Callable[[], Recorder]] = {MODEL: step, AGAIN: step, REAL: tape.run}
-        sides[SHUFFLED] = lambda: tape.run(instead=other)
+        pauses = _pauses(workload, names)
+        sides: dict[str, Callable[[], Recorder]] = {MODEL: step, AGAIN: step}
+        sides[REAL] = lambda: tape.run(pauses=pauses)
+        sides[SHUFFLED] = lambda: tape.run(instead=other, pauses=pauses)
         turn, end = 0, time.perf_counter() + seconds
         while turn <= repeats or (time.perf_counter() < end and turn <= MOST):
             done = {side: _elsewhere(sides[side], order) for side in order.sample(list(sides), len(sides))}
@@ -212,6 +215,13 @@ def _step(workload: Workload) -> Recorder:
         workload.run(recorder)
     workload.model.zero_grad(set_to_none=True)
     return recorder
+
+
+def _pauses(workload: Workload, names: list[str]) -> list[float]:
+    """Seconds between the end of an op and the beginning of the next, in the model: the medians of a few steps."""
+    steps = [_step(workload).times for _ in range(STEPS)]
+    same = [times for times in steps if [name for name, _, _ in times] == names]
+    return [statistics.median(pause for _, _, pause in op) for op in zip(*same, strict=True)]
 
 
 def _row(group: Group, indices: dict[int, Tensor], by_op: dict[str, list[tuple[Sample, ...]]]) -> dict[str, Any]:

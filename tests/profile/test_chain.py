@@ -1,6 +1,7 @@
 """A step replayed as a chain of ops: the same ops, values and memory as in the model, which it leaves as it was."""
 
 import statistics
+import time
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
 from stretto.kernels import denormals, native, pool
 from stretto.kernels.denormals import DenormalsAreZero
+from stretto.profile import chain
 from stretto.profile.chain import Made, Pooled, Tape, _flushing, mapped, results
-from stretto.profile.replay import is_index, matched, operands, replay, shuffles, verdict
+from stretto.profile.pause import interpret
+from stretto.profile.replay import _pauses, _step, is_index, matched, operands, replay, shuffles, verdict
 
 
 @pytest.fixture(autouse=True)
@@ -276,3 +279,27 @@ def test_a_step_that_never_repeats_its_ops_is_refused():
     model.more = 2
     with pytest.raises(StrettoError, match="other ops than its trace"):
         replay(profile, repeats=1, seconds=0)
+
+
+def test_the_chain_pauses_before_every_op_as_the_model_does(monkeypatch):
+    workload = Workload(make("gcn", 12, 8, 4), graph())
+    tape = Tape(workload)
+    times = _step(workload).times
+    pauses = _pauses(workload, [name for name, _, _ in times])
+    assert len(pauses) == len(tape.calls)
+    assert all(pause > 0 for pause in pauses)
+    begun = []
+    monkeypatch.setattr(chain, "interpret", lambda until: begun.append(until))
+    clock = tape.run(pauses=[3600.0] * len(tape.calls))
+    assert len(begun) == len(clock.times)
+    assert all(until > time.perf_counter() + 3000 for until in begun)  # from the end of the op before
+    begun.clear()
+    tape.run()
+    assert not begun
+
+
+def test_a_pause_ends_when_it_should():
+    until = time.perf_counter() + 0.002
+    interpret(until)
+    assert time.perf_counter() >= until
+    interpret(until)  # is over
