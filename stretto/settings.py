@@ -25,7 +25,8 @@ VARIABLES = {
     "STRETTO_GRAPH_CACHE_MB": ("1024", "and how many MiB of edge_index they may stand for; graphs in use do not count"),
     "STRETTO_BACKEND": (
         "stretto",
-        "stretto: our kernels; torch: the same plans on torch's own dense and sparse kernels",
+        "stretto: our kernels; torch: the same plans on torch's own dense and sparse kernels, attention and edge "
+        "messages composed of torch's operations",
     ),
     "STRETTO_PLAN": ("best", "best: the cheapest plan; stock: the order of evaluation stock PyG uses, for comparison"),
     "STRETTO_SHADOW": ("0", "N > 0: every N steps run the stock layer beside ours and fall back, loudly, on mismatch"),
@@ -53,6 +54,16 @@ def choice(name: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         fail(f"{name}={value!r}: wanted one of {', '.join(repr(a) for a in allowed)}")
     return value
+
+
+# os.environ decodes at every look-up, which is felt where kernels are chosen: its own table is looked at instead.
+_TABLE = vars(os.environ)["_data"]
+_BACKEND, _TORCH = os.environ.encodekey("STRETTO_BACKEND"), os.environ.encodevalue("torch")
+
+
+def torch_kernels() -> bool:
+    """Whether STRETTO_BACKEND=torch: no kernel of ours runs."""
+    return _TABLE.get(_BACKEND) == _TORCH
 
 
 def tuning() -> bool:

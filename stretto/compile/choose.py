@@ -203,7 +203,8 @@ def signature(
     sizes = _sizes(expression, tensors, sparse)
     hoisted = constant_nodes(expression, tensors, sparse, scalars or {}, sizes) if hoist else ()
     rounded = _rounded(tuple(sizes.items()))
-    key = (expression, wanted, hoisted, rounded, first.dtype, first.device.type, settings.get("STRETTO_BACKEND"))
+    backend = "torch" if settings.torch_kernels() else "stretto"
+    key = (expression, wanted, hoisted, rounded, first.dtype, first.device.type, backend)
     return key, Request(expression, wanted, hoisted), sizes
 
 

@@ -18,7 +18,6 @@ from stretto.compile.expr import Add, Horner, Leaf, MatMul, Node, Scaled, Sparse
 from stretto.compile.plan import Plan
 from stretto.compile.together import Groups, worth_it
 from stretto.graph import Graph
-from stretto.kernels import vendor
 from stretto.ops import taped
 from stretto.ops.product import product, product_and_sums, two_products
 from stretto.ops.spmm import run as run_spmm
@@ -40,28 +39,26 @@ class Adjacency:
         """This matrix, or its transpose, times x, plus beta y. again: keep it differentiable."""
         graph = self.graph.T if transposed else self.graph
         row, col = (self.col_scale, self.row_scale) if transposed else (self.row_scale, self.col_scale)
-        if settings.get("STRETTO_BACKEND") == "torch":
-            out = vendor.spmm(graph.edge_csr, x, self._values(graph, row, col, x.dtype))[0]
-            return out if y is None else out + beta * y
+        weight = self.weight
+        if settings.torch_kernels() and (row is not None or col is not None):
+            weight, row, col = self._values(graph, row, col, x.dtype), None, None
         if again:
-            return spmm(graph, x, self.weight, row_scale=row, col_scale=col, y=y, beta=beta)
-        return run_spmm(graph, x, self.weight, row, col, y, beta)
+            return spmm(graph, x, weight, row_scale=row, col_scale=col, y=y, beta=beta)
+        return run_spmm(graph, x, weight, row, col, y, beta)
 
-    def _values(self, graph: Graph, row: Tensor | None, col: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    def _values(self, graph: Graph, row: Tensor | None, col: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The precomputed form: one value per edge, in the user's order. Kept with the graph."""
-        if row is None and col is None:
-            return self.weight
 
-        def make() -> Tensor:
+        def make() -> tuple[Tensor, Tensor | None, Tensor | None]:
             csr = graph.edge_csr
             values = torch.ones(graph.num_edges, dtype=dtype, device=graph.device)
             if row is not None:
                 values = values * csr.to_user_order(row[csr.rows()])
             if col is not None:
                 values = values * csr.to_user_order(col[csr.columns()])
-            return values
+            return values.to(dtype), row, col  # with the scales, so that their numbers stay theirs
 
-        values = graph.derived(("values", id(row), id(col), dtype), make)
+        values: Tensor = graph.derived(("values", id(row), id(col), dtype), make)[0]
         return values if self.weight is None else values * self.weight
 
 

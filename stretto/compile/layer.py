@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stretto import kernels, settings
+from stretto import kernels
 from stretto.compile.execute import WANTED, Call, Evaluation
 from stretto.compile.expr import Node
 from stretto.ops import twice
@@ -193,9 +193,7 @@ def _taping(call: Call, tensors: Sequence[Tensor]) -> ModuleType | None:
     module = kernels.backend(device)
     if not hasattr(module, "tape") or not call.sparse or call.timed is not None:
         return None
-    if torch.is_autocast_enabled(device.type) or settings.get("STRETTO_BACKEND") == "torch":
-        return None
-    return module
+    return None if torch.is_autocast_enabled(device.type) else module
 
 
 def _key(what: str, call: Call) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """The kernels, tensors in and tensors out. The device of the first tensor chooses who runs them.
 
 CPU: libstretto (cpu.py) where it is loaded, CUDA: Triton (triton/) where it is installed; else the reference.
+STRETTO_BACKEND=torch: torch's own (vendor.py), whatever the device.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from types import ModuleType
 
 import torch
 
-from stretto.kernels import cpu, native, reference
+from stretto import settings
+from stretto.kernels import cpu, native, reference, vendor
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import DTYPES, Reduce, accumulate_type
 
@@ -25,6 +27,8 @@ _forced: ModuleType | None = None
 
 def backend(device: torch.device) -> ModuleType:
     """The module that holds the kernels for a device."""
+    if settings.torch_kernels():
+        return vendor
     if _forced is not None:
         return _forced
     if device.type == "cpu":
@@ -58,4 +62,4 @@ def name_of(device: torch.device) -> str:
     module = backend(device)
     if module is cpu:
         return f"native/{native.isa()}"
-    return "reference" if module is reference else "triton"
+    return {reference: "reference", vendor: "torch"}.get(module, "triton")

@@ -12,6 +12,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from stretto import settings
 from stretto.kernels import native
 
 LEAST = 1 << 16  # values; a smaller product takes no longer than to tell the threads
@@ -40,4 +41,5 @@ def matter(x: Tensor) -> bool:
         and x.numel() >= LEAST
         and x.dtype in (torch.float32, torch.float64)
         and native.library() is not None
+        and not settings.torch_kernels()
     )

@@ -18,7 +18,7 @@ def linear_of_nonzeros(x: Tensor, weight: Tensor) -> Tensor | None:
     found = HOIST.nonzeros(x) if weight.size(0) <= x.size(1) else None
     if found is None or torch.is_autocast_enabled("cpu"):
         return None
-    if settings.get("STRETTO_PLAN") == "stock" or settings.get("STRETTO_BACKEND") == "torch":
+    if settings.get("STRETTO_PLAN") == "stock" or settings.torch_kernels():
         return None
     graph, values = found
     return spmm(graph, weight.t().contiguous(), values)

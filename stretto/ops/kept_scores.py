@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
+from stretto import kernels
 from stretto.graph import Graph
-from stretto.kernels import native, pool
+from stretto.kernels import pool
 from stretto.kernels.schema import accumulate_type
 from stretto.tune.pick import picker
 from stretto.tune.variants import VARIANTS, Variant
@@ -57,7 +58,7 @@ def begin(graph: Graph, form: str, slope: float, values: Tensor, heads: int, sco
     gathered = graph.num_edges * heads * (score_width + values.size(2))
     dtype = accumulate_type(values.dtype)
     bytes_kept = graph.num_edges * heads * dtype.itemsize
-    if form not in FORMS or slope < 0 or values.device.type != "cpu" or native.library() is None or gathered < LEAST:
+    if form not in FORMS or slope < 0 or kernels.backend(values.device) is not kernels.cpu or gathered < LEAST:
         return Trial(None, AGAIN, False, None)
     edges_per_row = (graph.num_edges // max(graph.num_rows, 1)).bit_length()
     key = (

@@ -58,7 +58,7 @@ def _own_shape(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) ->
 
 def _free(x: Tensor) -> bool:
     """Whether it may run by our kernel: torch is not told to round, to be repeatable, or to be the one that runs."""
-    if kernels.backend(x.device) is not kernels.cpu or settings.get("STRETTO_BACKEND") == "torch":
+    if kernels.backend(x.device) is not kernels.cpu:
         return False
     return torch.get_float32_matmul_precision() == "highest" and settings.tuning()
 

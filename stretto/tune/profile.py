@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from stretto import kernels
+from stretto import kernels, settings
 from stretto.kernels import Csr, build
 from stretto.tune import machine, store, timing
 
@@ -68,19 +68,24 @@ TYPICAL_GPU = Profile(
 
 
 @functools.cache
-def _measured(device: str, threads: int) -> Profile:
-    facts = {**machine.describe(), "device": device}
+def _measured(device: str, threads: int, torch_kernels: bool) -> Profile:
     kept = known(torch.device(device))
     if kept is not None:
         return kept
     found = calibrate(torch.device(device))
-    store.add("profile", facts, {"profile": asdict(found)})
+    store.add("profile", _facts(device), {"profile": asdict(found)})
     return found
+
+
+def _facts(device: str) -> dict[str, object]:
+    """What the rates belong to. Those of torch's own kernels are kept beside those of ours."""
+    backend = {"kernels": "torch"} if settings.torch_kernels() else {}
+    return {**machine.describe(), "device": device, **backend}
 
 
 def known(device: torch.device) -> Profile | None:
     """The rates measured on this machine earlier, if they were."""
-    kept = store.read("profile", {**machine.describe(), "device": device.type}).get("profile")
+    kept = store.read("profile", _facts(device.type)).get("profile")
     if isinstance(kept, dict) and len(kept.get("gather", ())) == len(ROW_BYTES) and "overlapped" in kept:
         return Profile(**{**kept, "gather": tuple(kept["gather"])})
     return None
@@ -91,7 +96,7 @@ def profile(device: torch.device, *, measure: bool) -> Profile:
     if device.type == "cuda" and measure and torch.cuda.is_current_stream_capturing():
         measure = False  # nothing may be tried inside a captured graph
     if measure:
-        return _measured(device.type, torch.get_num_threads())
+        return _measured(device.type, torch.get_num_threads(), settings.torch_kernels())
     return TYPICAL if device.type == "cpu" else TYPICAL_GPU
 
 
