@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from stretto import memory, settings
 from stretto.errors import StrettoError, expect
 from stretto.loader import swap
-from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, functional, generic, traced
+from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, functional, generic, shadow, traced
 from stretto.nn.base import accelerated_forward, in_place_of
 from stretto.nn.classes import fast_of, stock_of
 
@@ -71,7 +71,7 @@ def restore(model: M) -> M:
         stock = stock_of(type(module))
         if stock is not None:
             module.__class__ = stock
-            module.__dict__.pop("_stretto_mismatch", None)
+            shadow.forget(module)
     memory.let_go(model)
     return model
 
@@ -84,9 +84,14 @@ def accelerated(model: M, *, strict: bool = False) -> Iterator[M]:
         yield accelerate(model, strict=strict)
     finally:
         for module, kind in before:
-            if type(module) is not kind and stock_of(type(module)) is kind:
+            now = type(module)
+            if stock_of(now) is kind or stock_of(kind) is now:  # somebody may have restored or accelerated it inside
                 module.__class__ = kind
-        if not any(stock_of(type(m)) for m in model.modules()):
+            if stock_of(kind) is None:
+                shadow.forget(module)
+        if any(stock_of(type(m)) for m in model.modules()):
+            memory.keep_for(model)
+        else:
             memory.let_go(model)
 
 
@@ -127,6 +132,9 @@ def unpatch() -> None:
             memory.let_go(_patch_memory)
             functional.remove()
             generic.remove()
+            for module in shadow.mismatched():
+                if stock_of(type(module)) is None:
+                    shadow.forget(module)
 
 
 def is_patched() -> bool:

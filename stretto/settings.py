@@ -29,7 +29,10 @@ VARIABLES = {
         "messages composed of torch's operations",
     ),
     "STRETTO_PLAN": ("best", "best: the cheapest plan; stock: the order of evaluation stock PyG uses, for comparison"),
-    "STRETTO_SHADOW": ("0", "N > 0: every N steps run the stock layer beside ours and fall back, loudly, on mismatch"),
+    "STRETTO_SHADOW": (
+        "0",
+        "N > 0: every N calls of a layer run stock beside it, forward and backward; fall back, loudly, on mismatch",
+    ),
     "STRETTO_HOIST_MB": ("1024", "memory budget for products A X kept across steps, in MiB"),
     "STRETTO_POOL_MB": ("", "MiB of large CPU results kept to be written again; empty: a sixteenth of the memory"),
     "STRETTO_MALLOC": ("keep", "keep: freed memory stays with the process while a model is accelerated; leave"),

@@ -95,7 +95,7 @@ def stock_wanted() -> bool:
 
 def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
     """A forward that runs fast(self, ...) where it may, and stock's own forward elsewhere."""
-    from stretto.nn import adjacency, compiled  # they import this module
+    from stretto.nn import adjacency, compiled, shadow  # they import this module
 
     stock_forward = stock.forward  # type: ignore[attr-defined]
     name = stock.__name__
@@ -117,6 +117,8 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
             return all_stock(stock_forward, self, args, kwargs)
         reason = why_stock(self)
         if reason is None:
+            off = settings.get("STRETTO_SHADOW") == "0"
+            watch = None if off else shadow.watch(self, record, args, kwargs, record.calls)
             try:
                 out = owned(fast(self, *args, **kwargs))
             except Quiet:
@@ -131,7 +133,7 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
                 raise
             else:
                 record.path, record.reason = "fast", ""
-                return shadowed(self, record, stock_forward, out, args, kwargs)
+                return out if watch is None else watch.judged(out, fast, stock_forward)
         _tell(self, record, reason)
         return stock_forward(self, *args, **kwargs)
 
@@ -277,40 +279,9 @@ def note_path(conv: Any, reason: str | None) -> Record:
     return record
 
 
-def shadowed(conv: Any, record: Record, stock: Any, out: Any, args: Any, kwargs: Any) -> Any:
-    """out; where STRETTO_SHADOW asks for it, compared with what stock computes."""
-    if settings.get("STRETTO_SHADOW") != "0":
-        return _shadow(conv, record, stock, out, args, kwargs)
-    return out
-
-
 def _tell(conv: Any, record: Record, reason: str) -> None:
     record.path, record.reason, record.plan, record.key, record.avoided = "stock", reason, "", None, 0
     text = f"{type(conv).__name__} runs as stock: {reason}"
     if text not in _said:
         _said.add(text)
         logger.info("stretto: %s", text)
-
-
-def _shadow(conv: Any, record: Record, stock_forward: Any, out: Any, args: Any, kwargs: Any) -> Any:
-    """Every N calls run stock beside us; a difference is told loudly and ends the fast path for this layer."""
-    every = settings.integer("STRETTO_SHADOW")
-    if not isinstance(out, Tensor) or record.calls % every:
-        return out
-    state = torch.get_rng_state()
-    _plain.on = True
-    try:
-        with torch.no_grad():
-            wanted = stock_forward(conv, *args, **kwargs)
-    finally:
-        _plain.on = False
-        torch.set_rng_state(state)
-    scale = wanted.abs().max().clamp(min=1e-30) if wanted.numel() else torch.ones(())
-    error = ((out.detach() - wanted).abs().max() / scale).item() if wanted.numel() else 0.0
-    limit = {torch.float64: 1e-9, torch.float32: 1e-4}.get(out.dtype, 3e-2)
-    if not error <= limit:
-        conv.__dict__["_stretto_mismatch"] = True
-        logger.error("stretto: %s differs from stock by %.3g (relative); it runs as stock from now on", conv, error)
-        record.path, record.reason = "stock", "results differed from stock in shadow mode"
-        return stock_forward(conv, *args, **kwargs)
-    return out

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn import aggr as stock_aggr
 
+from stretto import settings
 from stretto.errors import StrettoError
 from stretto.graph import Graph
-from stretto.nn import adjacency, edges, tracing
+from stretto.nn import adjacency, edges, shadow, tracing
 from stretto.nn.base import (
     Decline,
     check_input,
@@ -25,7 +26,6 @@ from stretto.nn.base import (
     note_path,
     owned,
     record_of,
-    shadowed,
     stock_wanted,
     why_stock,
 )
@@ -67,18 +67,26 @@ def fast_propagate(kind: type) -> Callable[..., Any]:
     """A propagate() for exactly this class (and the one accelerate() makes of it): fast where it may, else stock."""
     stock_propagate: Any = kind.__dict__["propagate"]
 
+    def again(self: Any, edge_index: Any, **kwargs: Any) -> Tensor:
+        return product(self, edge_index, kwargs)
+
     def run(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         mine = type(self) is kind or type(self).__dict__.get("_stretto_stock") is kind
         if args or not mine or torch.compiler.is_compiling() or stock_wanted():
             return stock_propagate(self, edge_index, *args, **kwargs)
         reason = why_stock(self)
         if reason is None:
+            watch = None
+            if settings.get("STRETTO_SHADOW") != "0":
+                record = record_of(self)
+                watch = shadow.watch(self, record, (edge_index,), kwargs, record.calls + 1)
             try:
                 out = owned(product(self, edge_index, kwargs))
             except Decline as decline:
                 reason = decline.reason
             else:
-                return shadowed(self, note_path(self, None), stock_propagate, out, (edge_index,), kwargs)
+                note_path(self, None)
+                return out if watch is None else watch.judged(out, again, stock_propagate)
         note_path(self, reason)
         return stock_propagate(self, edge_index, **kwargs)
 
