@@ -45,7 +45,7 @@ def why_not(kind: type) -> str | None:
     """Why no layer of this class can run as a product, or None."""
     if not isinstance(kind, type) or not issubclass(kind, MessagePassing):
         return "not a MessagePassing layer"
-    made = kind.__dict__.get("propagate")
+    made = _own_propagate(kind)
     if (
         made is None
         or made is not kind.__dict__.get("_jinja_propagate")
@@ -59,13 +59,20 @@ def why_not(kind: type) -> str | None:
     return tracing._impure(kind.message)
 
 
+def _own_propagate(kind: type) -> Any:
+    """The propagate() of a class as it is without install(), or None where it inherits one."""
+    found = kind.__dict__.get("propagate")
+    stock, ours = _patched.get(kind, (None, None))
+    return found if ours is None or found is not ours else stock
+
+
 def _prefix(kind: type) -> str:
     return f"{kind.__module__}_{kind.__name__}"
 
 
 def fast_propagate(kind: type) -> Callable[..., Any]:
     """A propagate() for exactly this class (and the one accelerate() makes of it): fast where it may, else stock."""
-    stock_propagate: Any = kind.__dict__["propagate"]
+    stock_propagate: Any = _own_propagate(kind)
 
     def again(self: Any, edge_index: Any, **kwargs: Any) -> Tensor:
         return product(self, edge_index, kwargs)
