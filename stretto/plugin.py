@@ -20,8 +20,9 @@ from stretto import memory, settings
 from stretto.errors import StrettoError, expect
 from stretto.loader import swap
 from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, functional, generic, shadow, traced
-from stretto.nn.base import accelerated_forward, in_place_of
+from stretto.nn.base import accelerated_forward, in_place_of, set_strict, strict_of, why_stock
 from stretto.nn.classes import fast_of, stock_of
+from stretto.nn.constructor import why_declined
 
 logger = logging.getLogger("stretto")
 M = TypeVar("M", bound=torch.nn.Module)
@@ -35,8 +36,12 @@ _patch_memory = memory.Owner()
 def accelerate(model: M, *, strict: bool = False) -> M:
     """Make every layer of the model that stretto knows run fast. In place; the model is returned for convenience.
 
-    Parameters, state_dict, optimizers, hooks, isinstance and repr stay as they are. strict: raise if a message-passing
-    layer would stay stock, instead of saying so in report(model). STRETTO_DISABLE=1 makes this do nothing.
+    Parameters, state_dict, optimizers, hooks, isinstance and repr stay as they are. STRETTO_DISABLE=1: nothing is done.
+
+    strict: raise where a message-passing layer would run as stock, instead of saying so in report(model): here if its
+    class, its constructor or a hook decides it, else in the call that would. Calls inside torch.compile, the first call
+    of a lazy layer, and small graphs on a GPU, which stock runs faster, do not raise. It holds for this model, not for
+    copies of it, until accelerate(model) without strict or restore(model).
     """
     expect(
         isinstance(model, torch.nn.Module),
@@ -44,14 +49,14 @@ def accelerate(model: M, *, strict: bool = False) -> M:
     )
     if settings.flag("STRETTO_DISABLE"):
         return model
-    modules = list(model.modules())
+    modules, names = list(model.modules()), {id(m): name for name, m in model.named_modules()}
     known = [m for m in modules if fast_of(type(m)) is not None]
     already = [m for m in modules if stock_of(type(m)) is not None]
     done = {id(m) for m in (*known, *already)}
     left = [m for m in modules if isinstance(m, MessagePassing) and id(m) not in done]
-    if strict and left:
-        names = ", ".join(sorted({type(m).__name__ for m in left}))
-        raise StrettoError(f"accelerate: strict=True, but these layers have no fast path: {names}")
+    layers = [m for m in (*known, *already) if isinstance(m, MessagePassing)]
+    if strict:
+        _check_strict(left, layers, names)
     for module in known:
         fast = fast_of(type(module))
         assert fast is not None
@@ -59,10 +64,26 @@ def accelerate(model: M, *, strict: bool = False) -> M:
     for module in modules:
         if stock_of(type(module)) is None and (made := traced.fast_class(module)) is not None:
             module.__class__ = made
+    for layer in layers:
+        set_strict(layer, (names[id(layer)] or "(model)") if strict else "")
     if known or already:
         memory.keep_for(model)
-    _say(sum(isinstance(m, MessagePassing) for m in (*known, *already)), left)
+    _say(len(layers), left)
     return model
+
+
+def _check_strict(left: Sequence[Any], layers: Sequence[Any], names: dict[int, str]) -> None:
+    """Raise if a layer must run as stock whatever its input: no fast path, or by what is known of it now."""
+    if left:
+        kinds = ", ".join(sorted({type(m).__name__ for m in left}))
+        raise StrettoError(f"accelerate: strict=True, but these layers have no fast path: {kinds}")
+    reasons = []
+    for layer in layers:
+        reason = why_stock(layer) or why_declined(layer, stock_of(type(layer)) or type(layer))
+        if reason is not None:
+            reasons.append(f"{names[id(layer)] or '(model)'} ({type(layer).__name__}): {reason}")
+    if reasons:
+        raise StrettoError(f"accelerate: strict=True, but these layers would run as stock: {'; '.join(reasons)}")
 
 
 def restore(model: M) -> M:
@@ -72,6 +93,7 @@ def restore(model: M) -> M:
         if stock is not None:
             module.__class__ = stock
             shadow.forget(module)
+            set_strict(module, "")
     memory.let_go(model)
     return model
 
@@ -79,11 +101,12 @@ def restore(model: M) -> M:
 @contextmanager
 def accelerated(model: M, *, strict: bool = False) -> Iterator[M]:
     """`with accelerated(model):` — fast inside, and outside again exactly what it was."""
-    before = [(m, type(m)) for m in model.modules()]
+    before = [(m, type(m), strict_of(m)) for m in model.modules()]
     try:
         yield accelerate(model, strict=strict)
     finally:
-        for module, kind in before:
+        for module, kind, name in before:
+            set_strict(module, name)
             now = type(module)
             if stock_of(now) is kind or stock_of(kind) is now:  # somebody may have restored or accelerated it inside
                 module.__class__ = kind

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from stretto import settings
 from stretto.compile import Plan
+from stretto.errors import fail
 from stretto.kernels import DTYPES
 from stretto.ops import advice
 from stretto.ops.batched import transformed
@@ -54,6 +55,7 @@ class Record:
     calls: int = 0
     avoided: int = 0  # bytes of messages that stock would have built; where the chooser knows, it tells
     race: object = None  # with torch.compile of stock (nn/compiled.py), where STRETTO_TUNE asks for it
+    strict: str = ""  # the layer's name in the model that accelerate(strict=True) was asked for; "": it may fall back
 
 
 _records: weakref.WeakKeyDictionary[torch.nn.Module, Record] = weakref.WeakKeyDictionary()
@@ -66,6 +68,28 @@ def record_of(module: torch.nn.Module) -> Record:
     if found is None:
         found = _records[module] = Record()
     return found
+
+
+def strict_of(module: torch.nn.Module) -> str:
+    """The layer's name in its model where a call that would run as stock raises, else ""."""
+    found = _records.get(module)
+    return "" if found is None else found.strict
+
+
+def set_strict(module: torch.nn.Module, name: str) -> None:
+    """From now on a call that would run as stock raises, with this name; "": it does not."""
+    if strict_of(module) != name:
+        record_of(module).strict = name
+
+
+def refuse(conv: Any, record: Record, reason: str) -> None:
+    """Raise where accelerate(strict=True) was promised that this layer would not run as stock."""
+    if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in conv.parameters()):
+        return  # its first call gives a lazy layer its shape, and only stock's can
+    fail(
+        f"layer {record.strict!r} ({type(conv).__name__}): strict=True, but this call would run as stock: {reason}. "
+        "accelerate(model) without strict allows it from now on"
+    )
 
 
 def note_plan(module: torch.nn.Module) -> Callable[[Hashable, Plan], None]:
@@ -135,6 +159,8 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
                 record.path, record.reason = "fast", ""
                 return out if watch is None else watch.judged(out, fast, stock_forward)
         _tell(self, record, reason)
+        if record.strict:
+            refuse(self, record, reason)
         return stock_forward(self, *args, **kwargs)
 
     return in_place_of(stock_forward, run)
@@ -276,6 +302,8 @@ def note_path(conv: Any, reason: str | None) -> Record:
         record.path, record.reason = "fast", ""
     else:
         _tell(conv, record, reason)
+        if record.strict:
+            refuse(conv, record, reason)
     return record
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
 from stretto import settings
-from stretto.nn.base import Decline, Record, all_stock
+from stretto.nn.base import Decline, Record, all_stock, refuse
 
 logger = logging.getLogger("stretto")
 
@@ -89,6 +89,8 @@ class Watch:
             for buffer in conv.buffers():
                 if id(buffer) in self.buffers:
                     buffer.copy_(self.buffers[id(buffer)])
+        if record.strict:
+            refuse(conv, record, REASON)
         return all_stock(stock, conv, self.args, self.kwargs)
 
     def _compared(self, out: Any, ours: Any, stock: Any, after: list[Tensor]) -> tuple[float, str]:
