@@ -27,7 +27,7 @@ class Row:
 
     layer: str
     conv: str
-    path: str  # "fast", "stock", "compiled" (torch.compile of stock) or "not run yet"
+    path: str  # "fast", "stock", "compiled" (torch.compile of stock, the user's or ours) or "not run yet"
     plan: str
     kernel: str
     reason: str
@@ -61,9 +61,9 @@ class Report:
 
 
 def report(model: torch.nn.Module) -> Report:
-    """What each message-passing layer of the model did when it last ran."""
+    """What each message-passing layer of the model did when it last ran, or was last compiled by the user."""
     rows = []
-    for name, module in model.named_modules():
+    for name, module in _uncompiled(model).named_modules():
         known = stock_of(type(module)) is not None or (is_patched() and type(module) in CONVS)
         known = known or generic.is_patched(type(module))
         if isinstance(module, (Aggregation, *CONTAINERS)) or (not isinstance(module, MessagePassing) and not known):
@@ -163,7 +163,7 @@ def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
     with torch.set_grad_enabled(torch.is_grad_enabled()):
         model(*args, **kwargs)
     layers = []
-    for name, module in model.named_modules():
+    for name, module in _uncompiled(model).named_modules():
         if not isinstance(module, MessagePassing):
             continue
         record = record_of(module)
@@ -204,6 +204,11 @@ def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
 
 def _line(race: str) -> str:
     return f"\nbeside torch.compile of stock: {race}" if race else ""
+
+
+def _uncompiled(model: torch.nn.Module) -> torch.nn.Module:
+    """The model that torch.compile(model) wraps; any other as it is."""
+    return model._modules.get("_orig_mod") or model
 
 
 def _device_of(module: torch.nn.Module) -> torch.device:

@@ -184,3 +184,24 @@ def test_strict_lets_a_lazy_layer_begin():
     conv(X, EDGE_INDEX)
     conv(X, EDGE_INDEX)
     assert record_of(conv).path == "fast"
+
+
+@pytest.mark.parametrize("how", ["model", "in place", "function"])
+def test_inside_torch_compile_the_report_says_that_stock_is_compiled(how):
+    model = stretto.accelerate(Net())
+    wanted = model(X, EDGE_INDEX)
+    torch._dynamo.reset()
+    run = model
+    if how == "in place":
+        model.compile(backend="eager", fullgraph=True)
+    else:
+        run = torch.compile(model if how == "model" else lambda *a: model(*a), backend="eager", fullgraph=True)
+    torch.testing.assert_close(run(X, EDGE_INDEX), wanted)
+    for of in (model, run) if how == "model" else (model,):
+        rows = stretto.report(of).rows[:2]
+        assert [row.layer for row in rows] == ["first", "own"]
+        assert {row.path for row in rows} == {"compiled"}
+        assert {row.reason for row in rows} == {"inside torch.compile: stock's code is compiled"}
+    with torch.compiler.set_stance("force_eager"):
+        run(X, EDGE_INDEX)
+    assert {row.path for row in stretto.report(model).rows[:2]} == {"fast"}

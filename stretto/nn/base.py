@@ -119,13 +119,16 @@ def stock_wanted() -> bool:
 
 def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
     """A forward that runs fast(self, ...) where it may, and stock's own forward elsewhere."""
-    from stretto.nn import adjacency, compiled, shadow  # they import this module
+    from stretto.nn import adjacency, compiled, inside_compile, shadow  # they import this module
 
     stock_forward = stock.forward  # type: ignore[attr-defined]
     name = stock.__name__
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or stock_wanted():
+        if torch.compiler.is_compiling():
+            inside_compile.note(self)
+            return stock_forward(self, *args, **kwargs)
+        if stock_wanted():
             return stock_forward(self, *args, **kwargs)
         if settings.get("STRETTO_TUNE") == "full":
             return compiled.race(self, usual, stock_forward, args, kwargs)

@@ -17,7 +17,7 @@ from torch_geometric.nn import aggr as stock_aggr
 from stretto import settings
 from stretto.errors import StrettoError
 from stretto.graph import Graph
-from stretto.nn import adjacency, edges, shadow, tracing
+from stretto.nn import adjacency, edges, inside_compile, shadow, tracing
 from stretto.nn.base import (
     Decline,
     check_input,
@@ -79,7 +79,10 @@ def fast_propagate(kind: type) -> Callable[..., Any]:
 
     def run(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         mine = type(self) is kind or type(self).__dict__.get("_stretto_stock") is kind
-        if args or not mine or torch.compiler.is_compiling() or stock_wanted():
+        if torch.compiler.is_compiling():
+            inside_compile.note(self)
+            return stock_propagate(self, edge_index, *args, **kwargs)
+        if args or not mine or stock_wanted():
             return stock_propagate(self, edge_index, *args, **kwargs)
         reason = why_stock(self)
         if reason is None:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, fx
 
-from stretto.nn import edges, relations
+from stretto.nn import edges, inside_compile, relations
 from stretto.nn.base import in_place_of, record_of, stock_wanted
 
 
@@ -76,8 +76,11 @@ def fast_class(module: Any) -> type | None:
 
 
 def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    if torch.compiler.is_compiling():
+        inside_compile.note(self)
+        return type(self).__base__.forward(self, *args, **kwargs)  # type: ignore[union-attr]
     twin = _twins.get(self)
-    if twin is None or torch.compiler.is_compiling() or torch.jit.is_tracing() or stock_wanted() or not twin.stands():
+    if twin is None or torch.jit.is_tracing() or stock_wanted() or not twin.stands():
         return type(self).__base__.forward(self, *args, **kwargs)  # type: ignore[union-attr]
     record = record_of(self)
     record.calls += 1
