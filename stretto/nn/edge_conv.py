@@ -14,6 +14,7 @@ from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, record_of
 from stretto.nn.gin import LINEAR, first_linear
 from stretto.ops import spmm
+from stretto.ops.extremum import extremum
 
 
 def fast(conv: Any, x: Any, edge_index: Any) -> Tensor:
@@ -31,8 +32,9 @@ def fast(conv: Any, x: Any, edge_index: Any) -> Tensor:
     v = x_src @ other.t()
     if type(conv.nn) in LINEAR:
         record_of(conv).plan = "X (W1 - W2)' + reduce(A, X W2')"
-        count = graph.degree.to(u.dtype).unsqueeze(1) if reduce == "sum" else edges.has_edges(graph, u.dtype)
-        return spmm(graph, v, reduce=reduce) + u * count
+        if reduce in ("max", "min"):
+            return extremum(graph, v, None, reduce, u)
+        return edges.plus_own(graph, spmm(graph, v, reduce=reduce), u, reduce)
     modules = rest_modules(conv.nn)
     (out,), how = streaming.reduced(
         graph,

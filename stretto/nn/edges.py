@@ -14,6 +14,7 @@ from stretto.nn import adjacency
 from stretto.nn.base import Decline, check_input, weight_of
 from stretto.nn.sage import destinations
 from stretto.ops import gather_rows, segment_reduce
+from stretto.ops.rows import has_edges
 
 SUM = ("add", "sum")
 
@@ -164,9 +165,21 @@ def split_weight(linear: Any, like: Tensor, *widths: int) -> tuple[Tensor, ...]:
     return weight.split(list(widths), dim=1)
 
 
-def has_edges(graph: Graph, dtype: torch.dtype) -> Tensor:
-    """1 for nodes that receive messages, 0 for the others. [n, 1]; kept."""
-    return graph.derived(("has edges", dtype), lambda: (graph.degree > 0).to(dtype).unsqueeze(1))
+def plus_own(graph: Graph, value: Tensor, own: Tensor, reduce: str) -> Tensor:
+    """The sum or mean of messages m + own_i from that of m; what is not finite stays out of nodes without edges.
+
+    value, own [n, k], value 0 for nodes without edges -> [n, k].
+    """
+    if reduce == "sum":
+        moved = torch.addcmul(value, own, graph.degree.to(own.dtype).unsqueeze(1))
+    else:
+        moved = value + own
+    return only_reached(graph, moved)
+
+
+def only_reached(graph: Graph, value: Tensor) -> Tensor:
+    """value, and 0 for nodes without edges, whatever it is there. [n, ...]"""
+    return torch.where(has_edges(graph, torch.bool).view(-1, *([1] * (value.dim() - 1))), value, 0.0)
 
 
 def is_stock(module: Any, kind: type) -> bool:

@@ -40,8 +40,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) ->
 def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, reduce: str) -> Tensor:
     """reduce over edges of act(gamma_i h_j + beta_i). -> [n, o]."""
     if conv.act is None and reduce in ("sum", "mean"):
-        count = graph.degree.to(h.dtype).unsqueeze(1) if reduce == "sum" else edges.has_edges(graph, h.dtype)
-        return gamma * spmm(graph, h, reduce=reduce) + beta * count
+        return edges.plus_own(graph, gamma * spmm(graph, h, reduce=reduce), beta, reduce)
     if type(conv.act) is torch.nn.ReLU and reduce in ("sum", "mean") and graph.num_edges and not hooked(conv.act):
         record_of(conv).plan = "relations in turn, |gamma| relu(+-X + beta / |gamma|) summed as messages"
         return _rectified(graph, h, gamma, beta, reduce)

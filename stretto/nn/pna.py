@@ -56,7 +56,7 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
         out = each_name.view(graph.num_rows, len(names), towers, width).transpose(1, 2).flatten(2)
     else:
         third = None if attr is None else torch.stack([p[2] for p in parts])
-        found = _aggregate_edges(conv, graph, u if deeper else None, v, attr, third, names)
+        found = _aggregate_edges(conv, graph, u, v, attr, third, names, deeper=deeper)
         shape = (-1, towers, width) if graph.num_rows else (0, towers, width)
         shifted = None if deeper else u
         moved = [_moved(graph, name, value.reshape(shape), shifted) for name, value in zip(names, found, strict=True)]
@@ -92,13 +92,23 @@ def _towers(x: Tensor, weight: Tensor, divided: bool) -> Tensor:
 
 
 def _aggregate_edges(
-    conv: Any, graph: Graph, u: Tensor | None, v: Tensor, attr: Tensor | None, third: Tensor | None, names: list[str]
+    conv: Any,
+    graph: Graph,
+    u: Tensor,
+    v: Tensor,
+    attr: Tensor | None,
+    third: Tensor | None,
+    names: list[str],
+    *,
+    deeper: bool,
 ) -> list[Tensor]:
-    """Every aggregation of messages that edges make: [u_i +] v_j [+ e W'], and the further pre-layers.
+    """Every aggregation of messages that edges make: u_i + v_j [+ e W'], and the further pre-layers if deeper.
 
-    u [n, t, f], v [m, t * f], attr [E, d], third [t, f, f] -> [n, t * f] each.
+    u [n, t, f], v [m, t * f], attr [E, d], third [t, f, f] -> [n, t * f] each. Where nothing follows, u has no part in
+    the messages, and is missing from sum and mean.
     """
     towers, width = conv.towers, conv.F_in
+    own = u.reshape(-1, towers * width)
     rests = [list(nn)[1:] for nn in conv.pre_nns]
     weight = bias = None
     if third is not None:  # the encoder and the part of the pre-layer that reads it are one Linear
@@ -107,10 +117,10 @@ def _aggregate_edges(
         v = v + bias
 
     def message(*ends: Tensor) -> Tensor:
-        made = ends[0] if u is None else ends[0] + ends[1]
+        made = ends[0] + ends[1] if deeper else ends[0]
         if weight is not None:
             made = torch.addmm(made, ends[-1], weight.t())
-        if u is None:
+        if not deeper:
             return made
         each = made.view(-1, towers, width)
         return torch.cat([streaming.run(rest, each[:, t]) for t, rest in enumerate(rests)], dim=1)
@@ -123,13 +133,14 @@ def _aggregate_edges(
     values, how = streaming.reduced(
         graph,
         message,
-        None if u is None else u.reshape(-1, towers * width),
+        own if deeper else None,
         v,
         attr,
         wanted,
         width=towers * width,
         parameters=parameters,
         steady=streaming.row_by_row(inner),
+        own=None if deeper else own,
     )
     record_of(conv).plan = f"aggregations of messages made on edges, {how}, scalers after the GEMM"
     by_name = dict(zip(wanted, values, strict=True))
@@ -152,11 +163,10 @@ def _one(name: str, mean: Tensor | None, square: Tensor | None, reduce: Any) -> 
 
 
 def _moved(graph: Graph, name: str, value: Tensor, u: Tensor | None) -> Tensor:
-    """The aggregation of u_i + v_j from that of v_j (u None: it has it); nodes without edges stay 0. [n, t, f]."""
-    if u is None or name in ("var", "std"):
+    """The sum or mean of u_i + v_j from that of v_j (u None: it has it); nodes without edges stay 0. [n, t, f]."""
+    if u is None or name not in ("sum", "mean"):
         return value
-    count = graph.degree.to(u.dtype).unsqueeze(1) if name == "sum" else edges.has_edges(graph, u.dtype)
-    return value + u * count.unsqueeze(2)
+    return edges.plus_own(graph, value.flatten(1), u.flatten(1), name).view(value.shape)
 
 
 def _scales(scaler: Any, graph: Graph, dtype: torch.dtype) -> list[Tensor | None]:

@@ -17,6 +17,7 @@ from stretto.graph import Graph
 from stretto.nn import edges
 from stretto.nn.base import hooked
 from stretto.ops.edge_mlp import BLOCK, edge_mlp
+from stretto.ops.extremum import extremum
 
 LARGE = 1 << 25  # bytes of one array of messages from which on they are made in blocks
 
@@ -78,16 +79,19 @@ def reduced(
     parameters: Sequence[Tensor],
     steady: bool,
     patience: int = 1,
+    own: Tensor | None = None,
 ) -> tuple[list[Tensor], str]:
     """Every reduction of function(row_i, col_j, edge), and how they were made.
 
     row [n, ...], col [m, ...], edge [E, ...] -> [n, k] each; reduce: names as edge_mlp takes them. width: of the widest
     array per edge. steady: whether blocks of edges give what all edges at once give. patience: how many times LARGE an
-    array may be; more than 1 where making messages twice costs more time than stock takes.
+    array may be; more than 1 where making messages twice costs more time than stock takes. own [n, k]: added to max and
+    min (not to the others), as if every message of a row had it.
     """
     like = next(t for t in (row, col, edge) if t is not None)
     if steady and graph.num_edges * width * like.element_size() >= patience * LARGE:
-        found = edge_mlp(graph, function, row, col, edge, parameters=parameters, reduce=tuple(reduce), block=BLOCK)
+        options: dict[str, Any] = {"parameters": parameters, "reduce": tuple(reduce), "block": BLOCK, "own": own}
+        found = edge_mlp(graph, function, row, col, edge, **options)
         return list(found), "in blocks"
     ends = [
         None if row is None else edges.at_targets(graph, row),
@@ -96,7 +100,13 @@ def reduced(
     ]
     message = function(*[end for end in ends if end is not None])
     squares = edges.reduce_edges(graph, message * message, "mean") if "square" in reduce else message
-    return [squares if name == "square" else edges.reduce_edges(graph, message, name) for name in reduce], "at once"
+    made = []
+    for name in reduce:
+        if own is not None and name in ("max", "min"):
+            made.append(extremum(graph.segments, message, None, name, own))
+        else:
+            made.append(squares if name == "square" else edges.reduce_edges(graph, message, name))
+    return made, "at once"
 
 
 def run(modules: Sequence[Any], x: Tensor) -> Tensor:

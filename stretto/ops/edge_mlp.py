@@ -21,6 +21,7 @@ from stretto.kernels import reference
 from stretto.kernels.csr import Csr
 from stretto.ops import twice
 from stretto.ops.batched import one_by_one
+from stretto.ops.extremum import shares, with_own
 
 BLOCK = 1 << 14  # edges: at 256 channels of fp32 a block's array takes 16 MiB, about what a core's caches hold
 REDUCTIONS = ("sum", "mean", "max", "min", "square")
@@ -36,12 +37,14 @@ def edge_mlp(
     parameters: Sequence[Tensor] | None = None,
     reduce: str | Sequence[str] = "sum",
     block: int = BLOCK,
+    own: Tensor | None = None,
 ) -> Any:
     """Reduce function(row_i, col_j[, edge]) over neighbours: sum, mean, max, min, or square (the mean of squares).
 
     graph [n, m], row [n, ...], col [m, ...], edge [E, ...] in the order of edge_index -> [n, k]; a tuple of them where
     `reduce` is a sequence. function maps blocks [B, ...] to [B, k], row by row (no batch statistics); absent terms are
     not handed to it. parameters: what it uses that needs gradients; by default those of the module it is.
+    own [n, k]: added to max and min (not to the others), as if every message of a row had it.
     Random numbers inside (dropout) are the same in backward. A row longer than `block` makes a block of its own.
     """
     names = (reduce,) if isinstance(reduce, str) else tuple(reduce)
@@ -54,7 +57,7 @@ def edge_mlp(
             expect(tensor.size(0) == size, f"edge_mlp: '{name}' has {tensor.size(0)} rows, wanted {size}")
     if parameters is None:
         parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
-    found = _EdgeMlp.apply(graph, function, block, names, row, col, edge, *parameters)
+    found = _EdgeMlp.apply(graph, function, block, names, own, row, col, edge, *parameters)
     return found[0] if isinstance(reduce, str) else found
 
 
@@ -106,7 +109,9 @@ def _bounds(rowptr: Tensor, block: int) -> list[tuple[int, int, int]]:
 
 class _EdgeMlp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, graph: Graph, function: Any, block: int, names: tuple[str, ...], *tensors: Any) -> Any:
+    def forward(
+        ctx: Any, graph: Graph, function: Any, block: int, names: tuple[str, ...], own: Any, *tensors: Any
+    ) -> Any:
         ctx.graph, ctx.function, ctx.block, ctx.names = graph, function, block, names
         ctx.random = torch.get_rng_state()
         outs: list[Tensor] = []
@@ -123,24 +128,31 @@ class _EdgeMlp(torch.autograd.Function):
                 out[here] = values.reshape(out[here].shape)
                 if tie is not None and count is not None:
                     tie[here] = count.reshape(tie[here].shape).to(tie.dtype)
-        kept = [t for out, tie in zip(outs, ties, strict=True) if tie is not None for t in (out, tie)]
-        ctx.save_for_backward(*tensors, *kept)
+        results = [out if tie is None else with_own(graph, out, own) for out, tie in zip(outs, ties, strict=True)]
+        every = zip(results, outs, ties, strict=True)
+        kept = [t for out, most, tie in every if tie is not None for t in (out, None if most is out else most, tie)]
+        ctx.save_for_backward(own, *tensors, *kept)
         ctx.num_inputs = len(tensors)
-        return tuple(outs)
+        return tuple(results)
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
-        tensors, kept = ctx.saved_tensors[: ctx.num_inputs], iter(ctx.saved_tensors[ctx.num_inputs :])
-        needs = ctx.needs_input_grad[4:]
+        own, *saved = ctx.saved_tensors
+        tensors, kept = tuple(saved[: ctx.num_inputs]), iter(saved[ctx.num_inputs :])
+        need_own, *needs = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch, all edges at once
-            outs = _plain(ctx.graph, ctx.function, ctx.names, tensors[:3])
-            return None, None, None, None, *twice.gradients(outs, grads, tensors, needs)
+            outs = _plain(ctx.graph, ctx.function, ctx.names, own, tensors[:3])
+            return None, None, None, None, *twice.gradients(outs, grads, (own, *tensors), (need_own, *needs))
+        down = None
         flows = []  # (factor of the message or not, gradient per row, extremum or None)
         for name, grad in zip(ctx.names, grads, strict=True):
-            extremum, ties = (next(kept), next(kept)) if name in ("max", "min") else (None, None)
-            if extremum is not None:  # scatter_reduce counts the zero its result starts from: the share is PyG's own
-                grad = grad / (ties + (extremum == 0))
+            extremum = None
+            if name in ("max", "min"):
+                out, most, ties = next(kept), next(kept), next(kept)
+                grad, extremum = shares(out, out if most is None else most, ties, grad)
+                if need_own:
+                    down = grad * ties if down is None else down + grad * ties
             elif name != "sum":
                 grad = grad * _mean_scale(ctx.graph, grad)
             flows.append((2 * grad if name == "square" else grad, name, extremum))
@@ -151,7 +163,7 @@ class _EdgeMlp(torch.autograd.Function):
             torch.set_rng_state(ctx.random)
             for part in _blocks(ctx.graph, ctx.block):
                 _block_gradients(ctx, part, tensors, needs, flows, found)
-        return None, None, None, None, *found
+        return None, None, None, None, down, *found
 
 
 def _block_gradients(ctx: Any, part: _Block, tensors: Any, needs: Any, flows: Any, found: list[Any]) -> None:
@@ -209,7 +221,7 @@ def _mean_scale(graph: Graph, like: Tensor) -> Tensor:
     return scale.view(-1, *([1] * (like.dim() - 1)))
 
 
-def _plain(graph: Graph, function: Any, names: tuple[str, ...], tensors: Sequence[Any]) -> list[Tensor]:
+def _plain(graph: Graph, function: Any, names: tuple[str, ...], own: Any, tensors: Sequence[Any]) -> list[Tensor]:
     """All reductions in plain, differentiable PyTorch."""
     csr = graph.edge_csr
     where = (csr.rows(), csr.columns(), csr.edge_id if csr.edge_id is None else csr.edge_id.long())
@@ -221,7 +233,8 @@ def _plain(graph: Graph, function: Any, names: tuple[str, ...], tensors: Sequenc
         if name in ("max", "min"):
             index = where[0].view(-1, *([1] * (message.dim() - 1))).expand_as(message)
             zeros = message.new_zeros(graph.num_rows, *message.shape[1:])
-            outs.append(zeros.scatter_reduce(0, index, message, f"a{name}", include_self=False))
+            whole = message if own is None else message + own[where[0]]
+            outs.append(zeros.scatter_reduce(0, index, whole, f"a{name}", include_self=False))
             continue
         value = message * message if name == "square" else message
         out = reference.spmm(inner, value)[0]

@@ -19,8 +19,9 @@ from stretto.kernels import cpu, cpu_statistics, reference_statistics
 from stretto.kernels.reference_statistics import LEAST_VAR, STATISTICS
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
+from stretto.ops.extremum import extremum
 from stretto.ops.op import Op, Sample
-from stretto.ops.rows import gather_rows, sum_edges
+from stretto.ops.rows import gather_rows, has_edges, sum_edges
 from stretto.ops.segment import segment_reduce
 from stretto.ops.spmm import spmm
 
@@ -29,7 +30,8 @@ def statistics(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Seq
     """Statistics over the messages x_j + own_i that every node receives; nodes without edges give 0.
 
     graph [n, m], x [m, k], own [n, k] -> [n, s, k], in the order of names: sum, mean, min, max, var, std.
-    var is that of the population; std is its root, 0 where var <= 1e-5, as PyG's StdAggregation has it.
+    var is that of the population, in which own has no part; std is its root, 0 where var <= 1e-5, as PyG's
+    StdAggregation has it.
     """
     names = tuple(names)
     _check(graph, x, own, names)
@@ -81,29 +83,22 @@ class _Statistics(torch.autograd.Function):
 
 def _in_turn(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> Tensor:
     """The same from products with the graph, for devices without a kernel for it."""
-    found = _of_nodes(graph, x, set(names))
-    if own is not None:
-        degree = graph.degree.to(own.dtype).unsqueeze(1)
-        some = degree.clamp(max=1)
-        for name in found.keys() & {"sum", "mean", "min", "max"}:
-            found[name] = found[name] + own * (degree if name == "sum" else some)
-    return torch.stack([found[name] for name in names], dim=1)
-
-
-def _of_nodes(graph: Graph, x: Tensor, wanted: set[str]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    wanted, found = set(names), dict[str, Tensor]()
     if wanted & {"sum", "mean"}:
-        found["mean"] = spmm(graph, x, reduce="mean")
-        found["sum"] = found["mean"] * graph.degree.to(x.dtype).unsqueeze(1)
+        mean = spmm(graph, x, reduce="mean")
+        if own is not None:
+            mean = torch.where(has_edges(graph, torch.bool), mean + own, 0.0)
+        found["mean"] = mean
+        found["sum"] = mean * graph.degree.to(x.dtype).unsqueeze(1)
     for name in wanted & {"min", "max"}:
-        found[name] = spmm(graph, x, reduce=name)
+        found[name] = extremum(graph, x, None, name, own)
     if wanted & {"var", "std"}:
         # One centre for all rows: the variance does not change, and a large common mean costs no digits.
         centred = x - x.detach().mean(0) if x.size(0) else x
         first = spmm(graph, centred, reduce="mean")
         found["var"] = (spmm(graph, centred * centred, reduce="mean") - first * first).clamp(min=0)
         found["std"] = _root(found["var"])
-    return found
+    return torch.stack([found[name] for name in names], dim=1)
 
 
 def _root(var: Tensor) -> Tensor:

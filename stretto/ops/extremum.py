@@ -13,61 +13,90 @@ from stretto.graph import Graph
 from stretto.kernels import reference
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
+from stretto.ops.rows import has_edges
 
 
-def extremum(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
-    """graph [n, m], x [m, k] or [m, h, f], weight [E] or [E, h] -> [n, ...]; rows without neighbours give 0."""
+def extremum(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, own: Tensor | None = None) -> Tensor:
+    """The extremum over neighbours of weight * x_j, plus own_i; rows without neighbours give 0.
+
+    graph [n, m], x [m, k] or [m, h, f], weight [E] or [E, h], own like the result -> [n, ...].
+    """
     if library.traced(x):
-        out, _ = torch.ops.stretto.extremum(graph.handle, x, weight, reduce, graph.num_rows)
-        return out
-    if library.recorded(x, weight):
-        return _Extremum.apply(graph, x, weight, reduce)
-    return run(graph, x, weight, reduce, ties=False)[0]
+        return torch.ops.stretto.extremum(graph.handle, x, weight, own, reduce, graph.num_rows)[0]
+    if library.recorded(x, weight, own):
+        return _Extremum.apply(graph, x, weight, own, reduce)
+    return run(graph, x, weight, own, reduce, ties=False)[0]
 
 
-def run(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, *, ties: bool) -> tuple[Tensor, Tensor | None]:
-    """The extremum and, if wanted, how many entries attain it; no autograd."""
+def run(
+    graph: Graph, x: Tensor, weight: Tensor | None, own: Tensor | None, reduce: str, *, ties: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The result, the extremum without own and, if wanted, how many entries attain it; no autograd."""
     csr = graph.csr if weight is None else graph.edge_csr
-    return kernels.backend(x.device).spmm(csr, x, weight, reduce=reduce, count_ties=ties)
+    most, count = kernels.backend(x.device).spmm(csr, x, weight, reduce=reduce, count_ties=ties)
+    return with_own(graph, most, own), most, count
+
+
+def with_own(graph: Graph, most: Tensor, own: Tensor | None) -> Tensor:
+    """The extremum of the messages plus own_i; 0 for rows without neighbours. most, own [n, ...]"""
+    if own is None:
+        return most
+    return torch.where(has_edges(graph, torch.bool).view(-1, *([1] * (most.dim() - 1))), most + own, 0.0)
+
+
+def shares(out: Tensor, most: Tensor, ties: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """What each entry that attains the extremum gets of grad, and the extremum to compare entries with. [n, ...] each
+
+    out: the result; most: the extremum without own, which is out itself where there is no own.
+    """
+    # scatter_reduce counts the zero its result starts from among the messages that attain 0: the share is PyG's own.
+    share = grad.to(ties.dtype) / (ties + (out == 0))
+    if out is most:
+        return share, most
+    known = out == out  # where own is NaN every message is, and all get a NaN, as in torch
+    return torch.where(known, share, torch.nan), torch.where(known, most, torch.nan)
 
 
 def run_grad(
     graph: Graph,
     x: Tensor,
     weight: Tensor | None,
-    out: Tensor,
-    ties: Tensor,
+    results: tuple[Tensor, Tensor, Tensor],
     grad: Tensor,
     *,
-    need_x: bool,
-    need_weight: bool,
+    needs: tuple[bool, bool, bool],
     twice: bool = False,
-) -> tuple[Tensor | None, Tensor | None]:
-    """dx and dweight; no autograd, unless they are to be differentiated again: then in plain PyTorch."""
-    # scatter_reduce counts the zero its result starts from among the entries that attain 0: the share is PyG's own.
-    share = grad.to(ties.dtype) / (ties + (out == 0))
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, weight and own; no autograd, unless they are to be differentiated again: then in plain PyTorch.
+
+    results: what `run` gave.
+    """
+    out, most, ties = results
+    share, most = shares(out, most, ties, grad)
     csr_t = graph.T.csr if weight is None else graph.T.edge_csr
     backend = reference if twice else kernels.backend(x.device)
-    dx, dweight = backend.spmm_extremum_grad(csr_t, x, weight, out, share, need_x=need_x, need_weight=need_weight)
+    dx, dweight = backend.spmm_extremum_grad(csr_t, x, weight, most, share, need_x=needs[0], need_weight=needs[1])
     return (
         None if dx is None else dx.to(x.dtype),
         None if dweight is None or weight is None else dweight.to(weight.dtype),
+        (share * ties).to(out.dtype) if needs[2] else None,
     )
 
 
 class _Extremum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, graph: Graph, x: Tensor, weight: Any, reduce: str) -> Tensor:
-        out, ties = run(graph, x, weight, reduce, ties=True)
+    def forward(ctx: Any, graph: Graph, x: Tensor, weight: Any, own: Any, reduce: str) -> Tensor:
+        out, most, ties = run(graph, x, weight, own, reduce, ties=True)
         ctx.graph = graph
-        ctx.save_for_backward(x, weight, out, ties)
+        ctx.save_for_backward(x, weight, out, None if own is None else most, ties)
         return out
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
-        x, weight, out, ties = ctx.saved_tensors
-        _, need_x, need_weight, _ = ctx.needs_input_grad
-        needs = {"need_x": need_x, "need_weight": need_weight, "twice": torch.is_grad_enabled()}
-        dx, dweight = run_grad(ctx.graph, x, weight, out.detach(), ties, grads[0], **needs)
-        return None, dx, dweight, None
+        x, weight, out, most, ties = ctx.saved_tensors
+        out = out.detach()
+        results = (out, out if most is None else most, ties)
+        again = torch.is_grad_enabled()
+        found = run_grad(ctx.graph, x, weight, results, grads[0], needs=ctx.needs_input_grad[1:4], twice=again)
+        return None, *found, None

@@ -25,8 +25,10 @@ SCHEMAS = (
     "mean_scale(Tensor handle, SymInt num_rows, ScalarType dtype, Device device) -> Tensor",
     "spmm(Tensor handle, Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor? y, float beta, "
     "SymInt num_rows, SymInt num_cols, bool transposed) -> Tensor",
-    "extremum(Tensor handle, Tensor x, Tensor? weight, str reduce, SymInt num_rows) -> (Tensor, Tensor)",
-    "extremum_grad(Tensor handle, Tensor x, Tensor? weight, Tensor out, Tensor ties, Tensor grad) -> (Tensor, Tensor)",
+    "extremum(Tensor handle, Tensor x, Tensor? weight, Tensor? own, str reduce, SymInt num_rows) -> "
+    "(Tensor, Tensor, Tensor)",
+    "extremum_grad(Tensor handle, Tensor x, Tensor? weight, Tensor out, Tensor most, Tensor ties, Tensor grad) -> "
+    "(Tensor, Tensor, Tensor)",
     "sddmm(Tensor handle, Tensor a, Tensor b, str op, SymInt num_edges, bool transposed) -> Tensor",
     "edge_softmax(Tensor handle, Tensor score) -> Tensor",
     "edge_softmax_grad(Tensor handle, Tensor alpha, Tensor grad) -> Tensor",

@@ -71,20 +71,23 @@ def _spmm(
     return run_spmm(_look_up(handle, transposed), x, weight, row_scale, col_scale, y, beta)
 
 
-def _extremum(handle: Tensor, x: Tensor, weight: Tensor | None, reduce: str, num_rows: int) -> tuple[Tensor, Tensor]:
-    out, ties = extremum.run(_look_up(handle), x, weight, reduce, ties=True)
+def _extremum(
+    handle: Tensor, x: Tensor, weight: Tensor | None, own: Tensor | None, reduce: str, num_rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, most, ties = extremum.run(_look_up(handle), x, weight, own, reduce, ties=True)
     assert ties is not None
-    return out, ties
+    return out, x.new_empty(0) if own is None else most, ties
 
 
 def _extremum_grad(
-    handle: Tensor, x: Tensor, weight: Tensor | None, out: Tensor, ties: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor]:
-    dx, dweight = extremum.run_grad(
-        _look_up(handle), x, weight, out, ties, grad, need_x=True, need_weight=weight is not None
-    )
+    handle: Tensor, x: Tensor, weight: Tensor | None, out: Tensor, most: Tensor, ties: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    moved = most.shape == out.shape
+    results = (out, most if moved else out, ties)
+    needs = (True, weight is not None, moved)
+    dx, dweight, down = extremum.run_grad(_look_up(handle), x, weight, results, grad, needs=needs)
     assert dx is not None
-    return dx, x.new_empty(0) if dweight is None else dweight
+    return dx, x.new_empty(0) if dweight is None else dweight, x.new_empty(0) if down is None else down
 
 
 def _sddmm(handle: Tensor, a: Tensor, b: Tensor, op: str, num_edges: int, transposed: bool) -> Tensor:
@@ -122,15 +125,17 @@ def _fake_spmm(handle, x, weight, row_scale, col_scale, y, beta, num_rows, num_c
     return x.new_empty(num_rows, *x.shape[1:])
 
 
-def _fake_extremum(handle, x, weight, reduce, num_rows):
+def _fake_extremum(handle, x, weight, own, reduce, num_rows):
     out = x.new_empty(num_rows, *x.shape[1:])
-    return out, out.new_empty(out.shape, dtype=accumulate_type(x.dtype))
+    most = x.new_empty(0) if own is None else torch.empty_like(out)
+    return out, most, out.new_empty(out.shape, dtype=accumulate_type(x.dtype))
 
 
-def _fake_extremum_grad(handle, x, weight, out, ties, grad):
-    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(
-        0
-    ) if weight is None else torch.empty_like(weight, memory_format=torch.contiguous_format)
+def _fake_extremum_grad(handle, x, weight, out, most, ties, grad):
+    def like(tensor):
+        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+    return like(x), x.new_empty(0) if weight is None else like(weight), like(most)
 
 
 def _fake_sddmm(handle, a, b, op, num_edges, transposed):
@@ -167,16 +172,16 @@ def _spmm_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return None, dx, dweight, None, None, dy, None, None, None, None
 
 
-def _save_extremum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    handle, x, weight, _, _ = inputs
-    ctx.mark_non_differentiable(output[1])
+def _save_extremum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    handle, x, weight, _, _, _ = inputs
+    ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(handle, x, weight, *output)
 
 
-def _extremum_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
-    handle, x, weight, out, ties = ctx.saved_tensors
-    dx, dweight = torch.ops.stretto.extremum_grad(handle, x, weight, out, ties, grad)
-    return None, dx, None if weight is None else dweight, None, None
+def _extremum_backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    dx, dweight, down = torch.ops.stretto.extremum_grad(*ctx.saved_tensors, grad)
+    _, need_weight, need_own = ctx.needs_input_grad[1:4]
+    return None, dx, dweight if need_weight else None, down if need_own else None, None, None
 
 
 def _save_sddmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

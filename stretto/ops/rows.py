@@ -54,6 +54,11 @@ def scatter_rows(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
     return run_sum(graph, src)
 
 
+def has_edges(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """1 for nodes that receive messages, 0 for the others. [n, 1]; kept."""
+    return graph.derived(("has edges", dtype), lambda: (graph.degree > 0).to(dtype).unsqueeze(1))
+
+
 def sum_edges(graph: Graph, src: Tensor) -> Tensor:
     """Sum of every destination's messages, src [E, ...] in the order of edge_index -> [n, ...]."""
     if library.recorded(src):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from stretto import Graph, ops
+from stretto.ops.extremum import extremum
 from tests.graphs import random_edges
 
 N, E = 30, 100
@@ -18,6 +19,7 @@ FUNCTIONS = {
     "heads": (lambda g, x, e: ops.spmm(g, x.view(-1, 4, 2), e), 1),
     "mean": (lambda g, x, e: ops.spmm(g, x, reduce="mean"), 1),
     "max": (lambda g, x, e: ops.spmm(g, x, e[:, 1], reduce="max"), 1),
+    "max plus own": (lambda g, x, e: extremum(g, x, None, "max", x.sin()), 1),
     "one dimension": (lambda g, x, e: ops.spmm(g, x[:, 0]), 1),
     "sddmm": (lambda g, x, e: ops.sddmm(g, x, x.cos()), 1),
     "sddmm add": (lambda g, x, e: ops.sddmm(g, x, x.cos(), op="add"), 1),

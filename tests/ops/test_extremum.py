@@ -6,6 +6,7 @@ from torch_geometric.utils import scatter
 
 from stretto import Graph
 from stretto.ops import segment_reduce, spmm
+from stretto.ops.extremum import extremum
 from tests.graphs import ZOO, random_edges
 
 LOW = (torch.bfloat16, torch.float16)
@@ -39,6 +40,34 @@ def test_ties_share_the_gradient_as_in_pyg(name, reduce, weighted):
     weight = torch.randint(0, 3, (edge_index.size(1),), dtype=torch.float64) if weighted else None
     for ours, pygs in ours_and_pygs(edge_index, sizes, x, weight, reduce):
         torch.testing.assert_close(ours, pygs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3)], ids=["rows", "heads"])
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("name", ZOO)
+def test_what_a_row_adds_is_part_of_the_message(name, reduce, shape):
+    """x_j + own_i: ties, sums of exactly 0, and NaN on either side."""
+    edge_index, sizes = ZOO[name]()
+    source, target = edge_index
+    x = torch.randint(-2, 3, (sizes[0], *shape), dtype=torch.float64)
+    own = torch.randint(-1, 2, (sizes[1], *shape), dtype=torch.float64)
+    if sizes[1] > 3:
+        own[3] = torch.nan
+    if sizes[0] > 4:
+        x[4, 1] = torch.nan
+    results = []
+    for run in ("ours", "pyg"):
+        a, b = x.clone().requires_grad_(), own.clone().requires_grad_()
+        if run == "ours":
+            out = extremum(Graph.of(edge_index, sizes), a, None, reduce, b)
+        else:
+            out = scatter(a[source] + b[target], target, 0, sizes[1], reduce)
+        cotangent = torch.arange(1, out.numel() + 1, dtype=torch.float64).remainder(7).add(1).view(out.shape)
+        results.append([out.detach(), *torch.autograd.grad(out, [a, b], cotangent)])
+    for ours, pygs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, pygs, rtol=1e-12, atol=1e-12, equal_nan=True)
+    plain = extremum(Graph.of(edge_index, sizes), x, None, reduce, own)
+    torch.testing.assert_close(plain, results[0][0], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", LOW, ids=["bfloat16", "float16"])

@@ -18,8 +18,8 @@ def _float(*shape: int, grad: bool = True) -> torch.Tensor:
 
 def _extremum_pieces() -> tuple[torch.Tensor, ...]:
     x, weight = _float(9, 4, grad=False), _float(30, grad=False)
-    out, ties = torch.ops.stretto.extremum(HANDLE, x, weight, "max", 7)
-    return HANDLE, x, weight, out, ties, torch.randn_like(out)
+    out, most, ties = torch.ops.stretto.extremum(HANDLE, x, weight, _float(7, 4, grad=False), "max", 7)
+    return HANDLE, x, weight, out, most, ties, torch.randn_like(out)
 
 
 # op -> the argument lists it is checked with
@@ -35,7 +35,11 @@ CALLS = {
         (HANDLE, _float(9, 2, 3), _float(30, 2), torch.rand(7), torch.rand(9), _float(7, 2, 3), 0.5, 7, 9, False),
         (HANDLE, _float(7, 4), _float(30), None, None, None, 1.0, 9, 7, True),
     ],
-    "extremum": lambda: [(HANDLE, _float(9, 4), None, "max", 7), (HANDLE, _float(9, 4), _float(30), "min", 7)],
+    "extremum": lambda: [
+        (HANDLE, _float(9, 4), None, None, "max", 7),
+        (HANDLE, _float(9, 4), _float(30), None, "min", 7),
+        (HANDLE, _float(9, 4), None, _float(7, 4), "max", 7),
+    ],
     "extremum_grad": lambda: [_extremum_pieces()],
     "sddmm": lambda: [
         (HANDLE, _float(7, 2, 5), _float(9, 2, 5), "dot", 30, False),
