@@ -298,12 +298,14 @@ class Recorder(TorchDispatchMode):
             self._sites.setdefault(number, (record.index, path))
         self.trace.ops.append(record)
         results = [t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, Tensor)]
-        for tensor, spec in zip(results, tensors(record.out), strict=False):
-            if tensor.layout != torch.strided:
-                continue
-            key = storage_key(tensor)
-            if is_view and key in self._producer:
-                record.deps = tuple(sorted({*record.deps, self._producer[key]}))
+        made = [
+            (t, spec, storage_key(t))
+            for t, spec in zip(results, tensors(record.out), strict=False)
+            if t.layout == torch.strided
+        ]
+        if is_view:  # before any is noted: unbind and chunk have several outputs on one storage
+            record.deps = tuple(sorted({*deps, *(self._producer[key] for *_, key in made if key in self._producer)}))
+        for tensor, spec, key in made:
             self._producer[key] = record.index
             if not is_view:
                 self._take(tensor, spec, key, record.index)
