@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,12 @@ import sympy
 import torch
 from torch import Tensor, nn
 
+from stretto import memory as memory_state
 from stretto.analyze import machine_file, published
-from stretto.analyze.classify import Layer, classify
+from stretto.analyze.classify import Layer
+from stretto.analyze.given import Given, given
 from stretto.analyze.graph_stats import GraphStats, Partitioner, graph_stats
-from stretto.analyze.lift import SYMBOLS, Sizes, probe, rescale
+from stretto.analyze.look import look
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.predict import depth, step_seconds, times
 from stretto.analyze.report import LayerCost, Report, inconsistencies
@@ -26,9 +26,7 @@ from stretto.analyze.strategies import Problem, strategies
 from stretto.analyze.taxonomy import taxonomy
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload
-from stretto.errors import StrettoError, expect
-
-logger = logging.getLogger("stretto")
+from stretto.errors import expect
 
 PROCS = (1, 2, 4, 8, 16)
 
@@ -48,23 +46,26 @@ def analyze(
     file, or a Machine. mode: "train" or "infer". step(model, data) -> loss replaces the default step.
     """
     expect(len(procs) > 0 and all(p >= 1 for p in procs), f"analyze: 'procs' is {list(procs)}, wanted numbers from 1")
+    subject = given(model, data)
+    data, sizes = subject.data, subject.sizes
     workload = Workload(model, data, mode, step)
-    sizes = Sizes.of(data)
     computer = machine_file.get(machine, device=workload.device)
-    stats = graph_stats(data.edge_index, sizes.n)
-    trace, symbolic, layers, lifted = _look(workload, sizes)
-    ways = rewrites(trace, layers, {sizes.m, sizes.a, sizes.e}, sizes.n)
+    stats = graph_stats(subject.edge_index, sizes.n)
+    seen = look(workload, subject)
+    trace, symbolic, layers = seen.trace, seen.symbolic, seen.layers
+    edges = sizes.edges - {0}
+    ways = rewrites(trace, layers, edges, sizes.n)
     steps = depth(trace, stats.max_degree)
     seconds = step_seconds(trace, computer)
-    memory = _memory(model, data, trace, computer, mode)
-    splitter = Partitioner(data.edge_index, sizes.n)
+    memory = _memory(model, subject, trace, computer, mode)
+    splitter = Partitioner(subject.edge_index, sizes.n)
     partitions = [splitter.best(p) for p in procs]
     problem = Problem(
         stats=stats,
         layers=tuple(layers),
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         step=seconds,
-        on_edges=_on_edge_ops(trace, times(trace, computer), {sizes.m, sizes.a, sizes.e} - {0}),
+        on_edges=_on_edge_ops(trace, times(trace, computer), edges),
         around=computer.host * len(trace.ops),
         activations=float(trace.peak_bytes),
         fixed=memory["parameters"] + memory["gradients"],
@@ -82,7 +83,8 @@ def analyze(
         layers=layers,
         costs=[_layer_cost(layer, trace, symbolic, stats, ways) for layer in layers],
         trace=trace,
-        lifted=lifted,
+        lifted=seen.lifted,
+        remarks=[*subject.remarks, *seen.remarks],
         symbolic=_formulas(symbolic),
         depth=steps,
         machine=computer,
@@ -94,35 +96,15 @@ def analyze(
         rewrites=ways,
         inconsistencies=inconsistencies(stats, max(widths, default=1), len(layers), hops),
         seconds=seconds,
+        memory_kept=memory_state.is_kept(),
         workload=workload,
+        given=subject,
         problem=problem,
         staleness=[
-            staleness_plan(model, data.edge_index, sizes.n, part, torch.from_numpy(splitter.assign(p, part.method)))
+            staleness_plan(model, subject.edge_index, sizes.n, part, torch.from_numpy(splitter.assign(p, part.method)))
             for p, part in zip(procs, partitions, strict=True)
             if p > 1
         ],
-    )
-
-
-def _look(workload: Workload, sizes: Sizes) -> tuple[Trace, Trace | None, list[Layer], bool]:
-    """Trace at the real sizes, formulas, layers. From a probe; from the data itself where the probe does not run."""
-    model, data = workload.model, workload.data
-    widths = {size for p in model.parameters() for size in p.shape}
-    if isinstance(getattr(data, "x", None), Tensor):
-        widths.update(data.x.shape[1:])
-    try:
-        small, probed = probe(data, widths)
-        trace = Workload(model, small, workload.mode, workload.step).trace()
-        layers = classify(model, trace, probed, small)
-    except (RuntimeError, IndexError, AttributeError, StrettoError, TypeError) as error:
-        logger.warning("stretto: the model does not run on a probe (%s); the data itself is traced", error)
-        trace = workload.trace()
-        return trace, None, classify(model, trace, sizes, data), False
-    return (
-        rescale(trace, probed.table(dataclasses.asdict(sizes))),
-        rescale(trace, probed.table(SYMBOLS)),
-        layers,
-        True,
     )
 
 
@@ -201,14 +183,19 @@ def _brent(work: float, steps: float, workers: int) -> dict[str, float]:
     }
 
 
-def _memory(model: nn.Module, data: Any, trace: Trace, machine: Machine, mode: str) -> dict[str, float]:
+def _tensors(data: Any) -> list[Tensor]:
+    """Every tensor of the data, of all types."""
+    values = data.to_dict() if hasattr(data, "to_dict") else data if isinstance(data, dict) else vars(data)
+    found = [v for v in values.values() if isinstance(v, Tensor) and v.layout == torch.strided]
+    return found + [t for v in values.values() if isinstance(v, dict) for t in _tensors(v)]
+
+
+def _memory(model: nn.Module, given: Given, trace: Trace, machine: Machine, mode: str) -> dict[str, float]:
     parameters = float(sum(p.numel() * p.element_size() for p in model.parameters()))
-    values = data.to_dict().values() if hasattr(data, "to_dict") else vars(data).values()
-    inputs = float(
-        sum(v.numel() * v.element_size() for v in values if isinstance(v, Tensor) and v.layout == torch.strided)
-    )
+    inputs = float(sum(v.numel() * v.element_size() for v in _tensors(given.data)))
     total = parameters + inputs + trace.peak_bytes
-    edge_wide = float(sum(size for _, _, spec, size in trace.takes if spec is not None and _on_edges(spec, data)))
+    edges = {size for size in given.sizes.edges if size > max(given.sizes.nodes)}
+    edge_wide = float(sum(size for _, _, spec, size in trace.takes if spec is not None and set(spec.shape[:1]) & edges))
     return {
         "parameters": parameters,
         "gradients": parameters if mode == "train" else 0.0,
@@ -218,7 +205,3 @@ def _memory(model: nn.Module, data: Any, trace: Trace, machine: Machine, mode: s
         "total": total,
         "fits": float(total < machine.memory),
     }
-
-
-def _on_edges(spec: Any, data: Any) -> bool:
-    return bool(spec.shape) and spec.shape[0] >= data.edge_index.size(1) > data.num_nodes

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from stretto.analyze.lift import Sizes
@@ -46,7 +47,7 @@ class Label:
     bent: bool = False  # passed through something non-linear inside this layer
     hops: int = 0  # aggregations behind it inside this layer
     layer: str = "\0input"
-    roots: frozenset[int] = frozenset()  # tensors added to it after an aggregation
+    roots: frozenset[tuple[int, int]] = frozenset()  # tensors added to it after an aggregation, and after how many
     origin: int = 0  # the tensor it is a linear map of, before any aggregation
 
     def entering(self, layer: str) -> Label:
@@ -82,13 +83,13 @@ def layer_paths(model: nn.Module, trace: Trace) -> list[str]:
     from torch_geometric.nn import MessagePassing
 
     found = [name for name, module in model.named_modules() if isinstance(module, MessagePassing)]
-    if not found:
-        found = [op.path for op in trace if op.phase == "forward" and op.cost.family in ("scatter", "spmm") and op.path]
+    if not found:  # also of the model's own forward, whose path is ""
+        found = [op.path for op in trace if op.phase == "forward" and op.cost.family in ("scatter", "spmm")]
     paths: list[str] = []
     for path in dict.fromkeys(found):
         if not any(path == p or path.startswith(p + ".") for p in paths):
             paths.append(path)
-    return paths
+    return sorted(paths, key=lambda path: not path)  # what is in a layer is not the model's own
 
 
 def owner(path: str, layers: list[str]) -> str | None:
@@ -102,8 +103,8 @@ class _Reader:
     def __init__(self, model: nn.Module, trace: Trace, sizes: Sizes, features: set[int], learned: set[int]) -> None:
         self.trace = trace
         self.paths = layer_paths(model, trace)
-        self.edges = {sizes.m, sizes.a, sizes.e}
-        self.nodes = {sizes.n}
+        self.edges = sizes.edges - {0}
+        self.nodes = sizes.nodes
         self.labels: dict[int, Label] = {}
         for key in features:
             self.labels[key] = Label(feat=True)
@@ -117,6 +118,8 @@ class _Reader:
             if op.phase != "forward":
                 continue
             self._op(op, path if path is not None else "\0outside")
+        if len(self.layers) > 1 and "" in self.layers and not self.layers[""].hops:
+            del self.layers[""]  # it adds up nodes, not edges: a pooling
         for layer in self.layers.values():
             layer.type = "-" if not layer.hops else layer.type if layer.type != "-" else "P" if layer.hops > 1 else "L"
         return list(self.layers.values())
@@ -125,6 +128,7 @@ class _Reader:
         layer = self.layers.get(path)
         if layer is not None:
             layer.ops.append(op.index)
+            self._note_sizes(op)
         before = [(spec, self.labels.get(spec.key, Label())) for spec in op.inputs]
         for spec, label in before:
             if layer is not None and label.feat and label.layer != path and set(spec.shape) & self.nodes:
@@ -140,15 +144,33 @@ class _Reader:
         if layer is not None and op.outputs and op.outputs[0].floating and set(op.outputs[0].shape) & self.nodes:
             layer.width_out = self._row(op.outputs[0])
 
+    def _note_sizes(self, op: OpRecord) -> None:
+        """A layer may have a graph of its own: pooled, or the edges of one type. Its gathers and scatters show it."""
+        if op.cost.family not in ("gather", "scatter") or not op.outputs or len(op.inputs) < 2:
+            return
+        target = op.inputs[0] if op.cost.family == "gather" else op.outputs[0]
+        index = next((spec for spec in op.inputs if spec.dtype == torch.int64), None)
+        if index is None or not target.shape or not index.shape:
+            return
+        dim = next((d for d, size in enumerate(target.shape) if size in self.nodes), 0)
+        rows, entries = target.shape[dim], max(index.shape)
+        if rows and entries and rows not in self.edges and entries not in self.nodes and rows != entries:
+            self.nodes.add(rows)
+            self.edges.add(entries)
+
     def _row(self, spec: Spec) -> int:
         """Values per node or edge."""
         size = next((s for s in spec.shape if s in self.edges or s in self.nodes), 1)
-        return int(spec.numel // size)
+        return int(spec.numel // max(size, 1))
 
     def _label(self, op: OpRecord, inputs: list[tuple[Spec, Label]], layer: Layer | None, path: str) -> Label:
-        feat = any(label.feat for _, label in inputs)
-        learned = any(label.learned for _, label in inputs)
+        # Which rows are taken may depend on features (a pooling's scores); the values taken do not by that.
+        values = [label for spec, label in inputs if spec.floating]
+        feat = any(label.feat for label in values)
+        learned = any(label.learned for label in values)
         base = Label(feat, learned, layer=path)
+        if op.cost.family in ("create", "draw"):  # as long as its input, but with values of its own
+            return Label(layer=path)
         if not inputs or layer is None:
             return base
         family = op.cost.family
@@ -205,14 +227,14 @@ class _Reader:
         name = op.name.split("::")[1].split(".")[0].strip("_")
         bent = any(label.bent for _, label in inputs if label.feat)
         roots = frozenset().union(*(label.roots for _, label in inputs)) if inputs else frozenset()
-        if op.cost.family not in ("gemm", "copy", "create", "draw") and name not in LINEAR and base.feat:
+        if op.cost.family not in ("gemm", "copy", "create", "draw", "view") and name not in LINEAR and base.feat:
             bent = True
         if name in ("add", "sub") and hops:
             # The same tensor added after every hop is a restart: the iteration solves a linear system.
             old = {label.origin or spec.key for spec, label in inputs if label.feat and label.hops == 0}
-            if old & roots:
+            if any(tensor in old and at < hops for tensor, at in roots):
                 layer.type = "R"
-            roots = roots | old
+            roots = roots | {(tensor, hops) for tensor in old}
         origin = 0
         if not hops and not bent:
             source = next(((spec, label) for spec, label in inputs if label.feat), None)
@@ -227,7 +249,8 @@ class _Reader:
         if width > layer.aggregated:  # what came before was narrower: scores, degrees
             layer.kind, layer.hops, layer.reduces, layer.aggregated = "-", 0, [], width
         if width == layer.aggregated:
-            kind = "MP" if label.bent and label.kind == "C" and label.learned else label.kind
+            # Bent after an earlier hop: that was the node's own update, and the message is a copy all the same.
+            kind = "MP" if label.bent and label.kind == "C" and label.learned and not label.hops else label.kind
             layer.kind = max(layer.kind, kind, key=("-", "C", "A", "MP").index)
             layer.reduces.append(reduce)
             layer.hops = max(layer.hops, label.hops + 1)
@@ -245,7 +268,13 @@ class _Reader:
         if not label.feat or not matrices(op.args):
             return base
         if self._row(spec) >= layer.aggregated:
-            layer.kind = "A" if weighted and edge_valued else "MP" if label.kind == "MP" else "C"
+            layer.kind = (
+                "A"
+                if kernel.startswith("attention") or (weighted and edge_valued)
+                else "MP"
+                if label.kind == "MP"
+                else "C"
+            )
             layer.aggregated = self._row(spec)
             layer.hops = max(layer.hops, label.hops + 1)
             layer.reduces.append("sum")
@@ -260,11 +289,12 @@ def classify(model: nn.Module, trace: Trace, sizes: Sizes, data: Any) -> list[La
     learned = {storage_key(p) for p in model.parameters()}
     features = {
         storage_key(value)
-        for name, value in (data.items() if hasattr(data, "items") else data.to_dict().items())
+        for store in getattr(data, "node_stores", [data])
+        for name, value in (store.items() if hasattr(store, "items") else store.to_dict().items())
         if hasattr(value, "is_floating_point")
         and value.is_floating_point()
         and value.dim()
-        and value.size(0) == sizes.n
+        and value.size(0) in sizes.nodes
         and not name.endswith("mask")
     }
     return _Reader(model, trace, sizes, features, learned).read()

@@ -11,14 +11,14 @@ import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 import torch
 from torch import Tensor
 
-from stretto.analyze.specs import Matrix, Size, Spec
-from stretto.analyze.trace import Trace
+from stretto.analyze.specs import Matrix, Size, Spec, matrices, tensors
+from stretto.analyze.trace import OpRecord, Trace
 from stretto.errors import fail
 
 NAMES = {
@@ -27,54 +27,110 @@ NAMES = {
     "a": "edges without self-loops",
     "e": "edges with one self-loop per node: a + n",
     "t": "nodes in the train mask",
+    "g": "graphs in the batch",
 }
 SYMBOLS = {name: sympy.Symbol(name, positive=True, integer=True) for name in NAMES}
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes that a step on a graph can depend on."""
+    """The sizes that a step on a graph can depend on. g: 0 without a vector that says which graph a node is in."""
 
     n: int
     m: int
     a: int
     e: int
     t: int
+    g: int = 0
+    nodes_by_type: tuple[int, ...] = ()
+    edges_by_type: tuple[int, ...] = ()
 
     @staticmethod
     def of(data: Any) -> Sizes:
         """Sizes of a PyG Data (or of anything with x, edge_index and maybe train_mask)."""
         edges = getattr(data, "edge_index", None)
         if not isinstance(edges, Tensor) or edges.layout != torch.strided:
-            fail("analyze: 'data' has no edge_index tensor; pass homogeneous data, or look at it with stretto.profile")
+            fail(
+                "analyze: 'data' has no edge_index tensor; pass PyG data that has one, or look at it by stretto.profile"
+            )
         n = int(data.num_nodes)
         loops = int((edges[0] == edges[1]).sum())
         a = edges.size(1) - loops
         mask = getattr(data, "train_mask", None)
-        return Sizes(n, edges.size(1), a, a + n, int(mask.sum()) if isinstance(mask, Tensor) else 0)
+        return Sizes(
+            n, edges.size(1), a, a + n, int(mask.sum()) if isinstance(mask, Tensor) else 0, _num_graphs(data, n)
+        )
 
-    def table(self, others: Mapping[str, Size]) -> dict[int, Size]:
-        """Number here -> what stands for it there. The larger numbers are tried first."""
+    @property
+    def nodes(self) -> set[int]:
+        """Numbers of rows that a tensor over nodes may have."""
+        return {self.n, *self.nodes_by_type}
+
+    @property
+    def edges(self) -> set[int]:
+        """Numbers of rows that a tensor over edges may have."""
+        return {self.m, self.a, self.e, *self.edges_by_type}
+
+    def table(self, others: Mapping[str, Size]) -> Table:
+        """What stands there for the numbers here. The larger numbers are tried first."""
         mine = dataclasses.asdict(self)
-        return {mine[name]: others[name] for name in ("e", "m", "a", "n", "t")}
+        known = [name for name in ("e", "m", "a", "n", "t", "g") if name in others and mine[name]]
+        ends = {mine[name] + 1: others[name] + 1 for name in known if name in ("n", "g")}
+        return Table({mine[name]: others[name] for name in known}, ends)
 
 
-# n, a, m and e / 2 are prime, so that none divides a width of a sane model.
-PROBES = (Sizes(61, 331, 313, 374, 23), Sizes(73, 367, 349, 422, 29), Sizes(97, 557, 541, 638, 31))
+class Table(NamedTuple):
+    """Number -> what stands for it."""
+
+    sizes: dict[int, Size]  # or for as many times as much
+    ends: dict[int, Size]  # where pointers into rows end: one more than the rows
+
+
+def _num_graphs(data: Any, n: int) -> int:
+    batch = getattr(data, "batch", None)
+    if not isinstance(batch, Tensor) or batch.numel() != n or not n:
+        return 0
+    return int(getattr(data, "num_graphs", 0) or int(batch.max()) + 1)
+
+
+# n, a and m are prime, so that none divides a width of a sane model; t and g are prime too.
+PROBES = (
+    Sizes(61, 331, 313, 374, 23, 19),
+    Sizes(73, 367, 349, 422, 29, 17),
+    Sizes(97, 557, 541, 638, 31, 13),
+    Sizes(83, 433, 419, 502, 37, 19),
+    Sizes(101, 479, 461, 562, 41, 17),
+)
+
+
+def usable(data: Any, widths: set[int]) -> list[Sizes]:
+    """The probes none of whose sizes divides one of the widths."""
+    batched = bool(_num_graphs(data, int(data.num_nodes)))
+    sizes = [one if batched else dataclasses.replace(one, g=0) for one in PROBES]
+    return [
+        one
+        for one in sizes
+        if not any(w % size == 0 for w in widths if w for size in one.table(SYMBOLS).sizes)
+        and not widths & one.table(SYMBOLS).ends.keys()
+    ]
 
 
 def probe(data: Any, widths: set[int]) -> tuple[Any, Sizes]:
     """The data cut to probe sizes, with random edges; widths: numbers the sizes must differ from."""
-    for sizes in PROBES:
-        ours = set(dataclasses.asdict(sizes).values())
-        if not any(w % size == 0 for w in widths for size in ours if w):
-            break
-    else:
+    found = usable(data, widths)
+    if not found:
         fail(f"analyze: the model's widths {sorted(widths)} clash with every probe size")
+    return shrunk(data, found[0]), found[0]
+
+
+def shrunk(data: Any, sizes: Sizes) -> Any:
+    """The data cut to these sizes: rows from its start, random edges in the order that its own are in."""
     small = copy.copy(data)
     generator = torch.Generator().manual_seed(0)
-    n, m = data.num_nodes, data.edge_index.size(1)
+    n, m, graphs = data.num_nodes, data.edge_index.size(1), _num_graphs(data, data.num_nodes)
     edges = _edges(sizes, generator)
+    if _by_target(data.edge_index):
+        edges = edges[:, (edges[1] * sizes.n + edges[0]).argsort()]
     for name in list(small.keys()) if callable(small.keys) else list(small.keys):
         value = small[name]
         if name == "edge_index" or not isinstance(value, Tensor) or not value.dim():
@@ -83,14 +139,34 @@ def probe(data: Any, widths: set[int]) -> tuple[Any, Sizes]:
             small[name] = _rows(value, sizes.m)
         elif value.size(0) == n:
             small[name] = _rows(value, sizes.n)
+        elif graphs and value.size(0) == graphs:
+            small[name] = _rows(value, sizes.g)
     small.edge_index = edges.to(data.edge_index.device)
     small.num_nodes = sizes.n
+    if graphs:
+        _batch(small, sizes)
     if isinstance(getattr(small, "train_mask", None), Tensor):
         small.train_mask = torch.arange(sizes.n, device=edges.device) < sizes.t
         y = getattr(small, "y", None)
         if isinstance(y, Tensor) and not y.is_floating_point():
             small.y = y.clamp(min=0)
-    return small, sizes
+    return small
+
+
+def _batch(small: Any, sizes: Sizes) -> None:
+    """Nodes in graphs of about equal size."""
+    batch = torch.arange(sizes.n, device=small.edge_index.device) * sizes.g // sizes.n
+    small.batch = batch
+    if isinstance(getattr(small, "ptr", None), Tensor):
+        small.ptr = torch.searchsorted(batch, torch.arange(sizes.g + 1, device=batch.device))
+    if hasattr(small, "_num_graphs"):
+        small._num_graphs = sizes.g
+
+
+def _by_target(edge_index: Tensor) -> bool:
+    """Whether the edges are in the order of their destinations, which some aggregations ask for."""
+    target = edge_index[1]
+    return bool((target[1:] >= target[:-1]).all())
 
 
 def _edges(sizes: Sizes, generator: torch.Generator) -> Tensor:
@@ -109,7 +185,7 @@ def _rows(value: Tensor, count: int) -> Tensor:
     return value[torch.arange(count, device=value.device) % value.size(0)]
 
 
-def rescale(trace: Trace, table: Mapping[int, Size]) -> Trace:
+def rescale(trace: Trace, table: Table) -> Trace:
     """The trace with every size found in the table (or a multiple of one) replaced, and its costs counted anew."""
     bigger = Trace(classes=trace.classes, takes=[], gives=list(trace.gives))
     for op in trace.ops:
@@ -125,12 +201,12 @@ def rescale(trace: Trace, table: Mapping[int, Size]) -> Trace:
     for index, number, spec, size in trace.takes:
         spec = None if spec is None else _put(spec, table)
         bigger.takes.append((index, number, spec, size if spec is None else spec.numel * spec.itemsize))
-    if all(isinstance(value, int) for value in table.values()):
+    if all(isinstance(value, int) for value in table.sizes.values()):
         bigger.peak_bytes = peak(bigger)
     return bigger
 
 
-def _put(value: Any, table: Mapping[int, Size]) -> Any:
+def _put(value: Any, table: Table) -> Any:
     if isinstance(value, Spec):
         return dataclasses.replace(value, shape=tuple(_size(s, table) for s in value.shape))
     if isinstance(value, Matrix):
@@ -143,11 +219,29 @@ def _put(value: Any, table: Mapping[int, Size]) -> Any:
     return value
 
 
-def _size(size: Size, table: Mapping[int, Size]) -> Size:
-    for number, other in table.items():
-        if number and size and size % number == 0:
+def _size(size: Size, table: Table) -> Size:
+    for number, other in table.sizes.items():
+        if size and size % number == 0:
             return other * (size // number)
-    return size
+    return table.ends.get(size, size)
+
+
+def difference(first: Trace, second: Trace) -> str:
+    """Where two traces of one step are not the same ops on the same sizes, in words; empty: nowhere."""
+    for one, other in zip(first.ops, second.ops, strict=False):
+        if (one.name, one.phase) != (other.name, other.phase):
+            return f"{other.name} runs where {one.name} did"
+        if _shapes(one) != _shapes(other):
+            return f"{one.name} of {one.path or 'the model'} has sizes that follow neither nodes nor edges"
+    if len(first.ops) != len(second.ops):
+        return f"the step has {len(first.ops)} ops on one graph and {len(second.ops)} on another"
+    return "" if peak(first) == peak(second) else "memory follows neither nodes nor edges"
+
+
+def _shapes(op: OpRecord) -> list[Any]:
+    given = (op.args, op.kwargs, op.out)
+    sparse = [(m.num_rows, m.num_cols, m.num_edges) for m in matrices(given)]
+    return [*(spec.shape for spec in tensors(given)), *sparse]
 
 
 def peak(trace: Trace) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from stretto.analyze import published
 from stretto.analyze.classify import Layer
+from stretto.analyze.given import Given
 from stretto.analyze.graph_stats import GraphStats, Partition
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.predict import Depth, bound, times
@@ -60,8 +61,11 @@ class Report:
     inconsistencies: list[dict[str, Any]]
     seconds: float  # predicted step
     workload: Workload
+    given: Given
     problem: Problem | None = None  # what the strategies were given
     staleness: list[StalenessPlan] = field(default_factory=list)  # for each P > 1, the setting of stretto.dist
+    memory_kept: bool = False  # whether the process kept freed memory when `seconds` was predicted
+    remarks: list[str] = field(default_factory=list)  # what one must know before believing the numbers
     checks: list[dict[str, Any]] = field(default_factory=list)  # what validate() found
 
     @property
@@ -133,6 +137,7 @@ class Report:
             "predicted_seconds": self.seconds,
             "unknown_ops": self.trace.unknown,
             "machine": self.machine.to_dict(),
+            "remarks": self.remarks,
             "checks": self.checks,
             "ops": self.rows(),
         }
@@ -181,6 +186,7 @@ class Report:
             f"Memory: {self.memory['total'] / 1e6:.4g} MB, "
             + ("fits." if self.memory["fits"] else f"more than the {self.machine.memory / 1e9:.3g} GB there are."),
         ]
+        lines += [f"{remark}." for remark in self.remarks]
         lines += [f"{cost.path or 'model'}: {cost.module}, class {cost.name}." for cost in self.costs]
         lines += [f"{r.layer or 'model'}, {r.rule}: {r.sentence}." for r in self.rewrites]
         lines += [

@@ -17,6 +17,7 @@ from torch_geometric.utils import subgraph
 
 from stretto.analyze import published
 from stretto.analyze.graph_stats import Partitioner, graph_stats
+from stretto.analyze.kept import kept, uncached
 from stretto.analyze.workload import Workload
 from stretto.loader import NeighborLoader
 
@@ -38,6 +39,11 @@ class Scheme:
 
 def schemes(workload: Workload, *, layers: int, width: int, fanout: int = 10, batch: int = 1024) -> list[Scheme]:
     """An epoch of the model under each scheme. layers, width: of the model, for the bound."""
+    with kept(workload.model):
+        return _schemes(workload, layers, width, fanout, batch)
+
+
+def _schemes(workload: Workload, layers: int, width: int, fanout: int, batch: int) -> list[Scheme]:
     data = workload.data
     stats = graph_stats(data.edge_index, data.num_nodes)
     values = {
@@ -54,12 +60,18 @@ def schemes(workload: Workload, *, layers: int, width: int, fanout: int = 10, ba
     found = []
     for name, (batches, count) in makers.items():
         seen = [b for b, _ in zip(batches, range(COUNTED), strict=False)]
-        flops = [float(Workload(workload.model, b, workload.mode, workload.step).trace().flops) for b in seen]
+        flops = [_counted(workload, b) for b in seen]
         bound = published.evaluate(published.SCHEMES[name][0], values)
         nodes = sum(b.num_nodes for b in seen) / len(seen)
         edges = sum(b.num_edges for b in seen) / len(seen)
         found.append(Scheme(name, count, nodes, edges, sum(flops) / len(flops) * count, bound, name == "full batch"))
     return found
+
+
+def _counted(workload: Workload, batch: Any) -> float:
+    """Flops of the step on a batch; the model's caches are of its own graph, and stay as they are."""
+    with uncached(workload.model):
+        return float(Workload(workload.model, batch, workload.mode, workload.step).trace().flops)
 
 
 def _sampled(data: Any, fanouts: list[int], batch: int) -> Any:

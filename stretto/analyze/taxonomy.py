@@ -66,7 +66,8 @@ def _gated(model: nn.Module) -> int:
 def taxonomy(model: nn.Module, stats: GraphStats, layers: list[Layer], data: Any, targets: int) -> list[Form]:
     """Every form of the taxonomy. data: what the step runs on; targets: nodes with a loss."""
     graphs = int(getattr(data, "num_graphs", 1) or 1)
-    types, times = _distinct(data, "edge_type"), _distinct(data, "edge_time", "t", "time")
+    types = len(data.edge_types) if hasattr(data, "edge_types") else _distinct(data, "edge_type")
+    times = _distinct(data, "edge_time", "t", "time")
     edge_attr = getattr(data, "edge_attr", None)
     attributes = edge_attr[0].numel() if isinstance(edge_attr, Tensor) and edge_attr.size(0) else 0
     levels = 1 + sum(".pool." in f"{type(m).__module__}." for m in model.modules())

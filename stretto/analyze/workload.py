@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stretto.analyze.clock import device_of
+from stretto.analyze.kept import kept
 from stretto.analyze.trace import Recorder, Trace
 from stretto.errors import expect, fail
 from stretto.kernels import pool
@@ -84,7 +85,11 @@ class Workload:
         return recorder.trace
 
     def timed(self, *, repeats: int = 5, warmup: int = 2) -> Trace:
-        """The trace with the median time of every op; plain and traced steps take turns."""
+        """The trace with the median time of every op; plain and traced steps take turns, and leave the model as it was."""
+        with kept(self.model):
+            return self._timed(repeats, warmup)
+
+    def _timed(self, repeats: int, warmup: int) -> Trace:
         peak = self.trace().peak_bytes
         for _ in range(max(1, warmup)):
             self.run()
@@ -178,15 +183,26 @@ def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
     return tuple(p for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
 
 
+def _plain_parameters(model: nn.Module) -> tuple[inspect.Parameter, ...]:
+    """What forward takes by position, itself not included."""
+    bound = hasattr(model.forward, "__func__")
+    plain = _parameters(getattr(model.forward, "__func__", model.forward))[int(bound) :]
+    if not plain:  # Sequential of PyG hides its signature behind *args
+        plain = tuple(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("x", "edge_index"))
+    return plain
+
+
+def names_of(model: nn.Module) -> list[str]:
+    """Names of the arguments of forward."""
+    return [parameter.name for parameter in _plain_parameters(model)]
+
+
 def arguments(model: nn.Module, data: Any) -> list[Any]:
     """What to call the model with: data's attributes by the names of forward's parameters, or the data itself."""
     if isinstance(data, (tuple, list)):
         return list(data)
     found: list[Any] = []
-    bound = hasattr(model.forward, "__func__")
-    plain = _parameters(getattr(model.forward, "__func__", model.forward))[int(bound) :]
-    if not plain:  # Sequential of PyG hides its signature behind *args
-        plain = tuple(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("x", "edge_index"))
+    plain = _plain_parameters(model)
     hetero = {"x": "x_dict", "edge_index": "edge_index_dict"} if hasattr(data, "node_types") else {}
     for parameter in plain:
         names = (hetero.get(parameter.name, parameter.name), *ALIASES.get(parameter.name, ()))

@@ -1,0 +1,113 @@
+"""What stretto.analyze was handed, made one thing: data to run a step on, its graph, and what must be said about it.
+
+PyG data as they are; the first batch of a loader; HeteroData, whose types together are one graph; the arguments of the
+model's forward as a tuple.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from stretto.analyze.lift import Sizes
+from stretto.analyze.workload import names_of
+from stretto.errors import expect, fail
+
+WANTED = "PyG data with an edge_index, HeteroData, a loader of either, or (x, edge_index, ...)"
+
+
+@dataclass(frozen=True)
+class Given:
+    """data: what a step runs on. edge_index [2, E], num_nodes: of all types together."""
+
+    data: Any
+    edge_index: Tensor
+    num_nodes: int
+    sizes: Sizes
+    whole: bool  # the step is on all of `data`, so that a smaller one stands for it
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def hetero(self) -> bool:
+        """Whether nodes have types."""
+        return is_hetero(self.data)
+
+
+def is_hetero(data: Any) -> bool:
+    """Whether this is PyG's HeteroData, or a batch of it."""
+    return hasattr(data, "node_types") and hasattr(data, "edge_types")
+
+
+def given(model: nn.Module, data: Any) -> Given:
+    """The data behind whatever was passed."""
+    remarks: tuple[str, ...] = ()
+    if isinstance(data, (tuple, list)):
+        data = _named(model, data)
+    elif not hasattr(data, "edge_index") and not is_hetero(data) and hasattr(data, "__iter__"):
+        data, remarks = _batch(model, data)
+    expect(data is not None, f"analyze: 'data' is None, wanted {WANTED}")
+    if is_hetero(data):
+        return _together(data, remarks)
+    sizes = Sizes.of(data)
+    _check(data.edge_index, sizes.n, "edge_index")
+    # A sampled batch keeps the number of its seeds as a number: cut down, it would no longer fit the rest.
+    whole = not remarks and (bool(sizes.g) or not isinstance(getattr(data, "batch_size", None), int))
+    return Given(data, data.edge_index, sizes.n, sizes, whole, remarks)
+
+
+def _named(model: nn.Module, values: Any) -> Any:
+    """Arguments of forward as data, each under its parameter's name."""
+    names = names_of(model)
+    expect(len(values) <= len(names), f"analyze: 'data' has {len(values)} values, forward takes {', '.join(names)}")
+    found = dict(zip(names, values, strict=False))
+    if not isinstance(found.get("edge_index"), Tensor):
+        fail(f"analyze: 'data' is {', '.join(found)} of forward, without an edge_index; wanted {WANTED}")
+    return Data(**found)
+
+
+def _batch(model: nn.Module, loader: Any) -> tuple[Any, tuple[str, ...]]:
+    first = next(iter(loader), None)
+    expect(first is not None, "analyze: 'data' is a loader without a batch")
+    count = f"one of {len(loader)} batches" if hasattr(loader, "__len__") else "one batch"
+    said = f"All numbers are of {count} of the {type(loader).__name__}, the first it gave"
+    return (_named(model, first) if isinstance(first, (tuple, list)) else first), (said,)
+
+
+def _together(data: Any, remarks: tuple[str, ...]) -> Given:
+    """All types as one graph, for its statistics and partitions; the step runs on the data as they are."""
+    starts, total = {}, 0
+    counts = {kind: int(data[kind].num_nodes or 0) for kind in data.node_types}
+    for kind, count in counts.items():
+        starts[kind], total = total, total + count
+    parts, sizes = [], []
+    for edge_type in data.edge_types:
+        edges = getattr(data[edge_type], "edge_index", None)
+        if not isinstance(edges, Tensor):
+            fail(f"analyze: {edge_type} has no edge_index tensor")
+        for row, kind in zip(edges, (edge_type[0], edge_type[-1]), strict=True):
+            _check(row, counts[kind], f"edge_index of {edge_type}")
+        parts.append(edges + torch.tensor([[starts[edge_type[0]]], [starts[edge_type[-1]]]], device=edges.device))
+        loops = int((edges[0] == edges[1]).sum()) if edge_type[0] == edge_type[-1] else 0
+        sizes += [edges.size(1), edges.size(1) - loops, edges.size(1) - loops + counts[edge_type[-1]]]
+    expect(bool(parts), "analyze: 'data' has no edges of any type")
+    together = torch.cat(parts, dim=1)
+    m, a = together.size(1), int((together[0] != together[1]).sum())
+    masks = [getattr(data[kind], "train_mask", None) for kind in data.node_types]
+    targets = sum(int(mask.sum()) for mask in masks if isinstance(mask, Tensor))
+    found = Sizes(
+        total, m, a, a + total, targets, nodes_by_type=tuple(counts.values()), edges_by_type=tuple(sorted(set(sizes)))
+    )
+    said = f"{len(counts)} types of nodes and {len(parts)} of edges: graph and partitions are of all of them together"
+    return Given(data, together, total, found, False, (*remarks, said))
+
+
+def _check(places: Tensor, count: int, name: str) -> None:
+    if not places.numel():
+        return
+    low, high = int(places.min()), int(places.max())
+    expect(low >= 0, f"analyze: '{name}' names node {low}, wanted 0 or more")
+    expect(high < count, f"analyze: '{name}' names node {high}, but there are {count} nodes")
