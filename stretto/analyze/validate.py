@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
-import logging
 import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,23 +15,31 @@ import torch
 import torch.distributed as dist
 from torch import autograd
 
+from stretto import memory
 from stretto.analyze.clock import call_clock
 from stretto.analyze.graph_stats import Partition, Partitioner
+from stretto.analyze.kept import kept
+from stretto.analyze.look import memory_here
 from stretto.analyze.predict import step_seconds
 from stretto.analyze.strategies import STALE, Strategy, strategies
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload, unpooled
 from stretto.bench.memory import card_peak_bytes
 from stretto.dist.layers import why_not
+from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
     from stretto.analyze.report import Report
 
 
-logger = logging.getLogger("stretto")
+PULL = "partition + halo, pull"
+REPRICED = "with the link as it is now"
 
 
-def _row(what: str, unit: str, predicted: Any, counted: Any = None, measured: Any = None) -> dict[str, Any]:
+def _row(
+    what: str, unit: str, predicted: Any, counted: Any = None, measured: Any = None, *, note: str = ""
+) -> dict[str, Any]:
+    """note: why there is nothing counted or measured, or what the prediction is."""
     known = next((v for v in (measured, counted) if v is not None), None)
     ratio = float(predicted) / float(known) if known and predicted is not None else None
     return {
@@ -40,7 +49,19 @@ def _row(what: str, unit: str, predicted: Any, counted: Any = None, measured: An
         "counted": counted,
         "measured": measured,
         "ratio": ratio,
+        "note": note,
     }
+
+
+@contextmanager
+def memory_as(keeps: bool) -> Iterator[None]:
+    """The allocator as a process has it that keeps freed memory, or does not; as it was at the end."""
+    before = memory.is_kept()
+    memory.switch(keeps)
+    try:
+        yield
+    finally:
+        memory.switch(before)
 
 
 def peak_memory(workload: Workload) -> int | None:
@@ -104,39 +125,58 @@ def plans(workload: Workload) -> dict[str, Workload]:
 
 
 def validate(report: Report, *, repeats: int = 5, workers: int = 2) -> list[dict[str, Any]]:
-    """One row per quantity; ratio is predicted over the best known truth.
+    """One row per quantity; ratio is predicted over the best known truth. The model is left as it was.
 
-    workers: processes in which the partitioned step runs, if it can; 0: none.
+    What is predicted is what the report says. workers: processes in which the partitioned step runs, if it can; 0:
+    none. What cannot run has a note that says why.
     """
-    workload = report.workload
-    counted: Trace = workload.trace()
-    rows = [
-        _row("flops", "flop", report.work, float(counted.flops)),
-        _row("compulsory bytes", "B", report.bytes, float(counted.bytes)),
-        _row(
-            "peak memory of the step",
-            "B",
-            float(report.trace.peak_bytes),
-            float(counted.peak_bytes),
-            peak_memory(workload),
-        ),
+    with kept(report.workload.model), memory_as(memory.is_kept()):
+        splitter = Partitioner(report.given.edge_index, report.graph.num_nodes)
+        rows = _work(report) + _halos(report, splitter) + _steps(report, repeats)
+        if workers > 1:
+            rows += partitioned(report, splitter, workers, repeats) + stale(report, splitter, workers, repeats)
+        return rows
+
+
+def too_large(report: Report, need: float) -> str:
+    """Why a run that takes so many bytes on this machine is not tried; empty: it is."""
+    room = min(report.machine.memory, memory_here(report.workload.device))
+    return "" if need < room else f"not run: it needs {need / 1e9:.3g} GB, and there are {room / 1e9:.3g} GB"
+
+
+def _work(report: Report) -> list[dict[str, Any]]:
+    workload, peak = report.workload, float(report.trace.peak_bytes)
+    why = too_large(report, report.memory["total"])
+    names = (("flops", "flop", report.work), ("compulsory bytes", "B", report.bytes))
+    if why:
+        return [_row(*known, note=why) for known in (*names, ("peak memory of the step", "B", peak))]
+    with memory_as(report.memory_kept):
+        counted: Trace = workload.trace()
+        taken = peak_memory(workload)
+    known = (float(counted.flops), float(counted.bytes))
+    rows = [_row(*name, value) for name, value in zip(names, known, strict=True)]
+    return [*rows, _row("peak memory of the step", "B", peak, float(counted.peak_bytes), taken)]
+
+
+def _halos(report: Report, splitter: Partitioner) -> list[dict[str, Any]]:
+    return [
+        _row(f"halo rows, {p.parts} parts", "rows", sum(p.halo), counted_rows(splitter, p.parts, p.method))
+        for p in report.partitions
+        if 1 < p.parts <= 8
     ]
-    splitter = Partitioner(workload.data.edge_index, report.graph.num_nodes)
-    for part in report.partitions:
-        if 1 < part.parts <= 8:
-            rows.append(
-                _row(
-                    f"halo rows, {part.parts} parts",
-                    "rows",
-                    sum(part.halo),
-                    counted_rows(splitter, part.parts, part.method),
-                )
-            )
-    for name, plan in plans(workload).items():
-        trace = counted if plan is workload else plan.trace()
-        rows.append(_row(f"step, {name}", "s", step_seconds(trace, report.machine), None, seconds(plan, repeats)))
-    if workers > 1:
-        rows += partitioned(report, splitter, workers, repeats) + stale(report, splitter, workers, repeats)
+
+
+def _steps(report: Report, repeats: int) -> list[dict[str, Any]]:
+    """The step as it was given, in a process as it was then; and accelerated, as a process that accelerates is."""
+    why = too_large(report, report.memory["total"])
+    if why:
+        return [_row("step, as given", "s", report.seconds, note=why)]
+    with memory_as(report.memory_kept):
+        rows = [_row("step, as given", "s", report.seconds, None, seconds(report.workload, repeats))]
+    fast = plans(report.workload).get("accelerated")  # from here on memory is kept, where accelerating keeps it
+    if fast is not None:
+        predicted = step_seconds(fast.trace(), report.machine)
+        rows.append(_row("step, accelerated", "s", predicted, None, seconds(fast, repeats)))
     return rows
 
 
@@ -144,15 +184,29 @@ def partitioned(report: Report, splitter: Partitioner, workers: int, repeats: in
     """The step on `workers` processes that pull halo rows: predicted beside counted in torch.distributed's calls."""
     from stretto.analyze.workers import run_pull
 
-    reason = _why_not_split(report)
-    if reason or report.problem is None:
-        logger.info("stretto: no run on %d workers: %s", workers, reason)
-        return []
     part = splitter.best(workers)
+    plan = _plan(report, part, PULL)
     paths = [layer.path for layer in report.layers]
-    found = run_pull(report.workload, paths, splitter, workers, part.method, repeats=repeats)
+
+    def run() -> dict[str, Any]:
+        return run_pull(report.workload, paths, splitter, workers, part.method, repeats=repeats)
+
+    found = _tried(report, plan, _why_not_split(report), run)
+    if isinstance(found, str):
+        return [_row(f"step, {plan.name}, {workers} workers", "s", plan.seconds, note=found)]
     held = dataclasses.replace(part, edges=edges_held(splitter, part)) if found["degrees"] else part
-    return _side_by_side(_plan_here(report, held, "partition + halo, pull"), found)
+    return [*_side_by_side(plan, found), _repriced(report, held, PULL, found)]
+
+
+def _tried(report: Report, plan: Strategy, reason: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any] | str:
+    """What the run found, or why there is none."""
+    reason = f"not run: {reason}" if reason else too_large(report, plan.memory * plan.workers)
+    if reason:
+        return reason
+    try:
+        return run()
+    except StrettoError as error:
+        return f"not run: {error}"
 
 
 def edges_held(splitter: Partitioner, part: Partition) -> tuple[int, ...]:
@@ -170,18 +224,21 @@ def stale(report: Report, splitter: Partitioner, workers: int, repeats: int) -> 
     """The step by the engine of stretto.dist with rows and gradients of the step before, in the strategy's setting."""
     from stretto.analyze.workers import run_engine
 
-    reason = _why_not_split(report) or _why_not_stale(report)
-    if reason or report.problem is None:
-        logger.info("stretto: no stale run on %d workers: %s", workers, reason)
-        return []
     part = splitter.best(workers)
-    plan = _plan_here(report, part, STALE)
-    assert plan.staleness is not None
+    plan = _plan(report, part, STALE)
+    setting = plan.staleness
+    assert setting is not None
     owner = torch.from_numpy(splitter.assign(workers, part.method))
-    found = run_engine(report.workload, owner, staleness=plan.staleness, repeats=repeats)
+
+    def run() -> dict[str, Any]:
+        return run_engine(report.workload, owner, staleness=setting, repeats=repeats)
+
+    found = _tried(report, plan, _why_not_split(report) or _why_not_stale(report), run)
+    if isinstance(found, str):
+        return [_row(f"step, {plan.name}, {workers} workers", "s", plan.seconds, note=found)]
     oldest = max(reading.age.steps for reading in found["ages"])
-    age = _row(f"oldest rows, {plan.name}, {workers} workers", "steps", plan.staleness.remote.steps, oldest)
-    return [*_side_by_side(plan, found), age]
+    age = _row(f"oldest rows, {plan.name}, {workers} workers", "steps", setting.remote.steps, oldest)
+    return [*_side_by_side(plan, found), _repriced(report, part, STALE, found), age]
 
 
 def _why_not_stale(report: Report) -> str:
@@ -196,7 +253,9 @@ def _why_not_split(report: Report) -> str:
     """Why the step cannot run on several workers; empty: it can."""
     layers, workload = report.layers, report.workload
     reason = ""
-    if report.mode != "train" or workload.step is not None:
+    if report.given.hetero or report.given.sizes.g or not report.given.whole:
+        reason = "only one graph with nodes of one type can be split, not a batch"
+    elif report.mode != "train" or workload.step is not None:
         reason = "only a default training step can be split"
     elif any(layer.hops > 1 for layer in layers) or not layers:
         reason = "a layer of several hops exchanges rows inside itself"
@@ -207,15 +266,24 @@ def _why_not_split(report: Report) -> str:
     return reason
 
 
-def _plan_here(report: Report, part: Partition, name: str) -> Strategy:
-    """The strategy of that name, priced with the link between processes of this machine: here it is run."""
+def _plan(report: Report, part: Partition, name: str) -> Strategy:
+    """The strategy as the report has it; priced in the same way where it was not asked for so many workers."""
+    mine = (s for s in report.strategies if s.name == name and s.workers == part.parts)
+    assert report.problem is not None
+    return next(mine, None) or next(s for s in strategies(report.problem, [part]) if s.name == name)
+
+
+def _repriced(report: Report, part: Partition, name: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Its step priced with the link between processes of this machine, measured now: here it was run."""
     from stretto.analyze.workers import link
 
     assert report.problem is not None
     latency, bandwidth, beside = link()
     here = dataclasses.replace(report.machine, link_latency=latency, link_bandwidth=bandwidth, beside=beside)
     problem = dataclasses.replace(report.problem, machine=here)
-    return next(s for s in strategies(problem, [part]) if s.name == name)
+    plan = next(s for s in strategies(problem, [part]) if s.name == name)
+    what = f"step, {plan.name}, {plan.workers} workers, {REPRICED}"
+    return _row(what, "s", plan.seconds, None, found["seconds"], note="not what the report says: priced again")
 
 
 def _side_by_side(plan: Strategy, found: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,100 @@
+"""validate(): what the report says against what runs, in a process as the report assumed it; and what does not run."""
+
+import pytest
+import torch
+
+import stretto.analyze
+from stretto import datasets, memory
+from stretto.analyze import Machine, validate
+from stretto.analyze.models import as_data, make
+from stretto.analyze.strategies import STALE
+
+FREE = {"flops", "compulsory bytes", "peak memory of the step", "step, as given"}
+
+
+def cora():
+    data = as_data(datasets.load_graph("cora"))
+    data.x = data.x[:, :24].contiguous()
+    return data
+
+
+def rows_of(report, **options):
+    return {row["what"]: row for row in report.validate(repeats=1, **options)}
+
+
+def test_the_reported_prediction_is_the_one_that_is_checked(monkeypatch):
+    """In the state of the allocator that it was made for, whatever accelerating a copy does meanwhile."""
+    seen = []
+
+    def seconds(workload, repeats):
+        seen.append((type(workload.model).__name__, memory.is_kept()))
+        return 1.0
+
+    monkeypatch.setattr(validate, "seconds", seconds)
+    memory.switch(False)
+    # A machine on which new memory is dear: a prediction for a process that keeps memory would be another.
+    report = stretto.analyze(make("edgeconv", 24, 16, 7), cora(), machine=Machine(memory=1e10, fresh=1e7), procs=[1])
+    assert not report.memory_kept
+    rows = rows_of(report, workers=0)
+    assert rows["step, as given"]["predicted"] == report.seconds
+    assert seen[0] == ("Stack", False)
+    assert not memory.is_kept()
+    if "step, accelerated" in rows and not torch.cuda.is_available():
+        assert seen[1] == ("Stack", True)
+
+
+def test_the_strategys_own_row_is_checked_and_a_second_price_is_called_one(monkeypatch):
+    from stretto.analyze import workers
+
+    monkeypatch.setattr(workers, "link", lambda: (1e-3, 1e8, 1.5))
+    found = {
+        "degrees": False, "bytes": 1, "messages": 2, "syncs": 3, "tallied bytes": 1, "tallied messages": 2,
+        "seconds": 0.5,
+    }  # fmt: skip
+    monkeypatch.setattr(workers, "run_pull", lambda *args, **options: found)
+    report = stretto.analyze(make("sage", 24, 16, 7), cora(), machine=Machine(memory=1e10), procs=[1, 2])
+    (own,) = [s for s in report.strategies if s.name == validate.PULL]
+    rows = {row["what"]: row for row in validate.partitioned(report, _splitter(report), 2, 1)}
+    name = f"step, {validate.PULL}, 2 workers"
+    assert rows[name]["predicted"] == own.seconds
+    again = rows[f"{name}, {validate.REPRICED}"]
+    assert again["predicted"] > own.seconds
+    assert again["note"]
+    assert rows[f"bytes, {validate.PULL}, 2 workers"]["predicted"] == own.bytes
+    # A number of workers that the report has no row for is priced by the same machine.
+    three = {row["what"]: row for row in validate.partitioned(report, _splitter(report), 3, 1)}
+    assert three[f"step, {validate.PULL}, 3 workers"]["predicted"] > 0
+
+
+def _splitter(report):
+    return validate.Partitioner(report.given.edge_index, report.graph.num_nodes)
+
+
+def test_what_does_not_fit_is_not_run(monkeypatch):
+    report = stretto.analyze(make("edgeconv", 24, 16, 7), cora(), machine=Machine(memory=1e6), procs=[1, 2])
+
+    def never(*args, **options):
+        raise AssertionError("the step ran")
+
+    monkeypatch.setattr(report.workload.model, "forward", never)
+    rows = rows_of(report)
+    for what in FREE:
+        assert rows[what]["measured"] is None
+        assert "0.001 GB" in rows[what]["note"]
+    assert rows["halo rows, 2 parts"]["counted"] == rows["halo rows, 2 parts"]["predicted"]
+    assert "GB" in rows[f"step, {validate.PULL}, 2 workers"]["note"]
+    assert "step, accelerated" not in rows
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("sgc", "several hops"), ("gat", "GATConv has no rule")], ids=["hops", "no rule"]
+)
+def test_reasons_are_in_the_rows(name, words, monkeypatch):
+    from stretto.analyze import workers
+
+    monkeypatch.setattr(workers, "run_pull", lambda *args, **options: stretto.errors.fail("no processes here"))
+    report = stretto.analyze(make(name, 24, 16, 7), cora(), machine=Machine(memory=1e10), procs=[1, 2])
+    rows = rows_of(report)
+    assert words in rows[f"step, {STALE}, 2 workers"]["note"]
+    pull = rows[f"step, {validate.PULL}, 2 workers"]["note"]
+    assert (words if name == "sgc" else "no processes here") in pull
