@@ -96,7 +96,7 @@ def recommend(profile: Profile, *, repeats: int = REPEATS, budget: float | None 
     """Advice by call site: layers to accelerate, and single ops where the sweep found a faster candidate."""
     workload = profile.workload
     sites = sites_of(profile)
-    return [*layer_advice(sites, workload.mode == "train", repeats, budget, step=workload.run), *_ops(profile)]
+    return [*layer_advice(sites, workload.mode == "train", repeats, budget, step=workload.run), *op_advice(profile)]
 
 
 def layer_advice(
@@ -152,36 +152,47 @@ def _judged(timings: dict[str, Timing], site: str) -> dict[str, Any]:
         "advice": "accelerate" if better else "nothing to gain",
         "speedup": (times, low, high),
         "saves_ms": saves,
-        "reason": f"{times:.2f}x ({low:.2f}-{high:.2f}) alone, on its own inputs" + ("" if better else ": a tie"),
+        "reason": f"{times:.2f}x ({low:.2f}-{high:.2f}) alone, on its own inputs" + verdict(low, high),
         "stock": slow.to_dict(),
         "accelerated": fast.to_dict(),
     }
 
 
-def _ops(profile: Profile) -> list[dict[str, Any]]:
-    """The winner of each swept site at its base point, and whether another order of the index would pay."""
+KEY = ("op", "phase", "shapes", "layout")  # of a swept op
+
+
+def op_advice(profile: Profile) -> list[dict[str, Any]]:
+    """The winner of each swept op at its own point, and whether another order of the index would pay."""
     rows: list[dict[str, Any]] = []
-    for op, phase, shapes in dict.fromkeys((r["op"], r["phase"], r["shapes"]) for r in profile.sweeps):
-        mine = [r for r in profile.sweeps if (r["op"], r["phase"], r["shapes"]) == (op, phase, shapes)]
+    for key in dict.fromkeys(tuple(r[k] for k in KEY) for r in profile.sweeps):
+        mine = [r for r in profile.sweeps if tuple(r[k] for k in KEY) == key]
         base = [r for r in mine if r["axis"] == "base" and "median_ms" in r]
         if not base:
             continue
-        best = min(base, key=lambda r: r["median_ms"])
-        group = next(g for g in profile.groups if (g.name, g.phase, g.shapes) == (op, phase, shapes))
-        times, low, high = best.get("speedup", (1.0, 1.0, 1.0))
+        best, native = min(base, key=lambda r: r["median_ms"]), base[0]["native"]
+        row = {"site": best["site"], "kind": "op", "now": best["op"], "best": best["candidate"], "saves_ms": 0.0}
+        rows.append(row | {"reorder": _reorder(mine, best), "winners": _by_order(mine)})
+        if "speedup" not in best:  # nothing to compare with
+            rows[-1] |= {"advice": "nothing to gain", "reason": f"{native}, which runs, was not timed"}
+            continue
+        times, low, high = best["speedup"]
         better = low > TIE
-        rows.append(
-            {
-                "site": ", ".join(p or "model" for p in group.paths), "kind": "op", "now": op,
-                "best": best["candidate"],
-                "advice": f"use {best['candidate']}" if better else "nothing to gain", "speedup": (times, low, high),
-                "saves_ms": group.seconds * 1e3 * (1 - 1 / times) if better else 0.0,
-                "reason": f"{best['candidate']}: {times:.2f}x ({low:.2f}-{high:.2f}) the speed of torch's own way here"
-                + ("" if better else ": a tie"),
-                "reorder": _reorder(mine, best), "winners": _by_order(mine),
-            }
-        )  # fmt: skip
+        took = sum(g.seconds for g in profile.groups if (g.name, g.phase, g.shapes, g.layout) == key)
+        rows[-1] |= {
+            "advice": f"use {best['candidate']}" if better else "nothing to gain",
+            "speedup": (times, low, high),
+            "saves_ms": took * 1e3 * (1 - 1 / times) if better else 0.0,
+            "reason": f"{best['candidate']}: {times:.2f}x ({low:.2f}-{high:.2f}) the speed of {native}, which runs"
+            + verdict(low, high),
+        }
     return rows
+
+
+def verdict(low: float, high: float) -> str:
+    """What an interval of a ratio says, in words that follow it; "" for a gain."""
+    if low > TIE:
+        return ""
+    return ": slower" if high < 1 else ": a tie" if low <= 1 else ": too little to count"
 
 
 def winner(rows: list[dict[str, Any]]) -> str:

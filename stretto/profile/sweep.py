@@ -1,256 +1,65 @@
-"""Hot gathers and scatters over every axis: candidates agree with fp64 first, then take turns on the clock."""
+"""Hot ops over every axis, within a budget: every site's own point first, then one point of every axis of the hottest.
+
+What follows an op's name in a row: the axis that was moved, the candidate, the point, and what was measured.
+"""
 
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from stretto.analyze.trace import Recorder
-from stretto.bench import machine, stock
-from stretto.bench.memory import card_peak_bytes
-from stretto.bench.run import LIMITS, relative_error, threads
+from stretto.bench import machine
 from stretto.errors import expect
-from stretto.ops import gather_rows, scatter_rows
-from stretto.profile.axes import DTYPES, Point, place, points, values
-from stretto.profile.replay import capture, is_index
-from stretto.tune.timing import Timing, in_a_row, measure, ratio
+from stretto.profile.axes import DTYPES, Point, points
+from stretto.profile.contest import REPEATS, Pace, empty_row, forget_buffer
+from stretto.profile.row_sites import RowSite, row_sites
+from stretto.profile.sweep_dense import DenseSite, SparseSite, dense_sites, sparse_sites
 
 if TYPE_CHECKING:
     from stretto.profile.profiling import Group, Profile
-    from stretto.profile.sweep_dense import DenseSite, SparseSite
 
-REPEATS = 20
 TIE = 1.05  # a winner leads by more than this, at the lower end of its interval
-DENSE = 1 << 22  # entries of a one-hot matrix that a dense product may have
-FLUSH = 1 << 25  # values read between two samples with a cold cache
+COMPILING = 15.0  # seconds that torch.compile may take: with less left it is not begun
+TICKS = 0.2  # seconds between two words about the time left
+SKIPPED = "none"  # the axis of a row that says why an op was not swept
 
-Candidates = dict[str, Callable[..., Tensor]]
-NATIVE = {"gather": "index_select", "scatter": "index_add_"}
-
-
-def interval(timing: Timing, *, level: float = 0.95, draws: int = 400) -> tuple[float, float]:
-    """Bootstrap interval of the median, in seconds."""
-    generator = torch.Generator().manual_seed(0)
-    samples = torch.tensor(timing.samples, dtype=torch.float64)
-    picks = torch.randint(len(samples), (draws, len(samples)), generator=generator)
-    medians = samples[picks].median(1).values.sort().values
-    edge = int(draws * (1 - level) / 2)
-    return float(medians[edge]), float(medians[-1 - edge])
+Site = RowSite | DenseSite | SparseSite
 
 
-def gather_candidates(index: Tensor, num_rows: int) -> Candidates:
-    """x[index]: torch's ways, and ours."""
-    found: Candidates = {c.name: c.forward for c in stock.gather_rows(index.long())[0]}
-    found["index_select"] = lambda x: x.index_select(0, index)
-    found["embedding"] = lambda x: torch.nn.functional.embedding(index, x)
-    found["gather, index expanded"] = lambda x: x.gather(0, index.long()[:, None].expand(-1, x.size(1)))
-    if index.numel() * num_rows <= DENSE:
-        found["dense GEMM"] = _dense(torch.nn.functional.one_hot(index.long(), num_rows))
-    found["stretto"] = lambda x: gather_rows(x, index)
-    return found
+def sites(profile: Profile, share: float) -> tuple[list[Site], list[tuple[Group, str]]]:
+    """The hot ops that have candidates, the slowest first; and those that have none, with the reason."""
+    found: list[Site] = []
+    left: list[tuple[Group, str]] = []
+    for find in (row_sites, sparse_sites, dense_sites):
+        some, others = find(profile, share)
+        found += some
+        left += others
+    known = {id(s.group) for s in found} | {id(group) for group, _ in left}
+    left += [(g, f"no candidates for the family {g.family!r}") for g in profile.hot(share) if id(g) not in known]
+    return sorted(found, key=lambda s: -s.group.seconds), left
 
 
-def scatter_candidates(index: Tensor, num_rows: int) -> Candidates:
-    """Sum by index: torch's ways, PyG's, torch_scatter's where it is there, and ours."""
-    long = index.long()
-    found: Candidates = {c.name: c.forward for c in stock.scatter_rows(long, num_rows)[0]}
-    offers, _ = stock.segment_reduce(torch.empty(index.numel(), 1, device=index.device), long, num_rows, "sum")
-    found.update({c.name: c.forward for c in offers})
-    found["index_add_"] = lambda s: s.new_zeros(num_rows, s.size(1)).index_add_(0, index, s)
-    found["scatter_add_"] = lambda s: s.new_zeros(num_rows, s.size(1)).scatter_add_(0, long[:, None].expand_as(s), s)
-    order = long.argsort()
-    lengths = torch.bincount(long, minlength=num_rows)
-    found["sorted, segment_reduce"] = lambda s: torch.segment_reduce(s[order], "sum", lengths=lengths, unsafe=True)
-    found["sparse CSR product"] = _selection(long, num_rows)
-    if index.numel() * num_rows <= DENSE:
-        found["dense GEMM"] = _dense(torch.nn.functional.one_hot(long, num_rows).T.contiguous())
-    found["stretto"] = lambda s: scatter_rows(s, index, num_rows)
-    return found
+def schedule(queues: list[tuple[Site, list[Point]]], axes: list[int]) -> Iterator[tuple[Site, Point, int]]:
+    """(site, point, how many points are still promised): what to run, in this order, for as long as there is time.
 
-
-def _dense(selection: Tensor) -> Callable[[Tensor], Tensor]:
-    kept: dict[torch.dtype, Tensor] = {}
-
-    def product(x: Tensor) -> Tensor:
-        if x.dtype not in (torch.float32, torch.float64) and not x.is_cuda:
-            # Half products go through oneDNN, which ends the process with an illegal instruction on some virtual CPUs.
-            raise NotImplementedError("dense GEMM is not tried in half precision")
-        if x.dtype not in kept:
-            kept[x.dtype] = selection.to(x.dtype)
-        return kept[x.dtype] @ x
-
-    return product
-
-
-def _selection(index: Tensor, num_rows: int) -> Callable[[Tensor], Tensor]:
-    entries = torch.arange(index.numel(), device=index.device)
-    kept: dict[torch.dtype, Tensor] = {}
-
-    def product(s: Tensor) -> Tensor:
-        if s.dtype not in kept:
-            ones = torch.ones(index.numel(), dtype=s.dtype, device=s.device)
-            kept[s.dtype] = _csr(index, entries, ones, num_rows)
-        return kept[s.dtype] @ s
-
-    return product
-
-
-def _csr(rows: Tensor, columns: Tensor, ones: Tensor, num_rows: int) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse")
-        size = (num_rows, rows.numel())
-        return torch.sparse_coo_tensor(torch.stack([rows, columns]), ones, size, check_invariants=False).to_sparse_csr()
-
-
-FAMILIES: dict[str, Callable[[Tensor, int], Candidates]] = {"gather": gather_candidates, "scatter": scatter_candidates}
-
-
-def site(args: tuple[Any, ...], family: str) -> tuple[Tensor, int, int] | None:
-    """(index [E], rows, width) of a captured gather or scatter by rows; None for one that is not by rows."""
-    flat = [v for a in args for v in (a if isinstance(a, (list, tuple)) else (a,))]
-    found = [v for v in flat if isinstance(v, Tensor)]
-    index = next((v for v in found if is_index(v)), None)
-    if index is None or not found[0].is_floating_point() or found[0].dim() < 1:
-        return None
-    if index.dim() > 1:
-        if any(index.stride(d) for d in range(1, index.dim())):
-            return None
-        index = index.reshape(index.size(0), -1)[:, 0]
-    table = found[0]  # what is gathered from, or scattered into
-    return index.contiguous(), table.size(0), table.numel() // max(1, table.size(0))
-
-
-def run_point(
-    family: str, index: Tensor, num_rows: int, point: Point, *, repeats: int = REPEATS
-) -> list[dict[str, Any]]:
-    """Every candidate at one point: checked against fp64, then timed in turns. One row each."""
-    index, num_rows = place(index, num_rows, point)
-    source = values(num_rows if family == "gather" else index.numel(), point)
-    where = index.long()
-
-    def reference(x: Tensor) -> Tensor:
-        if family == "gather":
-            return x[where]
-        return x.new_zeros(num_rows, point.width).index_add(0, where, x)
-
-    with threads(point.threads):
-        return contest(family, FAMILIES[family](index, num_rows), reference, source, point, NATIVE[family], repeats)
-
-
-def contest(
-    family: str,
-    table: Candidates,
-    reference: Callable[[Tensor], Tensor],
-    source: Tensor,
-    point: Point,
-    native: str,
-    repeats: int,
-) -> list[dict[str, Any]]:
-    """Check the candidates against the reference in fp64, then time those that agree in turns. One row each."""
-    if point.compiled:
-        table = {native: table[native], "torch.compile": torch.compile(table[native])}
-    right, rows = _agree(family, table, reference, source, point)
-    if not right:
-        return rows
-    cold = point.cache == "cold"
-    timings = measure(
-        right,
-        repeats=repeats,
-        warmup=1,
-        device=point.device,
-        sample_seconds=0.0 if cold else in_a_row(point.device),
-        after=(lambda name: _flush(point.device)) if cold else None,
-    )
-    first = timings.get(native)
-    for name, timing in timings.items():
-        low, high = interval(timing)
-        row: dict[str, Any] = {**rows_of(rows, name), **timing.to_dict(), "ci_ms": (low * 1e3, high * 1e3)}
-        row["peak_bytes"] = _peak(right[name], point.device)
-        if first is not None:
-            row["speedup"] = ratio(first, timing)
-        rows[[r["candidate"] for r in rows].index(name)] = row
-    return rows
-
-
-def _flush(device: str) -> None:
-    """Read more than any cache holds, so that the next call finds its inputs in memory."""
-    torch.ones(FLUSH, device=device).sum()
-
-
-def rows_of(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """The row of a candidate."""
-    return next(row for row in rows if row["candidate"] == name)
-
-
-def _agree(
-    family: str, table: Candidates, reference: Callable[[Tensor], Tensor], source: Tensor, point: Point
-) -> tuple[dict[str, Callable[[], object]], list[dict[str, Any]]]:
-    both = point.direction == "both"
-    wide = source.double().requires_grad_(both)
-    expected = reference(wide)
-    wanted = [expected.detach()]
-    if both:
-        wanted.append(torch.autograd.grad(expected, wide, torch.ones_like(expected))[0])
-    right: dict[str, Callable[[], object]] = {}
-    rows: list[dict[str, Any]] = []
-    for name, function in table.items():
-        call = _both(function, source) if both else _once(function, source)
-        row: dict[str, Any] = {"family": family, "candidate": name, **asdict(point), "error": None, "reason": ""}
-        rows.append(row)
-        try:
-            got = call()
-        except (RuntimeError, NotImplementedError, IndexError) as error:
-            row["reason"] = f"raises: {str(error).splitlines()[0]}"
-            continue
-        row["error"] = max(relative_error(g, w) for g, w in zip(got, wanted, strict=True))
-        if row["error"] <= LIMITS[point.dtype]:
-            right[name] = call
-        else:
-            row["reason"] = f"wrong: relative error {row['error']:.1e}, allowed {LIMITS[point.dtype]:.0e}"
-    return right, rows
-
-
-def _once(function: Callable[..., Tensor], source: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-    return lambda: (function(source),)
-
-
-def _both(function: Callable[..., Tensor], source: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-    leaf = source.detach().clone().requires_grad_()
-
-    def call() -> tuple[Tensor, ...]:
-        out = function(leaf)
-        return (out.detach(), torch.autograd.grad(out, leaf, torch.ones_like(out))[0])
-
-    return call
-
-
-def _peak(call: Callable[[], object], device: str) -> int:
-    """Bytes that one call allocates at its highest, its result included."""
-    if device == "cuda":
-        return card_peak_bytes(call)
-    recorder = Recorder()
-    with recorder.recording():
-        call()
-    return recorder.trace.peak_bytes
-
-
-def sites(profile: Profile, share: float) -> list[tuple[Group, Tensor, int, int]]:
-    """Hot gathers and scatters by rows, with their real indices."""
-    groups = [g for g in profile.hot(share) if g.family in FAMILIES]
-    captured = capture(profile, groups) if groups else {}
-    found = []
-    for group in groups:
-        for op in group.ops:
-            if op in captured and (known := site(captured[op][1], group.family)) is not None:
-                found.append((group, *known))
-                break
-    return found
+    Every site's own point; one point of every axis of the first site; that of the others; then what is left, in turns.
+    queues: points of each site, its own first, then one per axis (so many as `axes` says), then the others.
+    """
+    own = [(site, cells[0]) for site, cells in queues if cells]
+    first = [(site, cell) for site, cells in queues[:1] for cell in cells[1 : 1 + axes[0]]]
+    promised = [*own, *first]
+    for done, (site, cell) in enumerate(promised):
+        yield site, cell, len(promised) - done
+    second = [[(s, c) for c in cells[1 : 1 + n]] for (s, cells), n in zip(queues[1:], axes[1:], strict=True)]
+    details = [[(s, c) for c in cells[1 + n :]] for (s, cells), n in zip(queues, axes, strict=True)]
+    for rounds in (second, details):
+        for turn in zip_longest(*rounds):
+            yield from ((*pair, 1) for pair in turn if pair is not None)
 
 
 def sweep(
@@ -260,44 +69,74 @@ def sweep(
     share: float = 0.9,
     repeats: int = REPEATS,
     progress: Callable[[str, float], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[dict[str, Any]]:
-    """Rows of every point and candidate of the hot sites, until the budget (seconds) is spent.
+    """Rows of every point and candidate of the hot ops, until the budget (seconds by the clock) is spent.
 
-    progress(what, seconds left) is called before each point. Sites take turns, so that each has its base measured.
+    progress(what, seconds left) is called before each point and now and then within it. An op without candidates has
+    one row that says why.
     """
-    from stretto.profile.sweep_dense import dense_sites, sparse_sites
-
     expect(budget > 0, f"sweep: 'budget' is {budget}, wanted more than 0 seconds")
-    end = time.perf_counter() + budget
+    end = clock() + budget
+    found, left_out = sites(profile, share)
     cores, device = machine.cores(), profile.workload.device.type
     start = Point(width=1, threads=torch.get_num_threads(), device=device)
-    queues: list[tuple[Group, Point, list[Point], Callable[[Point], list[dict[str, Any]]]]] = []
-    for group, index, num_rows, width in sites(profile, share):
-        base = replace(start, width=width, dtype=_word(group))
-        run = _runner(group.family, index.cpu(), num_rows, repeats)
-        queues.append((group, base, list(points(base, cores)), run))
-    others: list[DenseSite | SparseSite] = [*sparse_sites(profile, share), *dense_sites(profile, share)]
-    for found in others:
-        base = replace(start, width=found.width, dtype=_word(found.group))
-        cells = [p for p in points(base, cores) if p.moved(base) in found.axes]
-        queues.append((found.group, base, cells, lambda point, found=found: found.run(point, repeats)))  # type: ignore[misc]
-    order = [g.name + g.phase + g.shapes for g in profile.groups]  # the slowest first
-    queues.sort(key=lambda q: order.index(q[0].name + q[0].phase + q[0].shapes))
-    rows: list[dict[str, Any]] = []
-    for turn in range(max((len(q[2]) for q in queues), default=0)):
-        for group, base, cells, run in queues:
-            left = end - time.perf_counter()
-            if turn >= len(cells) or left <= 0:
+    queues: list[tuple[Site, list[Point]]] = []
+    axes: list[int] = []
+    bases: dict[int, Point] = {}
+    for site in found:
+        base = bases[id(site)] = replace(start, width=site.width, dtype=_word(site.group))
+        cells = [p for p in points(base, cores) if p.moved(base) in site.axes]
+        queues.append((site, cells))
+        axes.append(len({p.moved(base) for p in cells}) - 1)
+    rows = [
+        {**_label(group, SKIPPED), **empty_row(group.family, "", replace(start, dtype=_word(group)), reason)}
+        for group, reason in left_out
+    ]
+    try:
+        for site, point, promised in schedule(queues, axes) if queues else ():
+            left = end - clock()
+            if left <= 0:
+                break
+            axis = point.moved(bases[id(site)])
+            if point.compiled and left < COMPILING:
+                reason = "compiling may take longer than what is left of the budget"
+                rows.append(
+                    {**_label(site.group, axis), **empty_row(site.group.family, "torch.compile", point, reason)}
+                )
                 continue
-            if progress is not None:
-                progress(f"{group.name}, {cells[turn].moved(base)}", left)
-            label = {"op": group.name, "phase": group.phase, "shapes": group.shapes, "axis": cells[turn].moved(base)}
-            rows += [{**label, **row} for row in run(cells[turn])]
+            tick = _teller(progress, f"{site.group.name}, {axis}", end, clock)
+            pace = Pace(repeats, left / promised, left, tick)
+            # Who is not to be had is told once.
+            told = [row for row in site.run(point, pace) if axis == "base" or not row.get("missing")]
+            rows += [{**_label(site.group, axis), **row} for row in told]
+    finally:
+        forget_buffer()
     return rows
 
 
-def _runner(family: str, index: Tensor, num_rows: int, repeats: int) -> Callable[[Point], list[dict[str, Any]]]:
-    return lambda point: run_point(family, index, num_rows, point, repeats=repeats)
+def _teller(
+    progress: Callable[[str, float], None] | None, what: str, end: float, clock: Callable[[], float]
+) -> Callable[[], None] | None:
+    """Says at once, and when called again some time later, what is being done and how much time is left."""
+    if progress is None:
+        return None
+    last = float("-inf")
+
+    def tell() -> None:
+        nonlocal last
+        now = clock()
+        if now - last >= TICKS and end > now:
+            last = now
+            progress(what, end - now)
+
+    tell()
+    return tell
+
+
+def _label(group: Group, axis: str) -> dict[str, Any]:
+    where = {"site": ", ".join(path or "model" for path in group.paths), "layout": group.layout}
+    return {"op": group.name, "phase": group.phase, "shapes": group.shapes, **where, "axis": axis}
 
 
 def _word(group: Group) -> str:

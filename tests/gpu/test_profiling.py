@@ -9,8 +9,8 @@ from stretto.analyze.models import as_data, make
 from stretto.analyze.subject import subject
 from stretto.datasets import load_graph
 from stretto.profile.axes import Point, points
+from stretto.profile.row_sites import run_point
 from stretto.profile.script import profile_script
-from stretto.profile.sweep import run_point
 
 pytestmark = [
     pytest.mark.gpu,

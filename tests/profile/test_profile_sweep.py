@@ -9,11 +9,13 @@ import stretto
 from stretto import datasets
 from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
+from stretto.profile import candidates
 from stretto.profile import sweep_dense as dense
 from stretto.profile.axes import Point, place, points, values
+from stretto.profile.contest import Pace, interval
 from stretto.profile.profiling import Group
 from stretto.profile.recommend import dispatch_table, winner
-from stretto.profile.sweep import interval, run_point
+from stretto.profile.row_sites import run_point
 from stretto.tune.timing import Timing
 
 
@@ -28,24 +30,33 @@ BASE = Point(width=8)
 QUICK = [p for p in points(BASE, 2) if not p.compiled]
 
 
-@pytest.mark.parametrize("family", ["gather", "scatter"])
+WAYS = {
+    ("gather", "sum"): {"index_select", "x[index]", "embedding", "gather"},
+    ("scatter", "sum"): {"index_add_", "scatter_add_", "scatter_reduce_", "index_put_", "PyG scatter"},
+    ("scatter", "mean"): {"scatter_reduce_", "index_reduce_", "PyG scatter", "sorted, segment_reduce"},
+    ("scatter", "max"): {"scatter_reduce_", "index_reduce_", "PyG scatter", "sorted, segment_reduce"},
+    ("scatter", "min"): {"scatter_reduce_", "index_reduce_", "PyG scatter", "sorted, segment_reduce"},
+}
+
+
+@pytest.mark.parametrize(("family", "reduce"), WAYS)
 @pytest.mark.parametrize("point", QUICK, ids=lambda p: f"{p.moved(BASE)}-{getattr(p, p.moved(BASE), '')}")
-def test_every_axis_is_checked_before_it_is_timed(family, point):
-    if point.cache == "cold":
-        point = dataclasses.replace(point, width=9)
+def test_every_axis_is_checked_before_it_is_timed(family, reduce, point):
+    if reduce in ("mean", "min") and point.moved(BASE) not in ("base", "direction", "dtype"):
+        pytest.skip("as max, which is not skipped")
     index = torch.randint(30, (200,), generator=torch.Generator().manual_seed(0))
-    rows = run_point(family, index, 30, point, repeats=2)
-    names = {row["candidate"] for row in rows}
-    assert "stretto" in names
-    assert names >= (
-        {"index_select", "x[index]"} if family == "gather" else {"index_add_", "scatter_add_", "PyG scatter"}
-    )
+    rows = run_point(family, index, 30, point, reduce=reduce, repeats=2, kept=point.order != "shuffled")
+    assert {row["candidate"] for row in rows} >= {"stretto", *WAYS[family, reduce]}
     for row in rows:
         assert ("median_ms" in row) == (row["reason"] == "")
+        assert not row["reason"].startswith("wrong"), row
         if "median_ms" in row:
             assert row["error"] is not None
             assert row["ci_ms"][0] <= row["median_ms"] <= row["ci_ms"][1]
             assert row["peak_bytes"] > 0
+            assert row["bytes"] >= row["random_bytes"] > 0
+            assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["median_ms"] / 1e6)
+            assert (row["flops"] > 0) == (family == "scatter" or point.direction == "both")
     ours = next(row for row in rows if row["candidate"] == "stretto")
     assert ours["reason"] == ""
 
@@ -70,8 +81,6 @@ def test_two_runs_name_the_same_winner(monkeypatch):
     """Where one candidate is clearly faster, both runs say so; where none is, both call it a tie."""
     import time
 
-    from stretto.profile import sweep
-
     def sleeper(index):
         def call(x):
             time.sleep(0.003)
@@ -81,11 +90,11 @@ def test_two_runs_name_the_same_winner(monkeypatch):
 
     index = torch.arange(50)
     ways = {"index_select": lambda x: x.index_select(0, index), "sleeper": sleeper(index)}
-    monkeypatch.setitem(sweep.FAMILIES, "gather", lambda index, n: ways)
+    monkeypatch.setitem(candidates.FAMILIES, "gather", lambda *_, **__: (ways, {}))
     runs = [run_point("gather", index, 50, BASE, repeats=20) for _ in range(2)]
     assert [winner(rows) for rows in runs] == ["index_select"] * 2
     same = {"index_select": sleeper(index), "twin": sleeper(index)}
-    monkeypatch.setitem(sweep.FAMILIES, "gather", lambda index, n: same)
+    monkeypatch.setitem(candidates.FAMILIES, "gather", lambda *_, **__: (same, {}))
     for rows in (run_point("gather", index, 50, BASE, repeats=20) for _ in range(2)):
         assert max(r["median_ms"] for r in rows) < 1.5 * min(r["median_ms"] for r in rows)
         assert winner(rows).startswith("tie") or winner(rows) in same
@@ -103,14 +112,10 @@ def test_the_winner_may_change_with_the_order():
 
 
 def test_a_wrong_candidate_is_never_timed(monkeypatch):
-    from stretto.profile import sweep
-
-    table = dict(sweep.FAMILIES)
-    monkeypatch.setitem(
-        table, "gather", lambda index, n: {"index_select": lambda x: x[index], "liar": lambda x: x[index] + 1}
-    )
-    monkeypatch.setattr(sweep, "FAMILIES", table)
-    rows = run_point("gather", torch.arange(5), 5, BASE, repeats=2)
+    index = torch.arange(5)
+    ways = {"index_select": lambda x: x[index], "liar": lambda x: x[index] + 1}
+    monkeypatch.setitem(candidates.FAMILIES, "gather", lambda *_, **__: (ways, {}))
+    rows = run_point("gather", index, 5, BASE, repeats=2)
     liar = next(row for row in rows if row["candidate"] == "liar")
     assert liar["reason"].startswith("wrong")
     assert "median_ms" not in liar
@@ -137,7 +142,33 @@ def test_interval_of_a_constant_and_of_noise():
     assert low < 9.5 < high
 
 
+def test_sizes_and_alignment():
+    index = torch.tensor([3, 0, 3, 1])
+    at = lambda **axes: place(index, 4, dataclasses.replace(BASE, **axes))  # noqa: E731
+    assert (at(edges=0.25)[0].tolist(), at(edges=4.0)[0].numel()) == ([3], 16)
+    assert at(nodes=0.25)[1] == 1
+    wide, rows = at(nodes=4.0)
+    assert (rows, (wide // 4).tolist()) == (16, index.tolist())
+    sorted_one = place(index.sort().values, 4, dataclasses.replace(BASE, edges=4.0))[0]
+    assert (sorted_one.diff() >= 0).all()
+    for dtype in ("f32", "bf16"):
+        starts = [values(5, dataclasses.replace(BASE, dtype=dtype, aligned=aligned)) for aligned in (True, False)]
+        assert starts[0].data_ptr() % 64 == 0
+        assert starts[1].data_ptr() % 64 == starts[1].element_size()
+        assert torch.equal(*starts)
+    assert {1, 512} <= {p.width for p in points(BASE, 1)}
+
+
+def test_one_point_of_every_axis_comes_before_a_second_of_any():
+    moved = [p.moved(BASE) for p in points(BASE, 2)]
+    axes = set(moved) - {"base"}
+    assert moved[0] == "base"
+    assert set(moved[1 : 1 + len(axes)]) == axes
+    assert moved[1 : 1 + len(axes)][-2:] == ["cache", "compiled"]  # a cold sample takes milliseconds, compiling seconds
+
+
 DENSE_BASE = Point(width=6)
+NATIVE = {"gemm": "addmm", "pointwise": "mul", "reduce": "sum", "softmax": "log_softmax"}
 
 
 @pytest.mark.parametrize("family", list(dense.FAMILIES))
@@ -148,8 +179,9 @@ DENSE_BASE = Point(width=6)
 )
 def test_ops_without_an_index(family, point):
     group = Group(f"aten::{family}", family, "forward", "", "float32", "")
-    rows = dense.DenseSite(group, 40, 6, 5).run(dataclasses.replace(point, width=min(point.width, 16)), 2)
-    native = next(row for row in rows if row["candidate"] == dense.FAMILIES[family][1])
+    site = dense.DenseSite(group, NATIVE[family], 40, 6, 5, turned=(family == "gemm",) * 2)
+    rows = site.run(dataclasses.replace(point, width=min(point.width, 16)), Pace(2))
+    native = next(row for row in rows if row["candidate"] == NATIVE[family])
     assert len(rows) >= 3
     assert all(("median_ms" in row) == (row["reason"] == "") for row in rows)
     assert not any(row["reason"].startswith("wrong") for row in rows), rows
@@ -158,11 +190,14 @@ def test_ops_without_an_index(family, point):
 
 
 @pytest.mark.parametrize("point", [p for p in points(BASE, 1) if p.cache == "warm" and not p.compiled], ids=str)
-def test_sparse_products(point):
+@pytest.mark.parametrize(("reduce", "weighted"), [("sum", False), ("sum", True), ("max", False)])
+def test_sparse_products(point, reduce, weighted):
     edges = torch.randint(30, (2, 200), generator=torch.Generator().manual_seed(0))
     group = Group("stretto::spmm", "spmm", "forward", "", "float32", "")
-    rows = dense.SparseSite(group, edges, 30, 8).run(point, 2)
-    assert {row["candidate"] for row in rows} >= {"stretto", "gather + index_add_", "PyG scatter", "dense GEMM"}
+    rows = dense.SparseSite(group, "stretto", edges, 30, 8, reduce, weighted).run(point, Pace(2))
+    names = {row["candidate"] for row in rows}
+    assert names >= {"stretto", "EdgeIndex.matmul", "PyG scatter", "torch_sparse"}
+    assert names >= ({"gather + index_add_", "dense GEMM"} if reduce == "sum" else {"gather + scatter_reduce_"})
     assert not any(row["reason"].startswith("wrong") for row in rows), rows
     assert next(row for row in rows if row["candidate"] == "stretto")["median_ms"] > 0
 
@@ -173,5 +208,6 @@ def test_a_step_is_swept_by_all_its_families(fast):
     model = make("gcn", 12, 16, 8)
     profile = stretto.profile(stretto.accelerate(model) if fast else model, data, machine=Machine(), repeats=2)
     rows = profile.sweep(budget=6, share=1.0, repeats=2)
-    assert {row["family"] for row in rows} >= ({"spmm", "gemm"} if fast else {"gather", "scatter", "gemm", "pointwise"})
+    swept = {row["family"] for row in rows if row["axis"] != "none"}
+    assert swept >= ({"spmm", "gemm"} if fast else {"gather", "scatter", "gemm", "pointwise"})
     assert all(row["advice"] for row in profile.recommend(repeats=2))

@@ -1,0 +1,262 @@
+"""Which candidates stand for which op, what the sweep says of the others, and how it spends its budget."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch_geometric import nn as pyg
+
+import stretto
+from stretto import datasets
+from stretto.analyze import Machine
+from stretto.analyze.models import as_data, make
+from stretto.profile import sweep as sweeping
+from stretto.profile.axes import Point
+from stretto.profile.contest import LEAST, Pace, empty_row
+from stretto.profile.recommend import op_advice, verdict
+from stretto.profile.row_sites import RowSite, run_point, site
+from stretto.profile.sweep import sites, sweep
+from stretto.profile.sweep_dense import DenseSite, SparseSite
+
+BASE = Point(width=8)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def profiled(name: str, fast: bool = False):
+    data = as_data(datasets.load_graph("er:100:600"), width=12)
+    model = make(name, 12, 16, 8)
+    return stretto.profile(stretto.accelerate(model) if fast else model, data, machine=Machine(), repeats=1)
+
+
+INDEX = torch.tensor([2, 0, 2])
+WIDE = INDEX[:, None].expand(3, 4)
+TABLE, ROWS = torch.zeros(5, 4), torch.randn(3, 4)
+FULL = torch.ones(5, 4)
+KNOWN = [
+    ("aten::index_select", (FULL, -2, INDEX), ("index_select", "sum")),
+    ("aten::gather", (FULL, 0, WIDE), ("gather", "sum")),
+    ("aten::index.Tensor", (FULL, [INDEX]), ("x[index]", "sum")),
+    ("aten::embedding", (FULL, INDEX), ("embedding", "sum")),
+    ("stretto::gather_rows", (FULL, INDEX), ("stretto", "sum")),
+    ("aten::index_add_", (TABLE, 0, INDEX, ROWS), ("index_add_", "sum")),
+    ("aten::scatter_add_", (TABLE, 0, WIDE, ROWS), ("scatter_add_", "sum")),
+    ("aten::_index_put_impl_", (TABLE, [INDEX], ROWS, True, True), ("index_put_", "sum")),
+    ("aten::scatter_reduce_.two", (TABLE, 0, WIDE, ROWS, "amax"), ("scatter_reduce_", "max")),
+    ("aten::scatter_reduce_.two", (TABLE, 0, WIDE, ROWS, "mean"), ("scatter_reduce_", "mean")),
+    ("aten::scatter_reduce_.two", (TABLE, 0, WIDE, ROWS, "amin"), ("scatter_reduce_", "min")),
+]
+UNKNOWN = [
+    ("aten::scatter_reduce_.two", (TABLE, 0, WIDE, ROWS, "prod"), "no candidate reduces by 'prod'"),
+    ("aten::scatter.value", (TABLE, 0, WIDE, 0), "reduces nothing"),
+    ("aten::scatter_.src", (TABLE, 0, WIDE, ROWS), "reduces nothing"),
+    ("aten::index_put_", (TABLE, [INDEX], ROWS), "reduces nothing"),
+    ("aten::index_select", (FULL, 1, INDEX), "by rows"),
+    ("aten::gather", (FULL, 0, WIDE.contiguous()), "index of its own"),
+    ("aten::index.Tensor", (FULL, [torch.ones(5, dtype=torch.bool)]), "mask"),
+    ("aten::scatter_add", (FULL, 0, WIDE, ROWS), "values that are there"),
+    ("aten::index_select", (torch.arange(5), 0, INDEX), "floating"),
+    ("aten::take", (FULL, INDEX), "no other way"),
+]
+
+
+def options(name: str) -> dict[str, bool]:
+    return {"include_self": False} if "scatter_reduce" in name else {}
+
+
+@pytest.mark.parametrize(("name", "args", "wanted"), KNOWN)
+def test_an_op_is_compared_with_what_does_the_same(name, args, wanted):
+    found = site(name, args, options(name))
+    assert found[:2] == wanted
+    assert torch.equal(found[2], INDEX)
+    assert found[3:] == (5, 4)
+
+
+@pytest.mark.parametrize(("name", "args", "reason"), UNKNOWN)
+def test_an_op_that_nothing_else_does_is_left_out_with_a_reason(name, args, reason):
+    assert reason in site(name, args, options(name))
+
+
+def test_zeros_that_count_are_told():
+    call = ("aten::scatter_reduce_.two", (TABLE, 0, WIDE, ROWS, "amax"))
+    assert "counts the zeros" in site(*call, {"include_self": True})
+
+
+def test_the_ratio_is_to_the_op_that_runs():
+    for family, native, reduce in (
+        ("gather", "gather", "sum"), ("scatter", "scatter_add_", "sum"), ("scatter", "scatter_reduce_", "max"),
+    ):  # fmt: skip
+        rows = run_point(family, torch.arange(20) % 7, 7, BASE, native=native, reduce=reduce, repeats=3)
+        timed = {row["candidate"]: row for row in rows if "median_ms" in row}
+        assert {row["native"] for row in timed.values()} == {native}
+        assert timed[native]["speedup"][0] == 1
+        ours = timed["stretto"]
+        assert ours["speedup"][0] == pytest.approx(timed[native]["median_ms"] / ours["median_ms"])
+        assert ours["reduce"] == reduce
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_each_step_makes_anew_is_prepared_in_every_call(kept, monkeypatch):
+    from stretto.profile import candidates
+
+    sorts = []
+    monkeypatch.setattr(
+        candidates, "_segments", lambda *args, plain=candidates._segments: sorts.append(1) or plain(*args)
+    )
+    rows = run_point("scatter", torch.arange(20) % 7, 7, BASE, repeats=4, kept=kept)
+    timed = next(row for row in rows if row["candidate"] == "sorted, segment_reduce")
+    assert (len(sorts) == 1) if kept else (len(sorts) > timed["repeats"])
+    assert timed["prepared"] == ("once" if kept else "in every call")
+
+
+def test_an_index_that_the_step_makes_is_told_apart():
+    """GCNConv adds self-loops in every step; SAGEConv uses the edges that it was given."""
+    for name, kept in (("gcn", False), ("sage", True)):
+        found, _ = sites(profiled(name), 1.0)
+        rows = [s for s in found if isinstance(s, RowSite) and s.width > 1]
+        assert {s.kept for s in rows} == {kept}, name
+
+
+def test_max_pooling_is_compared_with_max_and_the_rest_is_named():
+    found, left = sites(profiled("sagepool"), 1.0)
+    reduces = {(s.group.name, s.reduce) for s in found if isinstance(s, RowSite) and s.group.family == "scatter"}
+    assert ("aten::scatter_reduce_.two", "max") in reduces
+    assert ("aten::index_add_", "sum") in reduces
+    reasons = {(group.name, reason) for group, reason in left}
+    assert ("aten::scatter.value", "it writes values where an index says, and reduces nothing") in reasons
+    assert ("aten::mul.Tensor", "not all of its inputs are floating numbers") in reasons  # a mask times a gradient
+    assert not any(isinstance(s, DenseSite) and s.native == "mul" for s in found)
+
+
+def test_a_message_times_its_weight_is_a_scaling():
+    found, _ = sites(profiled("gcn"), 1.0)
+    scaled = [s for s in found if isinstance(s, DenseSite) and s.native == "mul"]
+    assert {(s.width, s.kept) for s in scaled} == {(16, False), (8, False)}
+    assert {s.rows for s in scaled} == {datasets.load_graph("er:100:600").edge_index.size(1) + 100}  # and self-loops
+    heads, left = sites(profiled("gat"), 1.0)
+    assert {s.width for s in heads if isinstance(s, DenseSite) and s.native == "mul"} == {16, 8}
+    assert any(g.name == "aten::mul.Tensor" and "one factor each" in why for g, why in left)
+
+
+def test_a_product_lies_as_it_lay_in_the_model():
+    found, _ = sites(profiled("sage"), 1.0)
+    products = {(s.native, s.turned) for s in found if isinstance(s, DenseSite) and s.group.family == "gemm"}
+    assert ("addmm", (False, True)) in products  # x W^T + b of a Linear
+    assert ("mm", (True, False)) in products  # the gradient of its weight
+    found, _ = sites(profiled("gcn", fast=True), 1.0)
+    natives = {s.native for s in found if isinstance(s, DenseSite) and s.group.family == "gemm"}
+    assert natives == {"mm into a kept buffer", "addmm into a kept buffer"}
+
+
+def test_sparse_products_keep_their_reduction_and_weights():
+    found, _ = sites(profiled("sagepool", fast=True), 1.0)
+    assert "max" in {s.reduce for s in found if isinstance(s, SparseSite)}
+    found, _ = sites(profiled("gcn", fast=True), 1.0)
+    assert {(s.native, s.reduce, s.weighted) for s in found if isinstance(s, SparseSite)} == {("stretto", "sum", True)}
+
+
+class Clock:
+    """Seconds that pass only when somebody works."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def spent(monkeypatch, profile, budget: float):
+    """The rows of a sweep in which every point costs one second, and the seconds that each was given."""
+    clock, given = Clock(), []
+
+    def run(self, point: Point, pace: Pace):
+        clock.now += 1.0
+        given.append(pace.seconds)
+        return [empty_row(self.group.family, self.native, point)]
+
+    for kind in (RowSite, DenseSite, SparseSite):
+        monkeypatch.setattr(kind, "run", run)
+    return sweep(profile, budget=budget, share=1.0, clock=clock), given
+
+
+def test_a_small_budget_reaches_every_axis_of_the_hottest_op(monkeypatch):
+    profile = profiled("gcn")
+    found, _ = sites(profile, 1.0)
+    hottest = found[0].group
+    promised = len(found) + len(found[0].axes) - 1
+    rows, given = spent(monkeypatch, profile, promised + sweeping.COMPILING)
+    swept = [row for row in rows if row["axis"] != "none"]
+    mine = [row["axis"] for row in swept[:promised] if (row["op"], row["shapes"]) == (hottest.name, hottest.shapes)]
+    assert sorted(set(mine)) == sorted(found[0].axes)
+    assert [row["axis"] for row in swept[: len(found)]] == ["base"] * len(found)
+    assert mine.index("cache") > max(mine.index(axis) for axis in set(mine) - {"cache", "compiled"})
+    assert all(seconds >= 1.0 for seconds in given[:promised])  # the budget is shared out, so that all have a part
+    assert len(swept) <= promised + sweeping.COMPILING
+    few, _ = spent(monkeypatch, profile, 3.0)
+    assert len([row for row in few if row["axis"] != "none"]) == 3
+
+
+def test_torch_compile_is_not_begun_when_time_is_short(monkeypatch):
+    profile = profiled("gcn")
+    found, _ = sites(profile, 1.0)
+    rows, _ = spent(monkeypatch, profile, len(found) + len(found[0].axes) + 1.0)
+    (row,) = [row for row in rows if row["compiled"]]
+    assert row["reason"].startswith("compiling may take longer")
+
+
+def test_a_point_that_does_not_fit_is_left_out(monkeypatch):
+    from stretto.bench import machine
+
+    monkeypatch.setattr(machine, "memory_bytes", lambda kind="": 1 << 20)
+    (row,) = run_point("gather", torch.arange(2000), 2000, dataclasses.replace(BASE, width=512), repeats=2)
+    assert row["reason"].startswith("needs")
+
+
+def test_too_few_samples_are_no_result():
+    rows = run_point("gather", torch.arange(20), 20, BASE, pace=Pace(20, seconds=0.0))
+    assert {row["reason"] for row in rows if not row.get("missing")} == {"the budget left no time for it"}
+    assert not any("median_ms" in row for row in rows)
+    few = run_point("gather", torch.arange(20), 20, BASE, pace=Pace(20, seconds=0.0, most=60.0))
+    assert all(row["repeats"] >= LEAST for row in few if not row["reason"])
+    assert any("median_ms" in row for row in few)
+
+
+def test_the_bar_moves_within_a_point():
+    ticks = []
+    run_point("gather", torch.arange(20), 20, BASE, pace=Pace(3, tick=lambda: ticks.append(1)))
+    assert len(ticks) >= 3 * 4
+
+
+def test_advice_names_what_runs():
+    profile = profiled("sage")
+    at = {"op": "aten::gather", "phase": "backward", "shapes": "s", "layout": "ce", "site": "convs.0", "axis": "base"}
+    fast = {
+        "candidate": "index_select",
+        "median_ms": 1.0,
+        "native": "gather",
+        "speedup": (1.7, 1.6, 1.8),
+        "order": "given",
+    }
+    slow = {"candidate": "gather", "median_ms": 1.7, "native": "gather", "speedup": (1.0, 1.0, 1.0), "order": "given"}
+    profile.sweeps = [{**at, **r, "ci_ms": (r["median_ms"],) * 2} for r in (fast, slow)]
+    (row,) = op_advice(profile)
+    assert row["advice"] == "use index_select"
+    assert row["reason"] == "index_select: 1.70x (1.60-1.80) the speed of gather, which runs"
+    profile.sweeps = [{**r, "speedup": (0.7, 0.6, 0.75)} for r in profile.sweeps[:1]]
+    assert op_advice(profile)[0]["reason"].endswith("which runs: slower")
+
+
+def test_words_for_an_interval():
+    said = [verdict(*pair) for pair in ((1.1, 1.3), (0.6, 0.75), (0.9, 1.2), (1.01, 1.04))]
+    assert said == ["", ": slower", ": a tie", ": too little to count"]
+
+
+def test_every_hot_op_is_swept_or_named_with_a_reason():
+    model = pyg.GCN(12, 16, 1, 8, act="gelu")
+    data = as_data(datasets.load_graph("er:100:600"), width=12)
+    profile = stretto.profile(model, data, machine=Machine(), repeats=1)
+    found, left = sites(profile, 1.0)
+    assert {id(g) for g in profile.hot(1.0)} == {id(s.group) for s in found} | {id(g) for g, _ in left}
