@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,8 +31,8 @@ class GraphStats:
     sorted_by_destination: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return asdict(self)
+        """Plain numbers; None for an infinite one, which JSON has no word for."""
+        return {k: None if v == math.inf else v for k, v in asdict(self).items()}
 
 
 def graph_stats(edge_index: Tensor, num_nodes: int) -> GraphStats:

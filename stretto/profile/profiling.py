@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from stretto.analyze.svg import duration
 from stretto.analyze.trace import OpRecord, Trace
 from stretto.analyze.workload import Workload
 from stretto.errors import expect
+from stretto.profile.untouched import untouched
 
 HOT = 0.9
 
@@ -99,34 +101,39 @@ class Profile:
         """Hot ops again, alone, with the indices they had in the model and with shuffled ones."""
         from stretto.profile.replay import replay
 
-        self.replays = replay(self, **options)
+        with untouched(self.workload.model):
+            self.replays = replay(self, **options)
         return self.replays
 
     def check_bounds(self, **options: Any) -> list[dict[str, Any]]:
         """Hot ops on half of their rows: half the time, or as long as before where the launch is the bound."""
         from stretto.profile.bounds import check_bounds
 
-        return check_bounds(self, **options)
+        with untouched(self.workload.model):
+            return check_bounds(self, **options)
 
     def sweep(self, **options: Any) -> list[dict[str, Any]]:
         """Hot ops over widths, orders, degree laws, types and so on, every candidate checked, then timed."""
         from stretto.profile.sweep import sweep
 
-        self.sweeps = sweep(self, **options)
+        with untouched(self.workload.model):
+            self.sweeps = sweep(self, **options)
         return self.sweeps
 
     def recommend(self, **options: Any) -> list[dict[str, Any]]:
         """What to change, by call site, with the predicted gain; "nothing to gain" is an answer."""
         from stretto.profile.recommend import recommend
 
-        self.advice = recommend(self, **options)
+        with untouched(self.workload.model):
+            self.advice = recommend(self, **options)
         return self.advice
 
     def apply(self, **options: Any) -> dict[str, Any]:
         """Apply what was recommended, check the outputs, and measure the step against the sum predicted."""
         from stretto.profile.recommend import apply
 
-        self.applied = apply(self, **options)
+        with untouched(self.workload.model):
+            self.applied = apply(self, **options)
         return self.applied
 
     def table(self, share: float = HOT) -> list[dict[str, Any]]:
@@ -175,7 +182,7 @@ class Profile:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The same as JSON, also written to `path`."""
-        text = json.dumps(self.to_dict(), indent=1, default=str)
+        text = json.dumps(finite(self.to_dict()), indent=1, default=str)
         if path is not None:
             Path(path).write_text(text + "\n")
         return text
@@ -214,8 +221,18 @@ def profile(
     """
     expect(repeats >= 1, f"profile: 'repeats' is {repeats}, wanted at least 1")
     workload = Workload(model, data, mode, step)
-    trace = workload.timed(repeats=repeats)
+    with untouched(model):
+        trace = workload.timed(repeats=repeats)
     return make(workload, trace, machine_file.get(machine, device=workload.device), type(model).__name__)
+
+
+def finite(value: Any) -> Any:
+    """The value with null for every number that JSON has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def make(workload: Workload, trace: Trace, machine: Machine, name: str) -> Profile:

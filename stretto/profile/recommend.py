@@ -20,7 +20,9 @@ from stretto.analyze.classify import layer_paths
 from stretto.analyze.clock import device_of
 from stretto.analyze.workload import Workload
 from stretto.bench.run import as_alone, relative_error
+from stretto.profile.replay import operands
 from stretto.profile.sweep import TIE
+from stretto.profile.untouched import untouched
 from stretto.tune.timing import Timing, measure, ratio
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 REPEATS = 20
 SETTLE = 5  # calls in which the tuner tries its variants
-ALLOWED = 1e-4  # relative error of outputs and gradients, fp32
+ALLOWED = 1e-4  # relative error of outputs, fp32
 WHOLE = "stock, the step"
 
 
@@ -219,14 +221,25 @@ def _reorder(rows: list[dict[str, Any]], best: dict[str, Any]) -> str:
     return f"{first['order']}: {gain:.2f}x" if gain > TIE else "no"
 
 
-def _outputs(workload: Workload) -> list[Tensor]:
-    torch.manual_seed(0)
-    workload.model.zero_grad(set_to_none=True)
-    model = workload.model.eval()
-    with torch.no_grad():
-        out = workload._forward()
-    model.train()
-    return [v for v in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(v, Tensor)]
+def outputs(workload: Workload) -> list[Tensor]:
+    """What the model gives in evaluation mode, every tensor of it."""
+    with untouched(workload.model), torch.no_grad():
+        torch.manual_seed(0)
+        workload.model.eval()
+        return operands(workload._forward())
+
+
+def difference(stock: list[Tensor], fast: list[Tensor]) -> str:
+    """Why two lists of outputs are not the same; "" if they are."""
+    if not stock or len(stock) != len(fast):
+        return "there are no outputs to compare" if not stock else "the outputs are other ones"
+    error = worst(stock, fast)
+    return "" if error <= ALLOWED else f"outputs differ by {error:.1e}"  # not a number is not equal either
+
+
+def worst(stock: list[Tensor], fast: list[Tensor]) -> float:
+    """The largest relative error among the outputs."""
+    return max((relative_error(b, a.double()) for a, b in zip(stock, fast, strict=True)), default=0.0)
 
 
 def _accelerate(model: nn.Module, chosen: list[dict[str, Any]]) -> None:
@@ -242,34 +255,48 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
     if not profile.advice:
         profile.recommend()
     chosen = [row for row in profile.advice if row["advice"] == "accelerate"]
-    predicted = sum(row["saves_ms"] for row in chosen)
-    share = sum(row["share"] for row in chosen)
-    workload = profile.workload
     if not chosen:
-        return {"applied": False, "reason": "nothing to gain", "predicted_ms": 0.0, "realised_ms": 0.0}
+        return dict(NOTHING)
+    workload = profile.workload
     fast = Workload(copy.deepcopy(workload.model), workload.data, workload.mode, workload.step)
     _accelerate(fast.model, chosen)
-    pairs = zip(_outputs(workload), _outputs(fast), strict=True)
-    error = max((relative_error(b, a.double()) for a, b in pairs), default=0.0)
-    if error > ALLOWED:
-        return {"applied": False, "reason": f"outputs differ by {error:.1e}", "predicted_ms": predicted, "error": error}
+    before, after = outputs(workload), outputs(fast)
+    reason = difference(before, after)
+    if reason:
+        predicted = sum(row["saves_ms"] for row in chosen)
+        return {"applied": False, "reason": f"not applied: {reason}", "predicted_ms": predicted}
     for _ in range(SETTLE):
         fast.run()
     steps = {"stock": as_alone("stock", workload.run), "accelerated": as_alone("accelerated", fast.run)}
     timings = _in_turns(steps, repeats, None, workload.device)
-    times, low, high = ratio(timings["stock"], timings["accelerated"])
-    realised = (timings["stock"].median - timings["accelerated"].median) * 1e3
-    predicted = share * timings["stock"].median * 1e3  # the machine may have another pace than when it was advised
-    if times > 1.0:
+    done = realised(timings, chosen)
+    if done["applied"]:
         _accelerate(workload.model, chosen)
+    return {**done, "error": worst(before, after)}
+
+
+NOTHING = {"applied": False, "reason": "nothing to gain", "predicted_ms": 0.0, "realised_ms": 0.0}
+
+
+def realised(timings: dict[str, Timing], chosen: list[dict[str, Any]]) -> dict[str, Any]:
+    """The gain of a step, stock and accelerated in turns, beside the one predicted; applied if it is beyond doubt."""
+    stock, fast = timings["stock"], timings["accelerated"]
+    times, low, high = ratio(stock, fast)
+    gain = (stock.median - fast.median) * 1e3
+    # A share of the step: the machine may have another pace than when it was advised.
+    predicted = sum(row["share"] for row in chosen) * stock.median * 1e3
+    layers = f"{len(chosen)} layer{'s' if len(chosen) > 1 else ''}"
+    seen = f"{times:.2f}x ({low:.2f}-{high:.2f}) as fast"
+    said = f"{layers} accelerated: the step is {seen}"
+    if low <= 1:
+        said = f"not applied: with {layers} accelerated the step is {seen}: {'slower' if high < 1 else 'a tie'}"
     return {
-        "applied": times > 1.0,
-        "reason": f"{len(chosen)} layers accelerated: the step is {times:.2f}x ({low:.2f}-{high:.2f}) as fast",
+        "applied": low > 1,
+        "reason": said,
         "speedup": (times, low, high),
         "predicted_ms": predicted,
-        "realised_ms": realised,
-        "agreement": realised / predicted if predicted else None,
-        "error": error,
+        "realised_ms": gain,
+        "agreement": gain / predicted if predicted else None,
         **{name: timing.to_dict() for name, timing in timings.items()},
     }
 

@@ -1,0 +1,33 @@
+"""A model as it was found: modes, gradients and buffers, and the state of random numbers, put back after a look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from stretto.analyze.clock import device_of
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Steps may be taken inside the block; afterwards only time has passed. A change of classes stays."""
+    modes = [(module, module.training) for module in model.modules()]
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    lazy = nn.parameter.UninitializedTensorMixin
+    buffers = [(b, b.detach().clone()) for b in model.buffers() if not isinstance(b, lazy)]
+    device = device_of(model)
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, grad in grads:
+            parameter.grad = grad
+        with torch.no_grad():
+            for buffer, value in buffers:
+                if buffer.shape == value.shape and not torch.equal(buffer, value):
+                    buffer.copy_(value)

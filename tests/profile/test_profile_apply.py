@@ -1,0 +1,166 @@
+"""Advice applied: nothing is changed that was not asked for, nothing is said that was not done."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch_geometric import nn as pyg
+
+import stretto
+from stretto import datasets
+from stretto.analyze import Machine
+from stretto.analyze.graph_stats import graph_stats
+from stretto.analyze.models import as_data, make
+from stretto.nn.classes import STOCK
+from stretto.profile import recommend
+from stretto.profile.untouched import untouched
+from stretto.tune.timing import Timing
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def data():
+    return as_data(datasets.load_graph("er:60:200"), width=12)
+
+
+class Normed(torch.nn.Module):
+    """A layer, a norm with running means, a norm that is frozen, and dropout."""
+
+    def __init__(self, outputs=lambda x: x) -> None:
+        super().__init__()
+        self.conv, self.norm, self.frozen = pyg.SAGEConv(12, 8), torch.nn.BatchNorm1d(8), torch.nn.BatchNorm1d(8)
+        self.outputs = outputs
+
+    def forward(self, x, edge_index):
+        x = self.frozen(self.norm(self.conv(x, edge_index)))
+        return self.outputs(torch.nn.functional.dropout(x, 0.5, self.training))
+
+
+def paced(monkeypatch, layer: float, step: tuple[float, ...]):
+    """Clocks that say how many times faster the layer alone is, and the step in each round."""
+
+    def in_turns(steps, *_):
+        pace = {name: (layer if "," in name else 1.0,) * len(step) for name in steps if name.startswith("stock")}
+        fast = {name: (1.0,) * len(step) if "," in name else tuple(1 / s for s in step) for name in steps}
+        return {name: Timing(samples) for name, samples in (fast | pace).items()}
+
+    monkeypatch.setattr(recommend, "_in_turns", in_turns)
+
+
+def applied(monkeypatch, layer=2.0, step=(2.0,) * 8, model=None, mode="train"):
+    model = Normed() if model is None else model
+    profile = stretto.profile(model, data(), machine=Machine(), repeats=1, mode=mode)
+    paced(monkeypatch, layer, step)
+    return profile, profile.apply()
+
+
+def accelerated(model) -> bool:
+    return any(type(module) in STOCK for module in model.modules())
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_model_is_left_as_it_was_found(monkeypatch, mode):
+    model = Normed()
+    model.frozen.eval()
+    if mode == "infer":
+        model.eval()
+    graph = data()
+    model(graph.x, graph.edge_index).sum().backward()
+    modes = [m.training for m in model.modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    grads = [p.grad for p in model.parameters()]
+    drawn = torch.get_rng_state()
+    profile = stretto.profile(model, graph, machine=Machine(), repeats=1, mode=mode)
+    profile.replay(repeats=1, seconds=0)
+    profile.sweep(budget=0.05, repeats=2)
+    paced(monkeypatch, 2.0, (2.0,) * 8)
+    assert profile.apply()["applied"]
+    assert accelerated(model)
+    assert [m.training for m in model.modules()] == modes
+    assert all(p.grad is g for p, g in zip(model.parameters(), grads, strict=True))
+    assert torch.equal(torch.get_rng_state(), drawn)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_buffers_come_back_even_from_an_error():
+    model = Normed()
+
+    def broken() -> None:
+        with untouched(model):
+            model.norm.running_mean += 1
+            model.eval()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        broken()
+    assert not model.norm.running_mean.any()
+    assert model.training
+
+
+def test_a_gain_that_is_not_beyond_doubt_is_not_applied(monkeypatch):
+    profile, done = applied(monkeypatch, step=(0.1, 3.0, 0.5, 0.6, 2.0, 0.7, 0.4, 0.9))
+    assert not done["applied"]
+    assert done["reason"].startswith("not applied: with 1 layer accelerated the step is ")
+    assert done["reason"].endswith("as fast: a tie")
+    assert not accelerated(profile.workload.model)
+
+
+def test_a_loss_is_called_one(monkeypatch):
+    profile, done = applied(monkeypatch, step=(0.6, 0.7) * 4)
+    assert done["reason"].startswith("not applied: ")
+    assert done["reason"].endswith(": slower")
+    assert not accelerated(profile.workload.model)
+    paced(monkeypatch, 0.67, (1.0,) * 8)
+    (row,) = profile.recommend()
+    assert row["advice"] == "nothing to gain"
+    assert row["reason"].startswith("0.67x (0.67-0.67)")
+    assert row["reason"].endswith(": slower")
+    assert profile.apply()["reason"] == "nothing to gain"
+
+
+OUTPUTS = {
+    "a dict": (lambda x: {"a": x}, True),
+    "a nested list": (lambda x: [x, (x, {"b": x})], True),
+    "nothing to compare": (lambda x: x.sum().item(), False),
+    "not a number": (lambda x: x * math.nan, False),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_every_output_is_compared(monkeypatch, kind):
+    outputs, wanted = OUTPUTS[kind]
+    if kind == "nothing to compare":
+        model, step = Normed(), lambda m, d: (m(d.x, d.edge_index), None)[1]
+        profile = stretto.profile(model, data(), machine=Machine(), repeats=1, mode="infer", step=step)
+        paced(monkeypatch, 2.0, (2.0,) * 8)
+        done = profile.apply()
+    else:
+        _, done = applied(monkeypatch, model=Normed(outputs))
+    assert done["applied"] is wanted
+    if not wanted:
+        assert done["reason"].startswith("not applied: ")
+
+
+def test_other_outputs_are_noticed(monkeypatch):
+    from stretto.nn.classes import fast_of
+
+    fast = fast_of(pyg.SAGEConv)
+    monkeypatch.setattr(fast, "forward", lambda self, x, edge_index: 2 * pyg.SAGEConv.forward(self, x, edge_index))
+    profile, done = applied(monkeypatch, model=make("sage", 12, 8, 8))
+    assert done["reason"].startswith("not applied: outputs differ by")
+    assert not accelerated(profile.workload.model)
+
+
+def test_numbers_without_a_word_in_json_are_null():
+    once = graph_stats(torch.tensor([[0, 1], [1, 2]]), 3)  # no row is used twice
+    assert once.reuse_distance == math.inf
+    assert json.loads(json.dumps(once.to_dict(), allow_nan=False))["reuse_distance"] is None
+    profile = stretto.profile(make("sage", 12, 8, 8), data(), machine=Machine(), repeats=1)
+    profile.replays = [{"op": "a", "ratio": math.inf, "interval": (math.nan, 1.0)}]
+    assert json.loads(profile.to_json())["replays"] == [{"op": "a", "ratio": None, "interval": [None, 1.0]}]
+    assert "Infinity" not in profile.to_json()
