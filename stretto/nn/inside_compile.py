@@ -1,7 +1,7 @@
 """Inside torch.compile a layer is stock's code, which torch compiles as a whole: its record says so.
 
-The note is taken while torch traces the layer, by torch's own hook for that (comptime): the compiled code is not changed,
-and no graph is broken. A call of code that is already compiled leaves no note.
+The note is taken while torch traces the layer, by torch's own hook for that (comptime): the compiled code stays as it
+is, and no graph is broken. A call of code that is already compiled leaves no note.
 """
 
 from __future__ import annotations
