@@ -7,6 +7,10 @@ class StrettoError(ValueError):
     """Bad input. The message names the argument, what was wanted and what came."""
 
 
+class IndexRangeError(StrettoError, IndexError):
+    """An index points outside of what it indexes. An IndexError too, as stock raises: who catches that still does."""
+
+
 class UnsupportedError(StrettoError):
     """The input is right, but no fast path handles it; the caller falls back or tells the user."""
 

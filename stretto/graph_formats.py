@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stretto import settings
-from stretto.errors import expect, fail
+from stretto.errors import IndexRangeError, expect, fail
 from stretto.kernels import Csr, build
 
 Sizes = tuple[int | None, int | None]
@@ -94,7 +94,8 @@ def check_range(what: str, index: Tensor, size: int) -> None:
 def _in_range(what: str, ends: tuple[int, int], size: int) -> None:
     least, most = ends
     if least < 0 or most >= size:
-        fail(f"Graph.of: {what} index {least if least < 0 else most} is out of range, wanted 0 <= index < {size}")
+        wrong = least if least < 0 else most
+        raise IndexRangeError(f"Graph.of: {what} index {wrong} is out of range, wanted 0 <= index < {size}")
 
 
 def index_dtype(size: int, num_edges: int) -> torch.dtype:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stretto import kernels
-from stretto.errors import fail
+from stretto.errors import IndexRangeError, fail
 from stretto.graph import Graph
 from stretto.graph_formats import plain
 from stretto.kernels import build, reference
@@ -131,7 +131,8 @@ def _check_range(x: Tensor, index: Tensor) -> None:
     least, most = build.minmax(index)
     num_rows = x.size(0) if x.dim() else 0
     if least < 0 or most >= num_rows:
-        fail(f"gather_rows: index {least if least < 0 else most} is out of range, wanted 0 <= index < {num_rows}")
+        wrong = least if least < 0 else most
+        raise IndexRangeError(f"gather_rows: index {wrong} is out of range, wanted 0 <= index < {num_rows}")
 
 
 def reference_gather(x: Tensor, index: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 
+import stretto
 from stretto import Graph, StrettoError
 from stretto.ops import edge_softmax, gather_rows, scatter_rows, sddmm, segment_matmul, segment_reduce, spmm
 from tests.graphs import random_edges
@@ -70,3 +72,25 @@ def test_message(name):
 def test_a_graph_elsewhere():
     with pytest.raises(StrettoError, match="'x' is on meta, but the graph is on cpu"):
         spmm(GRAPH, torch.empty(7, 4, device="meta"))
+
+
+@pytest.mark.parametrize("wrong", [-1, 7])
+def test_an_index_out_of_range_is_an_index_error_too(wrong):
+    edge_index = torch.tensor([[0, wrong], [1, 2]])
+    calls = [
+        lambda: Graph.of(edge_index, 7),
+        lambda: stretto.accelerate(pyg.GCNConv(4, 2))(torch.randn(7, 4), edge_index),
+        lambda: gather_rows(torch.randn(7, 4), torch.tensor([0, wrong])),
+        lambda: segment_reduce(torch.randn(2, 4), torch.tensor([0, wrong]), 7),
+    ]
+    for call in calls:
+        with pytest.raises(IndexError, match="out of range") as told:
+            call()
+        assert isinstance(told.value, StrettoError)
+
+
+def test_an_aggregation_names_the_size_it_was_given_as_stock_does():
+    x, index = torch.randn(600, 4), torch.arange(600) % 9
+    for aggregation in (pyg.SumAggregation(), stretto.accelerate(pyg.SumAggregation())):
+        with pytest.raises(ValueError, match="Encountered invalid 'dim_size'"):
+            aggregation(x, index, dim_size=5)
