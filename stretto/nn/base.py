@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.nn import aggr as stock_aggr
+from torch_geometric.nn.dense import Linear
 
 from stretto import settings
 from stretto.compile import Plan
@@ -230,8 +232,8 @@ _HOOKS = (
 _METHODS = ("message", "aggregate", "update", "propagate", "edge_update", "message_and_aggregate")
 
 
-def why_stock(conv: Any) -> str | None:
-    """Why a layer must run as stock whatever its input, or None."""
+def why_stock(conv: Any, *, aggregates_itself: bool = False) -> str | None:
+    """Why a layer must run as stock whatever its input, or None. aggregates_itself: the caller reads aggr_module."""
     state = conv.__dict__
     if state.get("_explain"):
         return "an explainer is on"
@@ -251,7 +253,37 @@ def why_stock(conv: Any) -> str | None:
         return "inside a transform of torch.func"
     if state.get("node_dim", -2) not in (-2, 0):
         return f"node_dim is {state['node_dim']}"
+    return None if aggregates_itself else _why_aggregation(conv)
+
+
+# The class of the aggr_module that PyG gives to a layer with this `aggr`.
+AGGR_MODULES = {
+    "add": stock_aggr.SumAggregation,
+    "sum": stock_aggr.SumAggregation,
+    "mean": stock_aggr.MeanAggregation,
+    "max": stock_aggr.MaxAggregation,
+    "min": stock_aggr.MinAggregation,
+}
+
+
+def _why_aggregation(conv: Any) -> str | None:
+    """Why a layer's aggregation is another than its `aggr` says, or None."""
+    module = conv._modules.get("aggr_module")
+    if module is None:
+        return None
+    aggr = conv.aggr
+    wanted = AGGR_MODULES.get(aggr) if type(aggr) is str else None
+    if wanted is not None and not is_stock(module, wanted):
+        return f"aggr is {aggr}, but aggr_module was replaced by a {type(module).__name__}"
+    if hooked(module):
+        return "a hook is registered on aggr_module, or its forward was replaced"
     return None
+
+
+def is_stock(module: Any, kind: type) -> bool:
+    """Whether a module is exactly of a stock class, accelerated or not: not of a user's class derived from it."""
+    found = type(module)
+    return found is kind or (found.__module__ == "stretto.nn.classes" and found.__base__ is kind)
 
 
 def _left_by_explainer(conv: Any, method: Any) -> bool:
@@ -276,15 +308,20 @@ def check_input(x: Any, *others: Any) -> Tensor:
     return x
 
 
-def weight_of(linear: Any, x: Tensor) -> Tensor:
-    """The weight [out, in] of a Linear that does nothing but multiply, or Decline."""
-    weight = getattr(linear, "weight", None)
-    if type(linear).__name__ not in ("Linear", "HeteroLinear") or not isinstance(weight, Tensor):
+LINEAR = (torch.nn.Linear, Linear)  # exactly these: a class derived from one may compute anything
+
+
+def weight_of(linear: Any, x: Tensor, *, bias: bool = False) -> Tensor:
+    """The weight [out, in] of a Linear that does nothing but multiply, or Decline. bias: the caller adds its bias."""
+    if type(linear) not in LINEAR:
         raise Decline(f"the weight is a {type(linear).__name__}")
+    weight: Tensor = linear.weight
     if isinstance(weight, torch.nn.parameter.UninitializedParameter):
         raise Decline("not initialised yet (lazy channels)")
-    if linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks:
-        raise Decline("a hook is registered on the Linear inside")
+    if hooked(linear):
+        raise Decline("a hook is registered on the Linear inside, or its forward was replaced")
+    if not bias and linear.bias is not None:
+        raise Decline("the Linear inside has a bias, unlike the one PyG puts there")
     if weight.dtype != x.dtype:
         raise Decline(f"the weight is {weight.dtype}, the input {x.dtype}")
     if weight.size(1) != x.size(1):
@@ -293,8 +330,15 @@ def weight_of(linear: Any, x: Tensor) -> Tensor:
 
 
 def hooked(*modules: Any) -> bool:
-    """Whether someone watches a module's calls."""
-    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
+    """Whether someone watches a module's calls, or has put another forward on the instance."""
+    return any(
+        m._forward_hooks
+        or m._forward_pre_hooks
+        or m._backward_hooks
+        or m._backward_pre_hooks
+        or "forward" in m.__dict__
+        for m in modules
+    )
 
 
 def note_path(conv: Any, reason: str | None) -> Record:

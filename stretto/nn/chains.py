@@ -9,8 +9,8 @@ from torch.nn.parameter import UninitializedParameter
 from torch_geometric.nn.models import MLP
 from torch_geometric.nn.models.schnet import ShiftedSoftplus
 
-from stretto.nn.base import hooked
-from stretto.nn.gin import LINEAR, _only_relu
+from stretto.nn.base import LINEAR, hooked
+from stretto.nn.gin import _only_relu
 from stretto.ops.edge_layer import Chain
 
 

@@ -21,7 +21,7 @@ def fast(conv: Any, x: Tensor, edge_index: Any) -> Tensor:
         raise Decline("add_self_loops=False: stock reads the diagonal of the user's own loops")
     if conv.flow != "source_to_target":
         raise Decline("flow target_to_source: stock divides by the other end's degree")
-    weight, root_weight = weight_of(conv.lin_out, x), weight_of(conv.lin_root, x)
+    weight, root_weight = weight_of(conv.lin_out, x, bias=True), weight_of(conv.lin_root, x, bias=True)
     graph = edges.plain_graph(conv, edge_index, x, x).with_self_loops
     share = graph.mean_scale(torch.float32)  # stock counts degrees in fp32, whatever the type of x
 

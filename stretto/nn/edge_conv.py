@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from stretto.nn import edges, streaming
-from stretto.nn.base import Decline, record_of
-from stretto.nn.gin import LINEAR, first_linear
+from stretto.nn.base import LINEAR, Decline, record_of
+from stretto.nn.gin import first_linear
 from stretto.ops import spmm
 from stretto.ops.extremum import extremum
 

@@ -12,6 +12,7 @@ from stretto.compile import Adjacency
 from stretto.graph import Graph
 from stretto.nn import adjacency
 from stretto.nn.base import Decline, check_input, weight_of
+from stretto.nn.base import is_stock as is_stock  # layers ask edges for it
 from stretto.nn.sage import destinations
 from stretto.ops import gather_rows, segment_reduce
 from stretto.ops.rows import has_edges
@@ -160,8 +161,11 @@ def learns(adj: Adjacency) -> bool:
 
 
 def split_weight(linear: Any, like: Tensor, *widths: int) -> tuple[Tensor, ...]:
-    """The columns of a Linear that act on each part of its concatenated input, or Decline. -> [o, w] each."""
-    weight = weight_of(linear, like.new_empty(0, sum(widths)))
+    """The columns of a Linear that act on each part of its concatenated input, or Decline. -> [o, w] each.
+
+    The caller adds the Linear's bias.
+    """
+    weight = weight_of(linear, like.new_empty(0, sum(widths)), bias=True)
     return weight.split(list(widths), dim=1)
 
 
@@ -182,7 +186,7 @@ def only_reached(graph: Graph, value: Tensor) -> Tensor:
     return torch.where(has_edges(graph, torch.bool).view(-1, *([1] * (value.dim() - 1))), value, 0.0)
 
 
-def is_stock(module: Any, kind: type) -> bool:
-    """Whether a module is exactly of a stock class, accelerated or not: not of a user's class derived from it."""
-    found = type(module)
-    return found is kind or (found.__module__ == "stretto.nn.classes" and found.__base__ is kind)
+def bias_of(linear: Any) -> Tensor:
+    """The bias of a Linear, zeros where it has none. [o]."""
+    weight: Tensor = linear.weight
+    return weight.new_zeros(weight.size(0)) if linear.bias is None else linear.bias

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from stretto.graph import Graph
 from stretto.nn import edges, streaming
-from stretto.nn.base import Decline, record_of
+from stretto.nn.base import Decline, hooked, record_of
 from stretto.nn.chains import chain_of
 from stretto.nn.edge_pairs import features_of
-from stretto.nn.gin import hooked
 from stretto.ops.edge_layer import gated_layer, takes
 from stretto.ops.edge_messages import edge_messages
 from stretto.ops.edge_packed import gated_messages, linear_of_data
@@ -96,13 +95,14 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     if attr is not None and attr.dim() != 2:
         raise Decline("edge_attr is not a matrix")
     widths = (x_dst.size(1), x_src.size(1), 0 if attr is None else attr.size(1))
-    parts = [edges.split_weight(lin, x_src, *widths) for lin in (conv.lin_f, conv.lin_s)]
-    biases = (conv.lin_f.bias, conv.lin_s.bias)
+    gates = (conv.lin_f, conv.lin_s)
+    parts = [edges.split_weight(gate, x_src, *widths) for gate in gates]
+    biases = (None, None) if all(g.bias is None for g in gates) else tuple(map(edges.bias_of, gates))
     record_of(conv).plan = "node-side Linears, gate and sum over the cached index"
     large = attr is not None and graph.num_edges * 2 * x_dst.size(1) * x_dst.element_size() >= streaming.LARGE
     linear = torch.nn.functional.linear
     if reduce == "sum" and attr is not None and not large and x_dst is x_src:
-        made = _crystal_as_one_step(conv, graph, x_src, attr)
+        made = _crystal_as_one_step(conv, graph, x_src, attr, biases)
         if made is not None:
             return made if conv.bn is None else conv.bn(made) + x_dst
     if reduce == "sum" and not large and x_dst is x_src:
@@ -130,12 +130,12 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     return (out if conv.bn is None else conv.bn(out)) + x_dst
 
 
-def _crystal_as_one_step(conv: Any, graph: Graph, x: Tensor, attr: Tensor) -> Tensor | None:
+def _crystal_as_one_step(conv: Any, graph: Graph, x: Tensor, attr: Tensor, biases: Any) -> Tensor | None:
     """The whole layer but its BatchNorm as one step, where it is small; else None."""
     chain = chain_of(conv.lin_f, conv.lin_s)
     if chain is None or not takes(graph, x, attr, chain):
         return None
-    weights, biases = (conv.lin_f.weight, conv.lin_s.weight), (conv.lin_f.bias, conv.lin_s.bias)
+    weights = (conv.lin_f.weight, conv.lin_s.weight)
     root = 1.0 if conv.bn is None else None
     return gated_layer(graph, x, attr, weights, () if biases[0] is None else biases, root)
 

@@ -21,8 +21,8 @@ def fast(
     if x_dst is None:
         raise Decline("x has no destination part")
     edges.check_aggr(conv, *edges.SUM)
-    weight_of(conv.lin_l, x_src)
-    weight_of(conv.lin_r, x_dst)
+    weight_of(conv.lin_l, x_src, bias=True)
+    weight_of(conv.lin_r, x_dst, bias=True)
     given = edges.graph_between(conv, edge_index, x_src, x_dst)
     if conv.lin_edge is None and edge_attr is not None:
         raise Decline("edge_attr without edge_dim")

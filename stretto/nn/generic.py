@@ -84,7 +84,7 @@ def fast_propagate(kind: type) -> Callable[..., Any]:
             return stock_propagate(self, edge_index, *args, **kwargs)
         if args or not mine or stock_wanted():
             return stock_propagate(self, edge_index, *args, **kwargs)
-        reason = why_stock(self)
+        reason = why_stock(self, aggregates_itself=True)
         if reason is None:
             watch = None
             if settings.get("STRETTO_SHADOW") != "0":

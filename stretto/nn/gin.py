@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
-from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.models import MLP
 
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
 from stretto.kernels import denormals
 from stretto.nn import adjacency, folds
-from stretto.nn.base import Decline, check_input, hooked, note_plan, record_of, weight_of
+from stretto.nn.base import LINEAR, Decline, check_input, hooked, note_plan, record_of, weight_of
 from stretto.nn.sage import destinations
 from stretto.ops import relu_product, spmm
 from stretto.ops.dense import dense
@@ -44,7 +43,7 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         record_of(conv).plan = "nn(A X + c X)"
         root = None if x_dst is None else (1 + conv.eps) * x_dst
         return network(conv.nn, spmm(graph, x_src, reduce=conv.aggr, y=root))
-    weight, bias, rest = _with_norm(conv.nn, first, rest, weight_of(first, x_src), graph.num_rows)
+    weight, bias, rest = _with_norm(conv.nn, first, rest, weight_of(first, x_src, bias=True), graph.num_rows)
     scale_type = torch.float64 if x_src.dtype == torch.float64 else torch.float32
     adj = Adjacency(graph, graph.mean_scale(scale_type) if conv.aggr == "mean" else None)
     scalars = {"c": 1.0 + number(conv.eps)}
@@ -117,9 +116,6 @@ def first_linear(nn: Any) -> tuple[Any, Rest]:
     if type(nn) is MLP and type(nn.lins[0]) in LINEAR and not hooked(nn, nn.lins[0]):
         return nn.lins[0], lambda x, bias=None: rest_of_mlp(nn, x, bias)
     return None, nn
-
-
-LINEAR = (torch.nn.Linear, Linear)
 
 
 def network(nn: Any, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stretto.graph import Graph
 from stretto.nn import edges, streaming
-from stretto.nn.base import Decline, hooked, record_of, weight_of
+from stretto.nn.base import Decline, record_of, weight_of
 from stretto.nn.chains import chain_of
 from stretto.nn.edge_pairs import features_of
 from stretto.nn.gin import network, number
@@ -26,7 +26,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     attr = edges.one_per_edge(graph, edge_attr, x_src)
     if attr.dim() != 2:
         raise Decline("edge_attr is not a matrix")
-    width = attr.size(1) if conv.lin is None else conv.lin.out_channels
+    width = attr.size(1) if conv.lin is None else weight_of(conv.lin, attr, bias=True).size(0)
     if width != x_src.size(1) or (x_dst is not None and x_dst.size(1) != width):
         raise Decline("x and edge_attr differ in width")
     record_of(conv).plan = "nn(sum relu(X_j + E) + c X), messages made and summed in one pass"
@@ -50,11 +50,11 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
         made = _at_once(conv, graph, x_src, attr, scale)
         if made is not None:
             return made
-        found = None if conv.lin is None or hooked(conv.lin) else features_of(graph, attr)
+        found = None if conv.lin is None else features_of(graph, attr)
         if found is None:
             attr = attr if conv.lin is None else conv.lin(attr)
             return network(conv.nn, rooted_messages(graph, x_src, attr, scale, act="relu"))
-        attr = linear_of_data(found.data, weight_of(conv.lin, found.attr), conv.lin.bias)
+        attr = linear_of_data(found.data, conv.lin.weight, conv.lin.bias)
         return network(conv.nn, rooted_messages(graph, x_src, attr, scale, found.pairs, act="relu"))
     if conv.lin is not None:
         attr = conv.lin(attr)

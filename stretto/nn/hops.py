@@ -43,7 +43,7 @@ def fast_sg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = 
         raise Decline("cached=True keeps A^K X of the first call for ever")
     adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
     _no_weight_grad(adj)
-    tensors = {"X": x, "W": weight_of(conv.lin, x)}
+    tensors = {"X": x, "W": weight_of(conv.lin, x, bias=True)}
     if conv.K < 1:
         raise Decline("K is 0")
     return linear(power(conv.K), tensors, {"A": adj}, bias=conv.lin.bias, note=note_plan(conv))
@@ -76,7 +76,7 @@ def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
     if conv.K < 1:
         raise Decline("K is 0")
     adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
-    weight = weight_of(conv.lin, x)
+    weight = weight_of(conv.lin, x, bias=True)
     after = weight.size(0) < x.size(1)  # aggregate at the narrower side of the weight
     record_of(conv).plan = "Horner(A, X W')" if after else "Horner(A, X) W'"
     base = x @ weight.t() if after else x

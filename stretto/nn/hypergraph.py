@@ -24,7 +24,7 @@ def fast(
     """What HypergraphConv.forward computes."""
     x, _, _ = edges.ends(x)
     edges.check_aggr(conv, *edges.SUM)
-    weight_of(conv.lin, x)
+    weight_of(conv.lin, x, bias=True)
     if not edges.is_plain(hyperedge_index) or conv.use_attention:
         raise Decline("use_attention=True, or hyperedge_index is not [2, E]")
     if num_edges is None:

@@ -15,7 +15,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None) 
     """What LEConv.forward computes."""
     x_src, x_dst = edges.both_ends(x)
     edges.check_aggr(conv, *edges.SUM)
-    first = weight_of(conv.lin1, x_src)
+    first = weight_of(conv.lin1, x_src, bias=True)
     graph = edges.graph_between(conv, edge_index, x_src, x_dst)
     values = adjacency.values_of(edge_index)
     weight = adjacency.weighted(graph, edge_weight if values is None else values, x_src)

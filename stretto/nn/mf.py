@@ -17,7 +17,7 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     """What MFConv.forward computes."""
     x_src, x_dst, _ = edges.ends(x)
     edges.check_aggr(conv, *edges.SUM)
-    weights = [weight_of(lin, x_src) for lin in conv.lins_l]
+    weights = [weight_of(lin, x_src, bias=True) for lin in conv.lins_l]
     roots = [] if x_dst is None else [weight_of(lin, x_dst) for lin in conv.lins_r]
     graph = edges.plain_graph(conv, edge_index, x_src, x_dst, size)
     if x_dst is not None and x_dst.size(0) != graph.num_rows:
@@ -30,8 +30,8 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         h = torch.cat([h, x_dst], dim=1)
         stacked = torch.cat([stacked, torch.stack([w.t() for w in roots])], dim=1)
     out = segment_matmul(gather_rows(h, order), bounds, stacked)
-    if conv.lins_l[0].bias is not None:
-        biases = torch.stack([lin.bias for lin in conv.lins_l])
+    if any(lin.bias is not None for lin in conv.lins_l):
+        biases = torch.stack([edges.bias_of(lin) for lin in conv.lins_l])
         out = out + biases[torch.repeat_interleave(torch.tensor(bounds).diff()).to(out.device)]
     return gather_rows(out, place)
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from stretto.loader import trim
 from stretto.nn import folds, gat, relations, sage
-from stretto.nn.base import Decline, Quiet, hooked, note_path, record_of
-from stretto.nn.gin import LINEAR
+from stretto.nn.base import LINEAR, Decline, Quiet, hooked, note_path, record_of
 from stretto.nn.sage import Summands
 
 

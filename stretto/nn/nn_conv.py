@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from stretto.nn import edges
-from stretto.nn.base import Decline, record_of
-from stretto.nn.gin import LINEAR, hooked
+from stretto.nn.base import LINEAR, Decline, hooked, record_of
 from stretto.ops.attention import attention
 from stretto.ops.spmm import spmm
 

@@ -39,13 +39,14 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
     if (attr is None) != (conv.edge_dim is None) or (attr is not None and attr.dim() != 2):
         raise Decline("edge_attr and edge_dim disagree")
     if attr is not None:
-        weight_of(conv.edge_encoder, attr)
+        weight_of(conv.edge_encoder, attr, bias=True)
     towers, width = conv.towers, conv.F_in
     if x.size(1) != (towers * width if conv.divide_input else width):
         raise Decline("x does not fit the layer")
     parts = [edges.split_weight(nn[0], x, *[width] * (2 if attr is None else 3)) for nn in conv.pre_nns]
     own, other = torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts])
-    biases = torch.stack([nn[0].bias for nn in conv.pre_nns])
+    _check_post(conv, x.new_empty(0, width), len(names))
+    biases = torch.stack([edges.bias_of(nn[0]) for nn in conv.pre_nns])
     each = x.view(-1, towers, width) if conv.divide_input else x.view(-1, 1, width).expand(-1, towers, -1)
     u = _towers(x, own, conv.divide_input) + biases
     v = _towers(x, other, conv.divide_input).reshape(-1, towers * width)
@@ -68,19 +69,31 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
 def _aggregations(conv: Any) -> list[str]:
     """The names of the layer's aggregations, or Decline."""
     scaler = conv.aggr_module
-    if not isinstance(scaler, stock.DegreeScalerAggregation) or any(s not in SCALERS for s in scaler.scaler):
+    known = edges.is_stock(scaler, stock.DegreeScalerAggregation)
+    if not known or any(s not in SCALERS for s in scaler.scaler):
         raise Decline("unknown aggregation or scaler")
     inner = scaler.aggr
-    modules = list(inner.aggrs) if isinstance(inner, stock.MultiAggregation) else [inner]
-    if isinstance(inner, stock.MultiAggregation) and inner.mode != "cat":
+    several = edges.is_stock(inner, stock.MultiAggregation)
+    modules = list(inner.aggrs) if several else [inner]
+    if several and inner.mode != "cat":
         raise Decline(f"aggregations are combined by {inner.mode}")
     names = [next((name for kind, name in KNOWN.items() if edges.is_stock(m, kind)), "") for m in modules]
     variances: list[Any] = [
         m if name == "var" else m.var_aggr for m, name in zip(modules, names, strict=True) if name in ("var", "std")
     ]
-    if "" in names or any(v.semi_grad for v in variances):
+    plain = all(edges.is_stock(v, stock.VarAggregation) and not v.semi_grad for v in variances)
+    if "" in names or not plain:
         raise Decline("an aggregation other than sum, mean, max, min, var and std")
+    if hooked(inner, *modules, *variances):
+        raise Decline("a hook is registered on an aggregation inside, or its forward was replaced")
     return names
+
+
+def _check_post(conv: Any, rows: Tensor, count: int) -> None:
+    """Decline before anything has run, unless every tower's post-layer starts with a plain Linear. rows [0, f]."""
+    width = rows.size(1)
+    for nn in conv.post_nns:
+        edges.split_weight(nn[0], rows, width, *[count * width] * len(conv.aggr_module.scaler))
 
 
 def _towers(x: Tensor, weight: Tensor, divided: bool) -> Tensor:
@@ -113,7 +126,7 @@ def _aggregate_edges(
     weight = bias = None
     if third is not None:  # the encoder and the part of the pre-layer that reads it are one Linear
         weight = torch.einsum("tof,fd->tod", third, conv.edge_encoder.weight).reshape(towers * width, -1)
-        bias = torch.einsum("tof,f->to", third, conv.edge_encoder.bias).reshape(-1)
+        bias = torch.einsum("tof,f->to", third, edges.bias_of(conv.edge_encoder)).reshape(-1)
         v = v + bias
 
     def message(*ends: Tensor) -> Tensor:

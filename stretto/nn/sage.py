@@ -59,11 +59,13 @@ def of_sage(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Summands:
     """The summands of a SAGEConv, before it normalises."""
     x_src, x_dst, own = _ends(conv, x)
     if conv.project and hasattr(conv, "lin"):
+        weight_of(conv.lin, x_src, bias=True)  # a plain one: it may run again where what follows declines
         x_src, own = conv.lin(x_src).relu(), False
     root = x_dst if conv.root_weight else None
     adj = _adjacency(conv, edge_index, x_src, x_dst, size)
     root_weight = None if root is None else weight_of(conv.lin_r, root)
-    return Summands(x_src, weight_of(conv.lin_l, x_src), conv.lin_l.bias, adj, conv.aggr, root, root_weight, own)
+    weight = weight_of(conv.lin_l, x_src, bias=True)
+    return Summands(x_src, weight, conv.lin_l.bias, adj, conv.aggr, root, root_weight, own)
 
 
 def of_graph(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None) -> Summands:
@@ -74,7 +76,8 @@ def of_graph(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = No
     edge_weight = adjacency.weighted(adj.graph, edge_weight if values is None else values, x_src)
     adj = replace(adj, weight=edge_weight)
     root_weight = None if x_dst is None else weight_of(conv.lin_root, x_dst)
-    return Summands(x_src, weight_of(conv.lin_rel, x_src), conv.lin_rel.bias, adj, conv.aggr, x_dst, root_weight, own)
+    weight = weight_of(conv.lin_rel, x_src, bias=True)
+    return Summands(x_src, weight, conv.lin_rel.bias, adj, conv.aggr, x_dst, root_weight, own)
 
 
 def _ends(conv: Any, x: Any) -> tuple[Tensor, Tensor | None, bool]:

@@ -12,10 +12,9 @@ from torch_geometric.nn.models.schnet import ShiftedSoftplus
 
 from stretto.graph import Graph
 from stretto.nn import edges, streaming
-from stretto.nn.base import Decline, record_of, weight_of
+from stretto.nn.base import LINEAR, Decline, hooked, record_of, weight_of
 from stretto.nn.chains import chain_of
 from stretto.nn.edge_pairs import Features, features_of
-from stretto.nn.gin import LINEAR, hooked
 from stretto.ops.edge_layer import Chain, Form, edge_layer, takes
 from stretto.ops.edge_packed import linear_of_data, product_messages, shifted_softplus
 
@@ -69,7 +68,7 @@ def _filters(conv: Any, plain: bool, found: Features) -> Tensor:
     first = conv.nn[0] if plain and len(conv.nn) else None
     if first is None or type(first) not in LINEAR or hooked(first):
         return _run(conv.nn, plain, found.attr) * window
-    made = linear_of_data(found.data, weight_of(first, found.attr), first.bias)
+    made = linear_of_data(found.data, weight_of(first, found.attr, bias=True), first.bias)
     return _run(list(conv.nn)[1:], True, made) * window
 
 

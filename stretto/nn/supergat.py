@@ -23,7 +23,7 @@ def fast(
     """What SuperGATConv.forward computes."""
     x, _, _ = edges.ends(x)
     edges.check_aggr(conv, *edges.SUM)
-    weight_of(conv.lin, x)
+    weight_of(conv.lin, x, bias=True)
     graph = edges.plain_graph(conv, edge_index, x, x)
     if conv.add_self_loops:
         graph = edges.with_loops(conv, graph, x.size(0))

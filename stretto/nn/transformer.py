@@ -23,7 +23,7 @@ def fast(
     x_src, x_dst = edges.both_ends(x)
     edges.check_aggr(conv, *edges.SUM)
     for linear, end in ((conv.lin_query, x_dst), (conv.lin_key, x_src), (conv.lin_value, x_src)):
-        weight_of(linear, end)
+        weight_of(linear, end, bias=True)
     graph = edges.graph_between(conv, edge_index, x_src, x_dst)
     wanted = isinstance(return_attention_weights, bool)
     if wanted and type(edge_index) is not Tensor:
@@ -83,7 +83,7 @@ def _one_step(conv: Any, graph: Any, x: Tensor, parameters: Any) -> bool:
 def _plain_skip(conv: Any, x: Tensor) -> bool:
     """Whether the root term is a Linear that may join the other products."""
     try:
-        return bool(conv.root_weight) and weight_of(conv.lin_skip, x) is not None
+        return bool(conv.root_weight) and weight_of(conv.lin_skip, x, bias=True) is not None
     except Decline:
         return False
 
