@@ -52,6 +52,8 @@ def graph_of(conv: Any, edge_index: Any, num_src: int, num_dst: int, passing: in
         raise Decline(f"edge_index is {edge_index.dtype}")
     if isinstance(edge_index, Tensor) and edge_index.dim() != 2:
         raise Decline("edge_index is a sparse matrix of vectors")
+    if isinstance(edge_index, Tensor):
+        _coalesced(edge_index)
     if conv.flow == "target_to_source":
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             raise Decline("flow target_to_source with a sparse matrix")
@@ -67,8 +69,29 @@ def values_of(edge_index: Any) -> Tensor | None:
     if isinstance(edge_index, Tensor):
         if edge_index.layout == torch.strided:
             return None
-        return edge_index._values() if edge_index.layout == torch.sparse_coo else edge_index.values()
+        _coalesced(edge_index)
+        return edge_index.values()  # not _values(): gradients flow through these
     return edge_index.coo()[2] if hasattr(edge_index, "coo") else None
+
+
+def _coalesced(edge_index: Tensor) -> None:
+    """Decline a COO matrix with duplicates: stock adds them up first, which a mean or a maximum notices."""
+    if edge_index.layout == torch.sparse_coo and not edge_index.is_coalesced():
+        raise Decline("a sparse matrix that is not coalesced")
+
+
+def weights_in(graph: Graph, edge_index: Any, x: Tensor) -> Tensor | None:
+    """What a layer without edge weights multiplies by: the values of a torch sparse matrix, None where all are 1.
+
+    A SparseTensor's values such layers drop. That all are 1 is looked up once, until the matrix is edited.
+    """
+    if not isinstance(edge_index, Tensor) or edge_index.layout == torch.strided:
+        return None
+    values = values_of(edge_index)
+    assert values is not None
+    if not values.requires_grad and kept_for(graph, "values are 1", edge_index, lambda: bool((values == 1).all())):
+        return None
+    return weighted(graph, values, x)
 
 
 def plain(
@@ -124,14 +147,16 @@ def _normalised(
 
     if edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled():
         return make()
+    if isinstance(edge_index, Tensor) and edge_index.requires_grad and torch.is_grad_enabled():
+        raise Decline("the values of a sparse matrix need a gradient, and are to be normalised")
     key = ("gcn_norm", x.dtype, tuple(sorted(options.items())))
     if edge_weight is None:
         return kept_for(graph, key, edge_index, make)
     return kept_for(graph, key, edge_weight, make)
 
 
-def kept_for(graph: Graph, key: Hashable, source: Any, make: Callable[[], Any]) -> Any:
-    """make()'s result, kept on the graph as long as `source` is the same unchanged object."""
+def kept_for(graph: Any, key: Hashable, source: Any, make: Callable[[], Any]) -> Any:
+    """make()'s result, kept on the graph (or in another's `_derived`) while `source` is the same unchanged object."""
     mark = source._version if isinstance(source, Tensor) and not source.is_inference() else None
     found = graph._derived.get(key)
     if found is not None and mark is not None and found[0]() is source and found[1] == mark:

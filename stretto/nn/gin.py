@@ -37,15 +37,17 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     if x_dst is not None and x_dst.size(1) != x_src.size(1):
         raise Decline("x_src and x_dst differ in width")
     graph = adjacency.graph_of(conv, edge_index, x_src.size(0), destinations(edge_index, size, x_dst, x_src))
+    values = adjacency.weights_in(graph, edge_index, x_src)
     first, rest = first_linear(conv.nn)
-    linear_sum = conv.aggr in ("add", "sum", "mean") and not conv.eps.requires_grad
+    learns = conv.eps.requires_grad or (values is not None and values.requires_grad)
+    linear_sum = conv.aggr in ("add", "sum", "mean") and not learns
     if first is None or not linear_sum:
         record_of(conv).plan = "nn(A X + c X)"
         root = None if x_dst is None else (1 + conv.eps) * x_dst
-        return network(conv.nn, spmm(graph, x_src, reduce=conv.aggr, y=root))
+        return network(conv.nn, spmm(graph, x_src, values, reduce=conv.aggr, y=root))
     weight, bias, rest = _with_norm(conv.nn, first, rest, weight_of(first, x_src, bias=True), graph.num_rows)
     scale_type = torch.float64 if x_src.dtype == torch.float64 else torch.float32
-    adj = Adjacency(graph, graph.mean_scale(scale_type) if conv.aggr == "mean" else None)
+    adj = Adjacency(graph, graph.mean_scale(scale_type) if conv.aggr == "mean" else None, weight=values)
     scalars = {"c": 1.0 + number(conv.eps)}
     tensors = {"X": x_src, "W": weight}
     expression = NO_ROOT if x_dst is None else OWN_ROOT if own else OTHER_ROOT

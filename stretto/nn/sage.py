@@ -63,6 +63,7 @@ def of_sage(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Summands:
         x_src, own = conv.lin(x_src).relu(), False
     root = x_dst if conv.root_weight else None
     adj = _adjacency(conv, edge_index, x_src, x_dst, size)
+    adj = replace(adj, weight=adjacency.weights_in(adj.graph, edge_index, x_src))
     root_weight = None if root is None else weight_of(conv.lin_r, root)
     weight = weight_of(conv.lin_l, x_src, bias=True)
     return Summands(x_src, weight, conv.lin_l.bias, adj, conv.aggr, root, root_weight, own)

@@ -13,7 +13,7 @@ from torch.nn import Linear, ReLU, Sequential, Sigmoid
 
 from tests.nn.options_attention import ATTENTION
 from tests.nn.options_edges import EDGES
-from tests.nn.spec import IN, OUT, PAIR, PLAIN, WEIGHTED, Spec, sequential
+from tests.nn.spec import IN, OUT, PAIR, PLAIN, VALUES, WEIGHTED, Spec, sequential
 
 
 def _gin(nn: Any = None, **options: Any) -> torch.nn.Module:
@@ -52,7 +52,7 @@ LINEAR: dict[type, Spec] = {
             {"root_weight": False, "aggr": "add"},
         ),
         ({"aggr": "median"}, {"aggr": ["mean", "max"]}, {"aggr": "softmax"}),
-        (*PLAIN, *PAIR),
+        (*PLAIN, *VALUES, *PAIR),
         pair=lambda **o: pyg.SAGEConv((IN, 3), OUT, **o),
     ),
     pyg.GraphConv: Spec(
@@ -83,7 +83,7 @@ LINEAR: dict[type, Spec] = {
             {"nn": lambda: pyg.MLP([IN, OUT], plain_last=False, act=None)},
         ),
         ({"aggr": "mul"},),
-        (*PLAIN, *PAIR),
+        (*PLAIN, *VALUES, *PAIR),
         pair_width=IN,
     ),
     pyg.SGConv: Spec(

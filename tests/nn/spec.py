@@ -13,7 +13,8 @@ IN, OUT, DIM, RELATIONS = 5, 4, 3, 3  # channels in and out, of edge features, n
 Options = dict[str, Any]
 
 PLAIN = ("plain", "edge_index_class", "coo", "csr")
-WEIGHTED = (*PLAIN, "weight", "weight_grad", "coo_values", "csr_values")
+VALUES = ("coo_values", "csr_values")
+WEIGHTED = (*PLAIN, "weight", "weight_grad", *VALUES)
 PAIR = ("pair", "pair_none", "size")
 
 
