@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Relations:
     bounds: list[int]  # where each relation's pairs start
     edge_type: Tensor
     edge_pair: Tensor  # [E] the pair of each edge
+    _derived: dict[Any, Any] = field(default_factory=dict)  # what depends on edge_type and further tensors
 
 
 def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
@@ -124,14 +125,13 @@ def _lookup(conv: Any, graph: Graph, relations: Relations, x: Tensor, reduce: st
     weight, rows = conv.weight, conv.in_channels_l
     if conv.num_bases is not None:
         weight = conv.comp @ weight.view(conv.num_bases, -1)
-    key = ("rgcn rows", rows, relations.bounds[-1])
 
     def make() -> Graph:
         target = graph.segment_index.long()
         column = relations.edge_type.long() * rows + x[edges.sources(graph)]
         return Graph.of(torch.stack([column, target]), (conv.num_relations * rows, graph.num_rows))
 
-    stacked: Graph = adjacency.kept_for(graph, key, x, make)
+    stacked: Graph = adjacency.kept_for(relations, ("rows", rows), x, make)
     share = _shares(relations, weight.dtype) if reduce == "mean" else None
     return spmm(stacked, weight.reshape(-1, conv.out_channels), share)
 

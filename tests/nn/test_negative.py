@@ -95,6 +95,27 @@ def test_edge_types_edited_in_place_are_seen():
     assert record_of(fast).path == "fast"
 
 
+@pytest.mark.parametrize("make", [pyg.RGCNConv, pyg.FastRGCNConv])
+@pytest.mark.parametrize("x", [None, torch.arange(20).flip(0), torch.eye(20).double()], ids=["None", "ids", "float"])
+def test_other_edge_types_of_the_same_edges_are_seen(make, x):
+    stock = make(20, 3, 5).double()
+    fast = stretto.accelerate(copy.deepcopy(stock))
+    kinds = torch.randint(4, (60,))
+    if make is pyg.FastRGCNConv and x is not None and not x.is_floating_point():
+        pytest.skip("FastRGCNConv takes no numbers of nodes")
+
+    def check(kinds):
+        torch.testing.assert_close(fast(x, EDGES, kinds), stock(x, EDGES, kinds), rtol=1e-9, atol=1e-10)
+
+    check(kinds)
+    check(kinds + 1)  # the same pairs of relation and node, with other weights
+    check((kinds + 1) % 4)
+    check(kinds)
+    kinds.add_(1)
+    check(kinds)
+    assert record_of(fast).path == "fast"
+
+
 def test_edge_weights_with_gradient_get_it():
     for make in (lambda: pyg.GCNConv(6, 3), lambda: pyg.ChebConv(6, 3, 4), lambda: pyg.LEConv(6, 3)):
         stock = make().double()
