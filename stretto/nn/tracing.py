@@ -19,7 +19,8 @@ from torch import fx
 from torch_geometric.nn import MessagePassing
 
 SPECIAL = frozenset(MessagePassing.special_args)
-OUTSIDE = ("GLOBAL", "NAME", "DEREF", "CLOSURE", "CLASSDEREF", "YIELD")  # in the names of instructions
+OUTSIDE = ("GLOBAL", "_NAME", "DEREF", "CLOSURE", "CLASSDEREF", "YIELD")  # in the names of instructions
+CHANGES = ("STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "INPLACE")  # likewise
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,19 @@ def message_of(function: Callable[..., Any], names: tuple[str, ...], absent: fro
         return f"message() could not be traced ({type(error).__name__})"
     if not isinstance(made, fx.Proxy):
         return "message() returns no tensor"
+    if len(_needed(made.node) | set(nodes.values())) < len(graph.nodes):
+        return "message() does more than to compute what it returns"
     return _read(made.node) or "message() is neither x_j nor w * x_j"
+
+
+def _needed(node: fx.Node) -> set[fx.Node]:
+    """The node, and all that it is computed from."""
+    found, open_ = {node}, [node]
+    while open_:
+        new = set(open_.pop().all_input_nodes) - found
+        found |= new
+        open_ += new
+    return found
 
 
 def _impure(function: Any) -> str | None:
@@ -62,8 +75,12 @@ def _impure(function: Any) -> str | None:
     if code.co_flags & 0x2AC or own is None:  # *args, **kwargs, generators, coroutines
         return "message() takes arguments in an unusual way"
     for step in dis.get_instructions(function):
+        if step.opname == "KW_NAMES":  # of a call with keywords: it reads nothing
+            continue
         if any(word in step.opname for word in OUTSIDE) or step.opname.startswith("IMPORT"):
             return "message() reads more than its arguments"
+        if any(word in step.opname for word in CHANGES) or (step.opname == "BINARY_OP" and step.argrepr.endswith("=")):
+            return "message() changes an argument in place"
         touched = step.argval if isinstance(step.argval, tuple) else (step.argval,)
         if "FAST" in step.opname and own in touched:
             return "message() reads self"
