@@ -68,6 +68,7 @@ def fast_class(module: Any) -> type | None:
     kind: Any = type(module)
     body = {
         "forward": in_place_of(kind.forward, _forward),
+        "recompile": _recompile,
         "_stretto_stock": kind,
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,  # torch.fx knows the classes of single modules by it
@@ -88,6 +89,24 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     sums = [m for m in twin.run.children() if type(m) is Together]
     record.plan = f"{sum(len(m.layers) for m in sums)} relations side by side in {len(sums)} sums"
     return twin.run.forward(*args, **kwargs)
+
+
+def _recompile(self: Any) -> Any:
+    """What GraphModule.recompile does, which torch.fx also calls to pickle: it writes the new forward onto the module's
+    class. That must be the model's own, or ours would be gone, and call itself."""
+    ours: Any = type(self)
+    self.__class__ = ours.__dict__["_stretto_stock"]
+    try:
+        code = self.recompile()
+        ours.forward = in_place_of(type(self).forward, _forward)
+        twin = _twin(self)  # the graph may be another
+    finally:
+        self.__class__ = ours
+    if twin is None:
+        _twins.pop(self, None)
+    else:
+        _twins[self] = twin
+    return code
 
 
 def _twin(module: fx.GraphModule) -> _Twin | None:
