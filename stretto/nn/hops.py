@@ -71,6 +71,8 @@ def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
     """What SSGConv.forward computes: (alpha X + (1 - alpha) / K sum_k A^k X) W, summed as Horner's scheme."""
     check_input(x)
     _check_sum(conv)
+    if torch.is_autocast_enabled(x.device.type):
+        raise Decline("autocast is on")
     if conv.cached:
         raise Decline("cached=True keeps the sum of the first call for ever")
     if conv.K < 1:

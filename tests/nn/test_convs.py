@@ -158,6 +158,31 @@ def test_single_precision(conv):
 
 
 @pytest.mark.parametrize("conv", SPECS, ids=lambda c: c.__name__)
+def test_autocast(conv):
+    """The types of stock's results and gradients, and values no worse than its own are."""
+    spec = SPECS[conv]
+    for options in spec.options:
+        stock, fast = pair_of(spec, options, dtype=torch.float32)
+        exact = copy.deepcopy(stock).double()
+        data = data_for(spec, options, "symmetric", spec.takes[0], torch.float32)
+        truth = run(exact, data.to(torch.float64))
+        with torch.autocast("cpu", torch.bfloat16):
+            baseline, got = run(stock, data), run(fast, data)
+        if isinstance(baseline, Exception):
+            assert type(got) is type(baseline), f"stock raises {baseline!r}, ours gives {got!r}"
+            continue
+        assert not isinstance(truth, Exception)
+        if isinstance(got, Exception):
+            raise got
+        for i, (mine, theirs, true) in enumerate(zip(got, baseline, truth, strict=True)):
+            what = f"{conv.__name__} {name_of(options)} {i}"
+            assert mine.dtype == theirs.dtype, what
+            scale = max(float(true.abs().nan_to_num(0, 0).max()) if true.numel() else 0.0, 1.0)
+            error = [float(((t.double() - true).abs().max()) / scale) if true.numel() else 0.0 for t in (mine, theirs)]
+            assert error[0] <= 2 * error[1] + 2**-7, what  # one rounding
+
+
+@pytest.mark.parametrize("conv", SPECS, ids=lambda c: c.__name__)
 def test_declining_leaves_the_generator_alone(conv):
     """What declines must not have drawn random numbers, nor changed the layer."""
     spec = SPECS[conv]
