@@ -177,6 +177,14 @@ def weight_hyper(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
     return replace(data, args=(*data.args, _weights(count, dtype)), learned=(0, 2))
 
 
+def hyper_attr(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    """No weights, but features of hyperedges."""
+    edge_index, _ = ZOO[graph]()
+    count = int(edge_index[1].max()) + 1 if edge_index.numel() else 0
+    data = _call(graph, spec, dtype)
+    return replace(data, args=(*data.args, None, _features(count, dtype, IN, 5)), learned=(0, 3))
+
+
 def no_attr(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
     return _call(graph, replace(spec, edge=""), dtype)
 
@@ -247,6 +255,7 @@ INPUTS: dict[str, Callable[[str, Spec, torch.dtype], Data]] = {
     "numbers": numbers,
     "no_numbers": no_numbers,
     "weight_hyper": weight_hyper,
+    "hyper_attr": hyper_attr,
     "no_attr": no_attr,
     "attr_vector": attr_vector,
     "weights_wanted": weights_wanted,

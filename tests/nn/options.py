@@ -27,6 +27,7 @@ LINEAR: dict[type, Spec] = {
             {},
             {"out": 7},
             {"improved": True},
+            {"cached": True},
             {"add_self_loops": False},
             {"normalize": False},
             {"bias": False},
@@ -107,8 +108,8 @@ LINEAR: dict[type, Spec] = {
     pyg.LGConv: Spec(lambda **o: pyg.LGConv(**o), ({}, {"normalize": False}), (), WEIGHTED),
     pyg.APPNP: Spec(
         lambda **o: pyg.APPNP(**{"K": 3, "alpha": 0.1, **o}),
-        ({}, {"K": 1}, {"add_self_loops": False}, {"alpha": 0.0}, {"normalize": False}),
-        (),
+        ({}, {"K": 1}, {"add_self_loops": False}, {"alpha": 0.0}, {"normalize": False}, {"cached": True}),
+        ({"dropout": 0.5},),
         WEIGHTED,
     ),
     pyg.ChebConv: Spec(
@@ -170,7 +171,7 @@ LINEAR: dict[type, Spec] = {
     pyg.ClusterGCNConv: Spec(
         lambda **o: pyg.ClusterGCNConv(IN, o.pop("out", OUT), **o),
         ({}, {"out": 7}, {"diag_lambda": 1.0}, {"bias": False}, {"diag_lambda": -0.5, "out": 7}),
-        ({"aggr": "mean"}, {"flow": "target_to_source"}),
+        ({"aggr": "mean"}, {"flow": "target_to_source"}, {"add_self_loops": False}),
         ("plain", "edge_index_class"),
     ),
     pyg.MFConv: Spec(

@@ -62,7 +62,7 @@ EDGES: dict[type, Spec] = {
     ),
     pyg.FastRGCNConv: Spec(
         lambda **o: pyg.FastRGCNConv(IN, o.pop("out", OUT), RELATIONS, **o),
-        _RELATIONAL,
+        (*_RELATIONAL, {"is_sorted": True}),
         (),
         ("plain", "edge_index_class", "pair", "no_numbers"),
         "type",
@@ -171,7 +171,15 @@ EDGES: dict[type, Spec] = {
     ),
     pyg.GMMConv: Spec(
         lambda **o: pyg.GMMConv(IN, o.pop("out", OUT), DIM, 3, **o),
-        ({}, {"out": 2}, {"aggr": "add"}, {"bias": False}, {"out": 7}, {"flow": "target_to_source"}),
+        (
+            {},
+            {"out": 2},
+            {"aggr": "add"},
+            {"bias": False},
+            {"out": 7},
+            {"flow": "target_to_source"},
+            {"root_weight": False},
+        ),
         ({"separate_gaussians": True}, {"aggr": "max"}),
         ("plain", "edge_index_class", "pair", "pair_none", "size"),
         "attr",
@@ -186,6 +194,7 @@ EDGES: dict[type, Spec] = {
             {"aggr": "softmax_sg"},
             {"aggr": "softmax_sg", "edge_dim": DIM},
             {"t": 0.3},
+            {"eps": 0.1},
             {"learn_t": True, "t": 0.5},
             {"learn_t": True, "edge_dim": DIM},
             {"aggr": "powermean"},
@@ -235,7 +244,12 @@ EDGES: dict[type, Spec] = {
     pyg.HypergraphConv: Spec(
         lambda **o: pyg.HypergraphConv(IN, o.pop("out", OUT), **o),
         ({}, {"out": 7}, {"bias": False}),
-        (),
+        (
+            {"use_attention": True},
+            {"use_attention": True, "attention_mode": "edge", "heads": 2},
+            {"use_attention": True, "heads": 2, "concat": False, "negative_slope": 0.5},
+            {"use_attention": True, "dropout": 0.5},
+        ),
         ("plain", "weight_hyper"),
     ),
 }

@@ -57,6 +57,8 @@ def pair_of(spec: Spec, options: Options, kind: str = "", dtype: torch.dtype = t
 def data_for(spec: Spec, options: Options, graph: str, kind: str, dtype: torch.dtype = torch.float64) -> Data:
     if spec.edge == "auto":
         spec = replace(spec, edge="attr" if "edge_dim" in options else "")
+    if options.get("use_attention"):
+        kind = "hyper_attr"
     if spec.edge == "type" and spec.takes[0] == "typed":
         spec = replace(spec, edge="type" if "num_relations" in options else "")
     spec = replace(spec, width=options.get("channels", spec.width) if kind != "pair" else spec.width)
