@@ -19,6 +19,7 @@ from stretto.nn.features import linear_of_nonzeros
 from stretto.ops import library, widened
 from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer, takes
+from stretto.ops.folded_bias import larger, some_rows
 from stretto.ops.projections import plus, projections
 from stretto.tune.profile import profile
 
@@ -55,7 +56,7 @@ def fast(
     first = aggregate_first(graph, x_src.size(1), heads, width)
     one = own and weight_dst is weight  # the two ends share features and weight
     parts = (weight, att_src, att_dst)
-    if one and not first and whole(conv, graph, x_src, edge_attr, return_attention_weights, parts):
+    if one and not first and whole(conv, graph, x_src, edge_attr, return_attention_weights, parts, (weight, None)):
         note_attention(conv, "alpha (X W'), one step", graph.num_edges, heads * width, x_src)
         drop = conv.dropout if conv.training else 0.0
         return attention_layer(graph, "gat", heads, x_src, bias, parts, slope=conv.negative_slope, dropout=drop)
@@ -126,13 +127,16 @@ def _normalised(conv: Any, norm: Any, weight: Tensor) -> tuple[Tensor, Tensor, T
     return weight * each.unsqueeze(1), *vectors, bias
 
 
-def whole(conv: Any, graph: Graph, x: Tensor, edge_attr: Any, wanted: Any, parameters: Any) -> bool:
-    """Whether the whole layer, of one set of nodes, runs as one step."""
+def whole(conv: Any, graph: Graph, x: Tensor, edge_attr: Any, wanted: Any, parameters: Any, values: Any) -> bool:
+    """Whether the whole layer, of one set of nodes, runs as one step. values: weight and bias that make them of x."""
     if edge_attr is not None or wanted or conv.bias is None or conv.res is not None:
         return False
     if not conv.concat and conv.heads > 1:
         return False
-    return takes(graph, x, conv.out_channels, conv.bias, *parameters)
+    if not takes(graph, x, conv.out_channels, conv.bias, *parameters):
+        return False
+    learns = library.recorded(x, conv.bias, *parameters)
+    return not learns or not larger(conv.bias, lambda: torch.nn.functional.linear(some_rows(x), *values).detach())
 
 
 def few_launches_decide(conv: Any, graph: Graph) -> bool:

@@ -32,7 +32,8 @@ def fast(
     heads, width = conv.heads, conv.out_channels
     drop = conv.dropout if conv.training else 0.0
     parts = (conv.lin_r.weight, conv.lin_r.bias, conv.lin_l.weight, conv.lin_l.bias, conv.att)
-    if own and not conv.share_weights and gat.whole(conv, graph, x_src, edge_attr, return_attention_weights, parts):
+    wanted, values = bool(return_attention_weights), parts[2:4]
+    if own and not conv.share_weights and gat.whole(conv, graph, x_src, edge_attr, wanted, parts, values):
         note_attention(conv, "alpha (X W'), one step", graph.num_edges, heads * width, x_src)
         return attention_layer(graph, "gatv2", heads, x_src, conv.bias, parts, slope=conv.negative_slope, dropout=drop)
     to_left, to_right = (conv.lin_l.weight, conv.lin_l.bias), (conv.lin_r.weight, conv.lin_r.bias)
@@ -44,7 +45,6 @@ def fast(
         x_l, x_r = projections(x_src, [to_left])[0], projections(x_dst, [to_right])[0]
     x_l, x_r = x_l.view(-1, heads, width), x_r.view(-1, heads, width)
     edge = None if edge_attr is None else conv.lin_edge(edge_attr).view(-1, heads, width)
-    wanted = bool(return_attention_weights)
     found = attention(
         graph,
         None,

@@ -19,8 +19,9 @@ from stretto.graph import Graph
 from stretto.kernels import reference_attention
 from stretto.kernels.attention import FORMS, TENSORS, Attention, backend
 from stretto.ops import kept_scores, library, twice
-from stretto.ops.autograd_state import is_last, saved_elsewhere
+from stretto.ops.autograd_state import is_last
 from stretto.ops.batched import one_by_one
+from stretto.ops.folded_bias import takes_bias
 from stretto.ops.op import Op, Sample
 from stretto.ops.projections import plus
 
@@ -83,8 +84,9 @@ def attention(
             graph.handle, *tensors, key, form, *numbers, graph.num_rows, graph.num_edges
         )
     else:
-        fused = bias if bias is not None and _takes_bias(tensors, bias) else None
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*found, fused)):
+        learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*found, bias))
+        fused = bias if bias is not None and takes_bias(tensors, bias, learns) else None
+        if learns:
             out, out_attr, alpha = _Attention.apply(graph, form, numbers, key, fused, *tensors)
         else:
             out, out_attr, alpha, _, _ = run(graph, form, numbers, key, tensors, fused)
@@ -112,16 +114,6 @@ def cosine_attention(
     if isinstance(found, tuple):
         return found[0].squeeze(1), *found[1:]
     return found.squeeze(1)
-
-
-def _takes_bias(tensors: tuple[Tensor | None, ...], bias: Tensor) -> bool:
-    """Whether a kernel adds the bias on its way. The result, which backward reads, is then in the caller's hands."""
-    if saved_elsewhere():
-        return False
-    values = tensors[2] if tensors[0] is None else tensors[0]
-    assert values is not None
-    widest = getattr(backend(values.device), "BIAS_WIDTH", 0)
-    return values.size(2) <= widest and bias.dtype == values.dtype and values.dtype in (torch.float32, torch.float64)
 
 
 def run(
