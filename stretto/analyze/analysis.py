@@ -45,7 +45,8 @@ def analyze(
     data: a PyG Data, or anything with x, edge_index, num_nodes. machine: "auto" (this one, measured once), a machine
     file, or a Machine. mode: "train" or "infer". step(model, data) -> loss replaces the default step.
     """
-    expect(len(procs) > 0 and all(p >= 1 for p in procs), f"analyze: 'procs' is {list(procs)}, wanted numbers from 1")
+    fine = isinstance(procs, Sequence) and len(procs) and all(isinstance(p, int) and p >= 1 for p in procs)
+    expect(bool(fine), f"analyze: 'procs' is {procs!r}, wanted a list of numbers from 1, such as [1, 2, 4]")
     subject = given(model, data)
     data, sizes = subject.data, subject.sizes
     workload = Workload(model, data, mode, step)

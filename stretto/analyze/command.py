@@ -40,6 +40,9 @@ def command(
     words = procs.split(",")
     if not all(word.isdigit() and int(word) >= 1 for word in words):
         fail(f"analyze: '--procs' is {procs!r}, wanted numbers from 1, separated by commas")
+    for name, path in (("--html", html), ("--json", json), ("--save-machine", save_machine)):
+        if path is not None and not path.parent.is_dir():  # known only after minutes of work otherwise
+            fail(f"analyze: '{name}' is {str(path)!r}, but there is no folder {str(path.parent)!r}")
     model, data = subject(target, graph, hidden, layers, device)
     computer = get(machine, again=probe_again, device=device_of(model))
     if save_machine is not None:

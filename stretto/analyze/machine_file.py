@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from stretto.bench import machine as facts
-from stretto.errors import expect
+from stretto.errors import expect, fail
 from stretto.tune import machine as tuned
 from stretto.tune import store
 
@@ -85,12 +85,11 @@ class Machine:
         """A machine from its JSON file."""
         file = Path(path)
         expect(file.is_file(), f"analyze: no machine file {str(file)!r}")
-        content = json.loads(file.read_text())
-        known = {f.name for f in fields(Machine)}
-        for name in content:
-            expect(
-                name in known, f"analyze: machine file {file.name!r} has {name!r}, wanted of {', '.join(sorted(known))}"
-            )
+        try:
+            content = json.loads(file.read_text())
+        except (ValueError, OSError) as error:
+            fail(f"analyze: machine file {file.name!r} is not JSON: {error}")
+        check(content, f"analyze: machine file {file.name!r}")
         return Machine(**content)
 
     def save(self, path: str | Path) -> None:
@@ -100,6 +99,56 @@ class Machine:
     def far(self, touched: float) -> float:
         """0 to 1: how far an operand has gone from the caches after so many bytes of other work."""
         return min(1.0, max(0.0, near([(size, 1 + share) for size, share in self.cache], touched) - 1))
+
+
+# Fields that may be 0, or empty; of all others a 0 would be a machine that never finishes.
+MAY_BE_ZERO = ("launch", "host", "host_far", "kernel", "kernel_far", "link_latency", "busy", "peak_launch", "peak_draw")
+MAY_BE_EMPTY = ("own_gemm", "peak_gemm", "peak_stream", "peak_gather")
+TABLES = ("gemm", "own_gemm", "gather", "scatter", "scatter_max", "spmm", "peak_gather")  # two sizes, then rates
+WHOLE = ("threads", "workers")
+
+
+def check(content: Any, where: str) -> None:
+    """Refuse what is no machine, in words; where: the beginning of the sentence."""
+    expect(isinstance(content, dict), f"{where} is {type(content).__name__}, wanted names and values")
+    plain = Machine()
+    known = {f.name for f in fields(Machine)}
+    for name, value in content.items():
+        expect(name in known, f"{where} has {name!r}, wanted of {', '.join(sorted(known))}")
+        usual = getattr(plain, name)
+        if isinstance(usual, (str, bool)):
+            expect(type(value) is type(usual), f"{where}: {name!r} is {value!r}, wanted a {type(usual).__name__}")
+        elif name == "peak_gemm":
+            expect(isinstance(value, dict) and all(_positive(v) for v in value.values()), _wanted(where, name, value))
+        elif isinstance(usual, (int, float)):
+            fine = _number(value) and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
+            expect(fine, f"{where}: {name!r} is {value!r}, wanted a number above 0")
+            expect(name not in WHOLE or int(value) == value, f"{where}: {name!r} is {value!r}, wanted a whole number")
+        else:
+            _check_points(name, value, where)
+
+
+def _check_points(name: str, value: Any, where: str) -> None:
+    expect(isinstance(value, (list, tuple)), _wanted(where, name, value))
+    expect(bool(value) or name in MAY_BE_EMPTY, f"{where}: {name!r} is empty, wanted at least one point")
+    sizes = 2 if name in TABLES else 1
+    for point in value:
+        fine = isinstance(point, (list, tuple)) and sizes < len(point) <= sizes + 2 and all(map(_number, point))
+        rates = point[sizes:] if fine else ()
+        least = 0 <= min(rates, default=-1) if name == "cache" else 0 < min(rates, default=-1)
+        expect(fine and least, f"{where}: {name!r} has {point!r}, wanted {sizes} sizes and then rates above 0")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
+def _wanted(where: str, name: str, value: Any) -> str:
+    return f"{where}: {name!r} is {value!r}, wanted points as stretto analyze --save-machine writes them"
 
 
 def _rate(rates: tuple[float, ...], far: float) -> float:

@@ -18,6 +18,8 @@ WIDTH = 64  # features of graphs that have none
 
 def subject(target: str, graph: str, hidden: int, layers: int, device: str = "cpu") -> tuple[nn.Module, Any]:
     """(model, data) for a target; a function of a file puts them where it likes."""
+    expect(hidden >= 1, f"'--hidden' is {hidden}, wanted 1 or more")
+    expect(layers >= 1, f"'--layers' is {layers}, wanted 1 or more")
     if target in MODELS:
         data = as_data(datasets.load_graph(graph), width=WIDTH)
         model = make(target, data.x.size(1), hidden, int(data.y.max()) + 1, layers)
@@ -28,7 +30,16 @@ def subject(target: str, graph: str, hidden: int, layers: int, device: str = "cp
     expect(Path(path).is_file(), f"no file {path!r}")
     names = runpy.run_path(path)
     expect(callable(names.get(function)), f"{path} has no function {function!r} that returns a model and its data")
-    return names[function]()
+    found = names[function]()
+    fine = isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[0], nn.Module)
+    expect(fine, f"{target} returned {_said(found)}, wanted a model and its data: return model, data")
+    return found[0], found[1]
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(type(v).__name__ for v in value)})"
+    return f"a {type(value).__name__}"
 
 
 def usable(device: str) -> str:

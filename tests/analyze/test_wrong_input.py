@@ -1,0 +1,84 @@
+"""What a user may get wrong is answered in one sentence that names it: files, functions, numbers, folders."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import stretto.analyze
+from stretto import StrettoError, datasets
+from stretto.analyze import Machine
+from stretto.analyze.models import as_data, make
+from stretto.analyze.subject import subject
+from stretto.cli import app
+
+FILES = {
+    "no JSON": ("{bad", "is not JSON"),
+    "a list": ("[1]", "is list, wanted names and values"),
+    "words for a number": ('{"memory": "lots"}', "'memory' is 'lots', wanted a number above 0"),
+    "no point": ('{"gather": []}', "'gather' is empty"),
+    "a rate of 0": ('{"stream": [[1e5, 0]]}', "'stream' has .*, wanted 1 sizes and then rates above 0"),
+    "a rate missing": ('{"gemm": [[1e6, 64]]}', "'gemm' has"),
+    "a point of words": ('{"stream": ["fast"]}', "'stream' has 'fast'"),
+    "no list": ('{"stream": 3}', "'stream' is 3, wanted points"),
+    "no bandwidth": ('{"link_bandwidth": 0}', "'link_bandwidth' is 0"),
+    "a number for a word": ('{"name": 3}', "'name' is 3, wanted a str"),
+    "half a worker": ('{"workers": 1.5}', "'workers' is 1.5, wanted a whole number"),
+    "not a number": ('{"sort": NaN}', "'sort' is nan"),
+    "a type without rate": ('{"peak_gemm": {"float32": 0}}', "'peak_gemm' is"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_machine_file_is_refused_in_words(name, tmp_path):
+    text, words = FILES[name]
+    path = tmp_path / "machine.json"
+    path.write_text(text)
+    with pytest.raises(StrettoError, match=f"machine file 'machine.json'.*{words}"):
+        Machine.load(path)
+
+
+def test_a_machine_file_that_was_written_is_read(tmp_path):
+    Machine(name="mine", workers=4, peak_gemm={"float32": 1e10}).save(tmp_path / "m.json")
+    assert Machine.load(tmp_path / "m.json").workers == 4
+    (tmp_path / "part.json").write_text(json.dumps({"link_latency": 0, "peak_stream": []}))
+    assert Machine.load(tmp_path / "part.json").link_latency == 0
+
+
+@pytest.mark.parametrize("procs", [4, "1,2", [], [0], [1.5], None], ids=repr)
+def test_numbers_of_workers(procs):
+    data = as_data(datasets.load_graph("er:20:40"), width=4)
+    with pytest.raises(StrettoError, match=r"'procs' is .*, wanted a list of numbers from 1"):
+        stretto.analyze(make("gcn", 4, 4, 8), data, machine=Machine(), procs=procs)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return 3", "returned a int"),
+        ("return torch.nn.Linear(2, 2)", "returned a Linear, wanted a model and its data"),
+        ("return 1, 2", r"returned \(int, int\)"),
+        ("return torch.nn.Linear(2, 2), 1, 2", r"returned \(Linear, int, int\)"),
+    ],
+)
+def test_a_function_that_returns_something_else(body, words, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(f"import torch\n\n\ndef build():\n    {body}\n")
+    with pytest.raises(StrettoError, match=words):
+        subject(f"{path}:build", "", 8, 2)
+
+
+@pytest.mark.parametrize("option", ["--hidden", "--layers"])
+def test_a_model_of_nothing(option):
+    finished = CliRunner().invoke(app, ["analyze", "gcn", "--graph", "er:20:40", option, "0"])
+    assert finished.exit_code != 0
+    assert f"'{option}' is 0, wanted 1 or more" in str(finished.exception or "") + finished.output
+
+
+@pytest.mark.parametrize("option", ["--html", "--json", "--save-machine"])
+def test_a_folder_that_is_not_there_is_told_before_the_work(option, tmp_path, monkeypatch):
+    monkeypatch.setattr("stretto.analyze.command.subject", lambda *args: pytest.fail("the work has begun"))
+    place = str(tmp_path / "nowhere" / "out")
+    finished = CliRunner().invoke(app, ["analyze", "gcn", option, place])
+    assert finished.exit_code != 0
+    assert "there is no folder" in str(finished.exception or "") + finished.output
