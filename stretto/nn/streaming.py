@@ -16,7 +16,7 @@ from torch_geometric.nn.norm import BatchNorm
 from stretto.graph import Graph
 from stretto.nn import edges
 from stretto.nn.base import hooked
-from stretto.ops.edge_mlp import BLOCK, edge_mlp
+from stretto.ops.edge_mlp import BLOCK, Ends, edge_mlp, listed
 from stretto.ops.extremum import extremum
 
 LARGE = 1 << 25  # bytes of one array of messages from which on they are made in blocks
@@ -70,9 +70,9 @@ def parameters_of(modules: Iterable[Any]) -> list[Tensor]:
 def reduced(
     graph: Graph,
     function: Callable[..., Tensor],
-    row: Tensor | None,
-    col: Tensor | None,
-    edge: Tensor | None,
+    row: Ends,
+    col: Ends,
+    edge: Ends,
     reduce: Sequence[str],
     *,
     width: int,
@@ -83,30 +83,31 @@ def reduced(
 ) -> tuple[list[Tensor], str]:
     """Every reduction of function(row_i, col_j, edge), and how they were made.
 
-    row [n, ...], col [m, ...], edge [E, ...] -> [n, k] each; reduce: names as edge_mlp takes them. width: of the widest
-    array per edge. steady: whether blocks of edges give what all edges at once give. patience: how many times LARGE an
-    array may be; more than 1 where making messages twice costs more time than stock takes. own [n, k]: added to max and
-    min (not to the others), as if every message of a row had it.
+    row [n, ...], col [m, ...], edge [E, ...], or several of each -> [n, k] each; reduce: names as edge_mlp takes them.
+    width: of the widest array per edge. steady: whether blocks of edges give what all edges at once give. patience: how
+    many times LARGE an array may be; more than 1 where making messages twice costs more time than stock takes. own
+    [n, k]: added to max and min (not to the others), as if every message of a row had it.
     """
-    like = next(t for t in (row, col, edge) if t is not None)
+    rows, cols, given = listed(row), listed(col), listed(edge)
+    like = next(t for t in (*rows, *cols, *given))
     if steady and graph.num_edges * width * like.element_size() >= patience * LARGE:
         options: dict[str, Any] = {"parameters": parameters, "reduce": tuple(reduce), "block": BLOCK, "own": own}
         found = edge_mlp(graph, function, row, col, edge, **options)
         return list(found), "in blocks"
-    ends = [
-        None if row is None else edges.at_targets(graph, row),
-        None if col is None else edges.at_sources(graph, col),
-        edge,
-    ]
-    message = function(*[end for end in ends if end is not None])
-    squares = edges.reduce_edges(graph, message * message, "mean") if "square" in reduce else message
-    made = []
-    for name in reduce:
-        if own is not None and name in ("max", "min"):
-            made.append(extremum(graph.segments, message, None, name, own))
-        else:
-            made.append(squares if name == "square" else edges.reduce_edges(graph, message, name))
-    return made, "at once"
+    at_ends = [*(edges.at_targets(graph, t) for t in rows), *(edges.at_sources(graph, t) for t in cols)]
+    message = function(*at_ends, *given)
+    return [_at_once(graph, message, name, own) for name in reduce], "at once"
+
+
+def _at_once(graph: Graph, message: Tensor, name: str, own: Tensor | None) -> Tensor:
+    """One reduction of all messages. [E, k] -> [n, k]"""
+    if name == "each":
+        return message
+    if name == "square":
+        return edges.reduce_edges(graph, message * message, "mean")
+    if own is not None and name in ("max", "min"):
+        return extremum(graph.segments, message, None, name, own)
+    return edges.reduce_edges(graph, message, name)
 
 
 def run(modules: Sequence[Any], x: Tensor) -> Tensor:

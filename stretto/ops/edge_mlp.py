@@ -7,6 +7,7 @@ checkpointing does. Several reductions of the same messages (PNAConv) share one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,15 +25,16 @@ from stretto.ops.batched import one_by_one
 from stretto.ops.extremum import shares, with_own
 
 BLOCK = 1 << 14  # edges: at 256 channels of fp32 a block's array takes 16 MiB, about what a core's caches hold
-REDUCTIONS = ("sum", "mean", "max", "min", "square")
+REDUCTIONS = ("sum", "mean", "max", "min", "square", "each")
+Ends = Tensor | Sequence[Tensor] | None  # what a function reads at one end of an edge, or on it
 
 
 def edge_mlp(
     graph: Graph,
     function: Callable[..., Tensor],
-    row: Tensor | None,
-    col: Tensor | None,
-    edge: Tensor | None = None,
+    row: Ends,
+    col: Ends,
+    edge: Ends = None,
     *,
     parameters: Sequence[Tensor] | None = None,
     reduce: str | Sequence[str] = "sum",
@@ -41,9 +43,10 @@ def edge_mlp(
 ) -> Any:
     """Reduce function(row_i, col_j[, edge]) over neighbours: sum, mean, max, min, or square (the mean of squares).
 
-    graph [n, m], row [n, ...], col [m, ...], edge [E, ...] in the order of edge_index -> [n, k]; a tuple of them where
-    `reduce` is a sequence. function maps blocks [B, ...] to [B, k], row by row (no batch statistics); absent terms are
-    not handed to it. parameters: what it uses that needs gradients; by default those of the module it is.
+    graph [n, m], row [n, ...], col [m, ...], edge [E, ...] in the order of edge_index, or several of each -> [n, k]; a
+    tuple of them where `reduce` is a sequence. "each": no reduction, the messages themselves [E, k] in that order.
+    function maps blocks [B, ...] to [B, k], row by row (no batch statistics); absent terms are not handed to it.
+    parameters: what it uses that needs gradients; by default those of the module it is.
     own [n, k]: added to max and min (not to the others), as if every message of a row had it.
     Random numbers inside (dropout) are the same in backward. A row longer than `block` makes a block of its own.
     """
@@ -52,13 +55,23 @@ def edge_mlp(
         expect(name in REDUCTIONS, f"edge_mlp: 'reduce' is {name!r}, wanted {', '.join(REDUCTIONS)}")
     expect(block >= 1, f"edge_mlp: 'block' is {block}, wanted at least 1")
     sizes = (("row", row, graph.num_rows), ("col", col, graph.num_cols), ("edge", edge, graph.num_edges))
-    for name, tensor, size in sizes:
-        if tensor is not None:
+    ends: list[tuple[int, Tensor]] = []
+    for at, (name, given, size) in enumerate(sizes):
+        for tensor in listed(given):
             expect(tensor.size(0) == size, f"edge_mlp: '{name}' has {tensor.size(0)} rows, wanted {size}")
+            ends.append((at, tensor))
     if parameters is None:
         parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
-    found = _EdgeMlp.apply(graph, function, block, names, own, row, col, edge, *parameters)
+    places = tuple(at for at, _ in ends)
+    found = _EdgeMlp.apply(graph, function, block, names, places, own, *(t for _, t in ends), *parameters)
     return found[0] if isinstance(reduce, str) else found
+
+
+def listed(ends: Ends) -> Sequence[Tensor]:
+    """The tensors at one end: none, one or several."""
+    if ends is None:
+        return ()
+    return (ends,) if isinstance(ends, Tensor) else ends
 
 
 @dataclass(eq=False)
@@ -72,9 +85,9 @@ class _Block:
     ids: Tensor
     csr: Csr
 
-    def take(self, tensors: Sequence[Any]) -> list[Tensor]:
-        where = (self.rows, self.columns, self.ids)
-        return [t.index_select(0, at) for t, at in zip(tensors, where, strict=True) if t is not None]
+    def where(self, place: int) -> Tensor:
+        """The index of the block's edges at their destination (0), at their source (1), or of themselves (2)."""
+        return (self.rows, self.columns, self.ids)[place]
 
 
 def _blocks(graph: Graph, block: int) -> Iterator[_Block]:
@@ -110,20 +123,34 @@ def _bounds(rowptr: Tensor, block: int) -> list[tuple[int, int, int]]:
 class _EdgeMlp(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, graph: Graph, function: Any, block: int, names: tuple[str, ...], own: Any, *tensors: Any
+        ctx: Any,
+        graph: Graph,
+        function: Any,
+        block: int,
+        names: tuple[str, ...],
+        places: tuple[int, ...],
+        own: Any,
+        *tensors: Any,
     ) -> Any:
-        ctx.graph, ctx.function, ctx.block, ctx.names = graph, function, block, names
+        ctx.graph, ctx.function, ctx.block, ctx.names, ctx.places = graph, function, block, names, places
         ctx.random = torch.get_rng_state()
         outs: list[Tensor] = []
         ties: list[Tensor | None] = []
         for part in _blocks(graph, block):
-            message = function(*part.take(tensors[:3]))
+            message = function(*(t.index_select(0, part.where(at)) for t, at in zip(tensors, places, strict=False)))
             if not outs:
-                outs = [message.new_zeros(graph.num_rows, *message.shape[1:]) for _ in names]
-                ties = [torch.zeros_like(outs[0]) if name in ("max", "min") else None for name in names]
-            flat = message.reshape(message.size(0), outs[0][:1].numel() if graph.num_rows else 1)
+                counts = [graph.num_edges if name == "each" else graph.num_rows for name in names]
+                outs = [message.new_zeros(count, *message.shape[1:]) for count in counts]
+                ties = [
+                    torch.zeros_like(out) if name in ("max", "min") else None
+                    for name, out in zip(names, outs, strict=True)
+                ]
+            flat = message.reshape(message.size(0), math.prod(message.shape[1:]))
             here = slice(part.first, part.last)
             for name, out, tie in zip(names, outs, ties, strict=True):
+                if name == "each":
+                    out.index_copy_(0, part.ids, message)
+                    continue
                 values, count = _reduced(graph, part, flat, name)
                 out[here] = values.reshape(out[here].shape)
                 if tie is not None and count is not None:
@@ -140,12 +167,12 @@ class _EdgeMlp(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         own, *saved = ctx.saved_tensors
         tensors, kept = tuple(saved[: ctx.num_inputs]), iter(saved[ctx.num_inputs :])
-        need_own, *needs = ctx.needs_input_grad[4:]
+        need_own, *needs = ctx.needs_input_grad[5:]
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch, all edges at once
-            outs = _plain(ctx.graph, ctx.function, ctx.names, own, tensors[:3])
-            return None, None, None, None, *twice.gradients(outs, grads, (own, *tensors), (need_own, *needs))
+            outs = _plain(ctx.graph, ctx.function, ctx.names, own, ctx.places, tensors)
+            return None, None, None, None, None, *twice.gradients(outs, grads, (own, *tensors), (need_own, *needs))
         down = None
-        flows = []  # (factor of the message or not, gradient per row, extremum or None)
+        flows = []  # (gradient per row or edge, name, extremum or None)
         for name, grad in zip(ctx.names, grads, strict=True):
             extremum = None
             if name in ("max", "min"):
@@ -153,35 +180,32 @@ class _EdgeMlp(torch.autograd.Function):
                 grad, extremum = shares(out, out if most is None else most, ties, grad)
                 if need_own:
                     down = grad * ties if down is None else down + grad * ties
-            elif name != "sum":
+            elif name in ("mean", "square"):
                 grad = grad * _mean_scale(ctx.graph, grad)
             flows.append((2 * grad if name == "square" else grad, name, extremum))
-        found = [
-            torch.zeros_like(t) if need and t is not None else None for t, need in zip(tensors, needs, strict=True)
-        ]
+        found = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needs, strict=True)]
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(ctx.random)
             for part in _blocks(ctx.graph, ctx.block):
                 _block_gradients(ctx, part, tensors, needs, flows, found)
-        return None, None, None, None, down, *found
+        return None, None, None, None, None, down, *found
 
 
 def _block_gradients(ctx: Any, part: _Block, tensors: Any, needs: Any, flows: Any, found: list[Any]) -> None:
     """Compute a block's messages again and add their gradients to `found`."""
-    where = (part.rows, part.columns, part.ids)
+    places, count = ctx.places, len(ctx.places)
     with torch.enable_grad():
         leaves = [
-            None if t is None else t.detach().index_select(0, at).requires_grad_(need)
-            for t, at, need in zip(tensors[:3], where, needs[:3], strict=True)
+            t.detach().index_select(0, part.where(at)).requires_grad_(need)
+            for t, at, need in zip(tensors, places, needs, strict=False)
         ]
-        message = ctx.function(*[p for p in leaves if p is not None])
-    wanted = [p for p in leaves if p is not None and p.requires_grad]
-    wanted += [p for p, need in zip(tensors[3:], needs[3:], strict=True) if need]
+        message = ctx.function(*leaves)
+    wanted = [t for t, need in zip((*leaves, *tensors[count:]), needs, strict=True) if need]
     if not message.requires_grad or not wanted:
         return
     value, total = message.detach(), None
     for grad, name, extremum in flows:
-        flow = grad.index_select(0, part.rows)
+        flow = grad.index_select(0, part.ids if name == "each" else part.rows)
         if name == "square":
             flow = flow.mul_(value)
         elif extremum is not None:
@@ -189,18 +213,19 @@ def _block_gradients(ctx: Any, part: _Block, tensors: Any, needs: Any, flows: An
         total = flow if total is None else total.add_(flow)
     assert total is not None
     gradients = iter(torch.autograd.grad(message, wanted, total.to(message.dtype), allow_unused=True))
-    for at, into in enumerate(found):
+    for i, into in enumerate(found):
         if into is None:
             continue
         d = next(gradients)
         if d is None:
             continue
+        at = places[i] if i < count else None
         if at == 0 and d.dim() == 2:  # the block's own rows, each met here and nowhere else
             into[part.first : part.last] = kernels.backend(d.device).spmm(part.csr, d)[0]
         elif at == 2:  # each edge too
             into.index_copy_(0, part.ids, d)
-        elif at == 1 or at == 0:
-            into.index_add_(0, where[at], d)
+        elif at is not None:
+            into.index_add_(0, part.where(at), d)
         else:
             into += d
 
@@ -221,15 +246,21 @@ def _mean_scale(graph: Graph, like: Tensor) -> Tensor:
     return scale.view(-1, *([1] * (like.dim() - 1)))
 
 
-def _plain(graph: Graph, function: Any, names: tuple[str, ...], own: Any, tensors: Sequence[Any]) -> list[Tensor]:
+def _plain(
+    graph: Graph, function: Any, names: tuple[str, ...], own: Any, places: tuple[int, ...], tensors: Sequence[Tensor]
+) -> list[Tensor]:
     """All reductions in plain, differentiable PyTorch."""
     csr = graph.edge_csr
     where = (csr.rows(), csr.columns(), csr.edge_id if csr.edge_id is None else csr.edge_id.long())
-    ends = [t if at is None else t[at] for t, at in zip(tensors, where, strict=True) if t is not None]
+    ends = [t if where[at] is None else t[where[at]] for t, at in zip(tensors, places, strict=False)]
     message = function(*ends)
     inner = Csr(csr.rowptr, None, None, csr.num_rows, csr.num_edges, csr.num_edges)
     outs = []
     for name in names:
+        if name == "each":
+            ids = where[2]
+            outs.append(message if ids is None else torch.zeros_like(message).index_copy(0, ids, message))
+            continue
         if name in ("max", "min"):
             index = where[0].view(-1, *([1] * (message.dim() - 1))).expand_as(message)
             zeros = message.new_zeros(graph.num_rows, *message.shape[1:])

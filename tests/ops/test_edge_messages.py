@@ -136,6 +136,28 @@ def test_streamed_edge_function(reduce, block):
     same_gradients(ours, theirs, [x, e, *mlp.parameters()])
 
 
+@pytest.mark.parametrize("name", ["unsorted", "isolated", "empty", "duplicates", "wide", "tall"])
+def test_streamed_messages_themselves(name):
+    """Several terms at each end; every message in the order of the user's edges beside a sum of them."""
+    graph = graph_of(name)
+    source, target = graph.edge_index
+    rows, cols = [values(graph.num_rows, w) for w in (3, 2)], [values(graph.num_cols, 3)]
+    given = [values(graph.num_edges), values(graph.num_edges, 3)]
+
+    def message(a, b, c, d, e):
+        return torch.cat([(a * c).tanh() * d.unsqueeze(1), b, e.exp()], dim=1)
+
+    each, total = edge_mlp(graph, message, rows, cols, given, reduce=("each", "sum"), block=7)
+    plain = message(rows[0][target], rows[1][target], cols[0][source], *given)
+    summed = plain.new_zeros(graph.num_rows, 8).index_add(0, target, plain)
+    leaves = [*rows, *cols, *given]
+    same_gradients(each, plain, leaves)
+    same_gradients(total, summed, leaves)
+    again = [torch.autograd.grad(t.square().sum(), leaves[0], create_graph=True)[0] for t in (each, plain)]
+    wanted = [a for a in leaves if a is not rows[1]]  # linear in that one: no second derivative
+    same_gradients(*again, wanted)
+
+
 def test_streamed_dropout_is_the_same_in_backward():
     graph = graph_of("unsorted")
     x = torch.ones(12, 4, requires_grad=True)
