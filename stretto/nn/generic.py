@@ -1,5 +1,6 @@
 """Any other MessagePassing layer, a user's own included: where its message() is x_j or w * x_j, propagate() is one
-sparse product. Its forward stays its own; what cannot be traced stays stock, its aggregation over the cached index.
+sparse product; where it is a network of both ends, the network's first Linear acts on nodes (edge_propagate.py). Its
+forward stays its own; what cannot be traced stays stock, its aggregation over the cached index.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch_geometric.nn import aggr as stock_aggr
 from stretto import settings
 from stretto.errors import StrettoError
 from stretto.graph import Graph
-from stretto.nn import adjacency, edges, inside_compile, shadow, tracing
+from stretto.nn import adjacency, edge_propagate, edges, inside_compile, shadow, tracing
 from stretto.nn.base import (
     Decline,
     check_input,
@@ -56,7 +57,11 @@ def why_not(kind: type) -> str | None:
         return "aggregate() or update() is its own"
     if any(name in base.__dict__ for base in kind.__mro__[: kind.__mro__.index(MessagePassing)] for name in OWN):
         return "it is copied or pickled in its own way"
-    return tracing._impure(kind.message)
+    reason = tracing._impure(kind.message)
+    if reason is None:
+        return None
+    detail = edge_propagate.why_not(kind.message)
+    return None if detail is None else f"{reason}: {detail}"
 
 
 def _own_propagate(kind: type) -> Any:
@@ -73,9 +78,10 @@ def _prefix(kind: type) -> str:
 def fast_propagate(kind: type) -> Callable[..., Any]:
     """A propagate() for exactly this class (and the one accelerate() makes of it): fast where it may, else stock."""
     stock_propagate: Any = _own_propagate(kind)
+    compute = product if tracing._impure(kind.message) is None else _network  # type: ignore[attr-defined]
 
     def again(self: Any, edge_index: Any, **kwargs: Any) -> Tensor:
-        return product(self, edge_index, kwargs)
+        return compute(self, edge_index, kwargs)
 
     def run(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         mine = type(self) is kind or type(self).__dict__.get("_stretto_stock") is kind
@@ -91,7 +97,7 @@ def fast_propagate(kind: type) -> Callable[..., Any]:
                 record = record_of(self)
                 watch = shadow.watch(self, record, (edge_index,), kwargs, record.calls + 1)
             try:
-                out = owned(product(self, edge_index, kwargs))
+                out = owned(compute(self, edge_index, kwargs))
             except Decline as decline:
                 reason = decline.reason
             else:
@@ -117,9 +123,7 @@ def product(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:
     message = tracing.message_of(type(conv).message, names, absent)
     if isinstance(message, str):
         raise Decline(message)
-    reduce = next((name for kind, name in KNOWN.items() if edges.is_stock(conv.aggr_module, kind)), None)
-    if reduce is None or hooked(conv.aggr_module):
-        raise Decline(f"the aggregation is {conv.aggr}")
+    reduce = _reduction(conv)
     x, graph = _ends(conv, edge_index, values[message.source[:-2]], size)
     weight = None if message.weight is None else values[message.weight]
     if weight is None:
@@ -136,6 +140,19 @@ def product(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:
         record_of(conv).plan = f"{reduce} of W_e X_j, one pass"
         return edge_messages(graph, None, x, None, None, None, weight, act="identity", act2="identity", reduce=reduce)
     raise Decline(f"{message.weight} has shape {list(weight.shape)}")
+
+
+def _network(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:
+    """What conv.propagate(edge_index, **given) computes where message() calls a network of conv, or Decline."""
+    return edge_propagate.propagated(conv, edge_index, given, _reduction(conv))
+
+
+def _reduction(conv: Any) -> str:
+    """The name of the layer's aggregation, or Decline."""
+    reduce = next((name for kind, name in KNOWN.items() if edges.is_stock(conv.aggr_module, kind)), None)
+    if reduce is None or hooked(conv.aggr_module):
+        raise Decline(f"the aggregation is {conv.aggr}")
+    return reduce
 
 
 def _ends(conv: Any, edge_index: Any, data: Any, size: Any) -> tuple[Tensor, Graph]:

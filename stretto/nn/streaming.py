@@ -90,13 +90,18 @@ def reduced(
     """
     rows, cols, given = listed(row), listed(col), listed(edge)
     like = next(t for t in (*rows, *cols, *given))
-    if steady and graph.num_edges * width * like.element_size() >= patience * LARGE:
+    if steady and large(graph, width, like, patience):
         options: dict[str, Any] = {"parameters": parameters, "reduce": tuple(reduce), "block": BLOCK, "own": own}
         found = edge_mlp(graph, function, row, col, edge, **options)
         return list(found), "in blocks"
     at_ends = [*(edges.at_targets(graph, t) for t in rows), *(edges.at_sources(graph, t) for t in cols)]
     message = function(*at_ends, *given)
     return [_at_once(graph, message, name, own) for name in reduce], "at once"
+
+
+def large(graph: Graph, width: int, like: Tensor, patience: int = 1) -> bool:
+    """Whether an array of `width` channels an edge is to be made in blocks."""
+    return graph.num_edges * width * like.element_size() >= patience * LARGE
 
 
 def _at_once(graph: Graph, message: Tensor, name: str, own: Tensor | None) -> Tensor:
