@@ -12,7 +12,7 @@ from stretto.analyze.clock import device_of
 from stretto.analyze.machine_file import get
 from stretto.analyze.models import MODELS
 from stretto.analyze.report import Report
-from stretto.analyze.subject import subject
+from stretto.analyze.subject import subject, writable
 from stretto.analyze.svg import short
 from stretto.bench.report import console
 from stretto.errors import fail
@@ -40,9 +40,8 @@ def command(
     words = procs.split(",")
     if not all(word.isdigit() and int(word) >= 1 for word in words):
         fail(f"analyze: '--procs' is {procs!r}, wanted numbers from 1, separated by commas")
-    for name, path in (("--html", html), ("--json", json), ("--save-machine", save_machine)):
-        if path is not None and not path.parent.is_dir():  # known only after minutes of work otherwise
-            fail(f"analyze: '{name}' is {str(path)!r}, but there is no folder {str(path.parent)!r}")
+    for option, path in (("save-machine", save_machine), ("html", html), ("json", json)):
+        writable(path, f"analyze: '--{option}'")
     model, data = subject(target, graph, hidden, layers, device)
     computer = get(machine, again=probe_again, device=device_of(model))
     if save_machine is not None:

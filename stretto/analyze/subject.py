@@ -47,3 +47,10 @@ def usable(device: str) -> str:
     expect(device in ("cpu", "cuda"), f"'device' is {device!r}, wanted cpu or cuda")
     expect(device == "cpu" or torch.cuda.is_available(), "'device' is 'cuda', but torch finds no card here")
     return device
+
+
+def writable(path: Path | None, what: str) -> None:
+    """Raise, before any work is done, if a file cannot be written there. None: nothing is to be written."""
+    if path is not None:
+        expect(path.parent.is_dir(), f"{what} is {str(path)!r}, but there is no folder {str(path.parent)!r}")
+        expect(not path.is_dir(), f"{what} is {str(path)!r}, which is a folder")

@@ -9,16 +9,19 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from stretto.analyze.models import MODELS
-from stretto.analyze.subject import subject
+from stretto.analyze.subject import subject, writable
 from stretto.analyze.svg import duration, short
 from stretto.bench.report import console
-from stretto.errors import fail
+from stretto.errors import expect, fail
 from stretto.profile.profiling import Profile, profile
+from stretto.profile.recommend import KEY, op_advice
 from stretto.profile.replay import NEAR, verdict
-from stretto.profile.script import apply_script, profile_script
+from stretto.profile.script import alone, apply_script, profile_script
+from stretto.profile.sweep import SKIPPED
 
 
 def command(
+    context: typer.Context,
     target: Annotated[str, typer.Argument(help=f"SCRIPT.py, FILE.py:FUNCTION, or {', '.join(MODELS)}.")] = "gcn",
     arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     graph: Annotated[
@@ -41,34 +44,50 @@ def command(
     json: Annotated[Path | None, typer.Option(help="Write the profile as JSON.")] = None,
 ) -> None:
     """Every op of a step with its time, what bounds it, and what to do about it."""
+    is_script = target.endswith(".py")
+    time_for_sweep = seconds(budget)
+    expect(0 < share <= 1, f"profile: '--share' is {share}, wanted 0 < share <= 1")
+    expect(repeats >= 1, f"profile: '--repeats' is {repeats}, wanted at least 1")
+    if is_script:
+        _refuse_of_a_script(context)
+    for option, path in (("html", html), ("json", json)):
+        writable(path, f"profile: '--{option}'")
     out = console()
-    if target.endswith(".py"):
+    if is_script:
         found = profile_script(target, arguments or [], machine, repeats=repeats)
-        show(out, found, share)
-        show_advice(out, found)
-        if apply:
-            found.applied = apply_script(found, target, arguments or [], repeats=repeats)
     else:
         model, data = subject(target, graph, hidden, layers, device)
         found = profile(model, data, mode=mode, repeats=repeats, machine=machine)
         found.model = target
-        show(out, found, share)
-        if replay:
-            found.replay(share=share)
-            show_replay(out, found)
-        if sweep:
-            with _bar(seconds(budget)) as step:
-                found.sweep(budget=seconds(budget), share=share, progress=step)
+    show(out, found, share)
+    part = alone(found, repeats=repeats) if is_script and (replay or sweep) else found
+    if replay:
+        found.replays = part.replay(share=share)
+        show_replay(out, found)
+    if sweep:
+        with _bar(time_for_sweep) as step:
+            found.sweeps = part.sweep(budget=time_for_sweep, share=share, progress=step)
+        show_sweep(out, found)
+    if is_script:
+        found.advice += op_advice(part)
+    else:
         found.recommend()
-        show_advice(out, found)
-        if apply:
-            found.apply()
-    if found.applied:
+    show_advice(out, found)
+    if apply:
+        found.applied = apply_script(found, target, arguments or []) if is_script else found.apply()
         show_applied(out, found)
     if html is not None:
         found.to_html(html)
     if json is not None:
         found.to_json(json)
+
+
+def _refuse_of_a_script(context: typer.Context) -> None:
+    """What describes a built-in model says nothing of a script."""
+    for name in ("graph", "hidden", "layers", "mode", "device"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            fail(f"profile: '--{name}' is for a model that is named; a script has its own")
 
 
 def seconds(text: str) -> float:
@@ -156,10 +175,26 @@ def show_replay(out: Console, found: Profile) -> None:
     out.print(text, highlight=False)
 
 
+def show_sweep(out: Console, found: Profile) -> None:
+    """How far the sweep came, and what it left out."""
+    swept = [row for row in found.sweeps if row["axis"] != SKIPPED]
+    ops = len({tuple(row[k] for k in KEY) for row in swept})
+    axes = sorted({row["axis"] for row in swept} - {"base"})
+    out.print(
+        f"sweep: {len(swept)} rows, {ops} ops, axes: {', '.join(axes) or 'none'}", soft_wrap=True, highlight=False
+    )
+    reasons: dict[str, list[str]] = {}
+    for row in found.sweeps:
+        if row["axis"] == SKIPPED and row["op"] not in reasons.setdefault(row["reason"], []):
+            reasons[row["reason"]].append(row["op"])
+    for reason, names in reasons.items():
+        out.print(f"not swept: {', '.join(names)}: {reason}", style="dim", soft_wrap=True, highlight=False)
+
+
 def show_applied(out: Console, found: Profile) -> None:
     """The realised gain beside the sum predicted."""
     done = found.applied
-    out.print(done["reason"], highlight=False)
-    if "realised_ms" in done:
+    out.print(done["reason"], highlight=False, soft_wrap=True)
+    if done["applied"]:
         realised, predicted = (duration(done[key] / 1e3) for key in ("realised_ms", "predicted_ms"))
         out.print(f"realised gain {realised} a step, predicted {predicted}", highlight=False)

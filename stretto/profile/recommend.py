@@ -62,6 +62,8 @@ def detached(value: Any) -> Any:
     """The value with every tensor inside cut from its graph; those that carried gradients still ask for them."""
     if isinstance(value, Tensor):
         return value.detach().requires_grad_() if value.requires_grad else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(detached, value))
     if isinstance(value, (list, tuple)):
         return type(value)(detached(v) for v in value)
     if isinstance(value, dict):
@@ -242,12 +244,18 @@ def worst(stock: list[Tensor], fast: list[Tensor]) -> float:
     return max((relative_error(b, a.double()) for a, b in zip(stock, fast, strict=True)), default=0.0)
 
 
-def _accelerate(model: nn.Module, chosen: list[dict[str, Any]]) -> None:
+def accelerate_sites(model: nn.Module, chosen: list[dict[str, Any]]) -> str:
+    """Accelerate the layers that rows of advice name, in place; the name of one that is not there, or ""."""
     from stretto import accelerate
 
     modules = dict(model.named_modules())
-    for row in chosen:
-        accelerate(modules["" if row["site"] == "model" else row["site"]])
+    paths = ["" if row["site"] == "model" else row["site"] for row in chosen]
+    for path in paths:
+        if path not in modules:
+            return path
+    for path in paths:
+        accelerate(modules[path])
+    return ""
 
 
 def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
@@ -259,7 +267,7 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
         return dict(NOTHING)
     workload = profile.workload
     fast = Workload(copy.deepcopy(workload.model), workload.data, workload.mode, workload.step)
-    _accelerate(fast.model, chosen)
+    accelerate_sites(fast.model, chosen)
     before, after = outputs(workload), outputs(fast)
     reason = difference(before, after)
     if reason:
@@ -271,7 +279,7 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
     timings = _in_turns(steps, repeats, None, workload.device)
     done = realised(timings, chosen)
     if done["applied"]:
-        _accelerate(workload.model, chosen)
+        accelerate_sites(workload.model, chosen)
     return {**done, "error": worst(before, after)}
 
 

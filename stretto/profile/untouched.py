@@ -16,8 +16,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """Steps may be taken inside the block; afterwards only time has passed. A change of classes stays."""
     modes = [(module, module.training) for module in model.modules()]
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    lazy = nn.parameter.UninitializedTensorMixin
-    buffers = [(b, b.detach().clone()) for b in model.buffers() if not isinstance(b, lazy)]
+    buffers = [(b, b.detach().clone()) for b in model.buffers() if not nn.parameter.is_lazy(b)]
     device = device_of(model)
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -18,51 +18,6 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-SCRIPT = """
-import sys
-import torch
-from torch_geometric.nn import GCNConv
-x, edge_index = torch.randn(40, 8), torch.randint(40, (2, 160))
-conv = GCNConv(8, 3)
-optimizer = torch.optim.Adam(conv.parameters())
-for _ in range(int(sys.argv[1])):
-    optimizer.zero_grad()
-    conv(x, edge_index).sum().backward()
-    optimizer.step()
-print("came to the end")
-"""
-
-
-def test_script(tmp_path):
-    script, machine = tmp_path / "train.py", tmp_path / "machine.json"
-    script.write_text(SCRIPT)
-    MACHINE.save(machine)
-    words = ["profile", str(script), "50", "--machine", str(machine), "--repeats", "2", "--apply"]
-    result = CliRunner().invoke(
-        cli.app, [*words, "--json", str(tmp_path / "p.json"), "--html", str(tmp_path / "p.html")]
-    )
-    assert result.exit_code == 0, result.output
-    assert "came to the end" not in result.output  # it was stopped when enough was known
-    found = json.loads((tmp_path / "p.json").read_text())
-    assert {group["phase"] for group in found["groups"]} == {"forward", "backward", "optimizer"}
-    assert any(m.startswith("GCNConv") for group in found["groups"] for m in group["modules"])
-    assert 0 < found["attributed"] <= 1
-    assert "realised gain" in result.output
-    assert ", predicted " in result.output
-    (row,) = found["advice"]
-    assert (row["now"], row["advice"] in ("accelerate", "nothing to gain")) == ("GCNConv", True)
-    assert found["applied"]["predicted_ms"] == row["saves_ms"]
-
-
-def test_script_without_enough_steps(tmp_path):
-    script, machine = tmp_path / "train.py", tmp_path / "machine.json"
-    script.write_text(SCRIPT)
-    MACHINE.save(machine)
-    result = CliRunner().invoke(cli.app, ["profile", str(script), "2", "--machine", str(machine)])
-    assert isinstance(result.exception, StrettoError)
-    assert "2 optimizer steps" in str(result.exception)
-
-
 def test_command(tmp_path):
     machine = tmp_path / "machine.json"
     MACHINE.save(machine)
@@ -101,6 +56,40 @@ def test_analyze_command(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text())["checks"][0]["ratio"] == 1
     bad = CliRunner().invoke(cli.app, ["analyze", "gcn", "--procs", "two"])
     assert "'--procs' is 'two'" in str(bad.exception)
+
+
+WRONG = {
+    "--budget": ("abc", "'--budget' is 'abc'"),
+    "--share": ("2", "'--share' is 2.0"),
+    "--repeats": ("0", "'--repeats' is 0"),
+    "--html": ("nowhere/p.html", "no folder 'nowhere'"),
+    "--json": ("nowhere/p.json", "no folder 'nowhere'"),
+}
+
+
+@pytest.mark.parametrize("option", WRONG)
+@pytest.mark.parametrize("target", ["gcn", "script"])
+def test_options_are_checked_before_any_work(option, target, monkeypatch, tmp_path):
+    from stretto.profile import command
+
+    def work(*args, **kwargs):
+        raise AssertionError("worked first")
+
+    monkeypatch.setattr(command, "profile", work)
+    monkeypatch.setattr(command, "profile_script", work)
+    monkeypatch.setattr(command, "subject", work)
+    monkeypatch.chdir(tmp_path)
+    value, said = WRONG[option]
+    words = ["profile", "train.py" if target == "script" else target, option, value]
+    assert said in str(CliRunner().invoke(cli.app, words).exception)
+
+
+def test_analyze_looks_where_it_will_write_first(monkeypatch, tmp_path):
+    from stretto.analyze import command
+
+    monkeypatch.setattr(command, "subject", lambda *_: pytest.fail("worked first"))
+    result = CliRunner().invoke(cli.app, ["analyze", "gcn", "--html", str(tmp_path)])
+    assert "which is a folder" in str(result.exception)
 
 
 @pytest.mark.parametrize(("text", "value"), [("60s", 60), ("2m", 120), ("5", 5), ("0.5s", 0.5)])

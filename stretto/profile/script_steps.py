@@ -1,0 +1,260 @@
+"""The steps of a script that runs as it is: where one ends, which models it calls, and with what.
+
+Steps are told apart by the optimizer. In a script that makes none, a step goes from one call of its first model to the
+next: inference, or training by hand.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch_geometric.nn import MessagePassing
+
+from stretto.analyze.trace import Recorder
+from stretto.analyze.workload import Workload
+from stretto.profile.recommend import Site, detached
+from stretto.profile.replay import operands
+from stretto.tune.timing import waiter
+
+WARMUP = 3
+
+
+class Enough(BaseException):
+    """Ends the script; not an Exception, so that no handler of the script's own catches it."""
+
+
+@dataclass
+class Call:
+    """One call of a model from outside any other: its arguments, and the gradients that its outputs got."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    grads: dict[int, Tensor] = field(default_factory=dict)  # position among the output's tensors -> gradient
+
+
+class Watched(Workload):
+    """What a script's step asks of its models, without the loss, the optimizer and all else around it."""
+
+    def __init__(self, model: nn.Module, calls: list[Call]) -> None:
+        super().__init__(model, None, "train" if any(call.grads for call in calls) else "infer")
+        self.calls = calls
+
+    def run(self, recorder: Recorder | None = None) -> None:
+        """The calls, then the gradients of all of them from those that their outputs had in the script."""
+        self.model.zero_grad(set_to_none=True)
+        with torch.set_grad_enabled(self.mode == "train"):
+            outs = self._forward()
+        if recorder is not None and self.mode == "train":
+            recorder.phase = "backward"
+        ends = [
+            (tensor, call.grads[place])
+            for call, out in zip(self.calls, outs, strict=True)
+            for place, tensor in enumerate(operands(out))
+            if place in call.grads and tensor.requires_grad
+        ]
+        if ends and self.mode == "train":
+            torch.autograd.backward([t for t, _ in ends], [g for _, g in ends])
+
+    def _forward(self) -> Any:
+        return [call.module(*call.args, **call.kwargs) for call in self.calls]
+
+
+class Roots(nn.Module):
+    """The models that a script calls, each by the name of its class: what gives their layers a path."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        super().__init__()
+        for module in modules:
+            name = type(module).__name__
+            number = sum(known.split(" ")[0] == name for known in self._modules)
+            self.add_module(f"{name} {number + 1}" if number else name, module)
+
+
+def _worth_naming(module: nn.Module) -> bool:
+    """Whether it is a model: a loss has no parameters."""
+    return any(isinstance(m, MessagePassing) for m in module.modules()) or any(True for _ in module.parameters())
+
+
+class Steps:
+    """Watches a script step by step: a few to warm up, in which its models are met, then as a subclass wants."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.device = torch.device("cpu")
+        self.by_optimizer = False  # one was made
+        self.calls: list[Call] = []  # of the last step to warm up
+        self._roots: list[nn.Module] = []
+        self._layers: list[Site] = []
+        self._hooks: list[Any] = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        self._marks: list[Any] = []
+        self._depth = 0
+        self._met: set[int] = set()
+        self._start = 0.0
+        self._busy = False
+
+    @property
+    def model(self) -> nn.Module:
+        """All that the script calls: its one model, or several under their names."""
+        if len(self._roots) == 1 and not isinstance(self._roots[0], MessagePassing):
+            return self._roots[0]
+        return Roots(self._roots)
+
+    @property
+    def sites(self) -> dict[str, Site]:
+        """The message-passing layers by path, each with the arguments of one call."""
+        names = {id(module): path for path, module in self.model.named_modules()}
+        return {names[id(site[0])]: site for site in self._layers if id(site[0]) in names}
+
+    @property
+    def workload(self) -> Watched | None:
+        """What the step asks of its models; None where it calls none."""
+        asked = [call for call in self.calls if call.grads] or self.calls
+        return Watched(self.model, asked) if asked else None
+
+    # ---- models and layers, while the script warms up ----
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if self._depth == 0 and id(module) not in self._met and _worth_naming(module):
+            self._roots.append(module)
+            if len(self._roots) == 1:  # the first of its hooks: a call belongs to the step that it begins
+                self._marks.append(module.register_forward_pre_hook(self._first_model))
+                self._begin()
+            self._hooks.append(module.register_forward_pre_hook(self._called, with_kwargs=True))
+            self._hooks.append(module.register_forward_hook(self._answered))
+        if isinstance(module, MessagePassing) and id(module) not in self._met:
+            self._hooks.append(module.register_forward_pre_hook(self._layer, with_kwargs=True))
+        self._met.add(id(module))
+        self._depth += 1
+
+    def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+
+    # kwargs: a hook that is removed during a call is still called, without them.
+
+    def _layer(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        if self.steps > WARMUP:
+            return
+        learns = torch.is_grad_enabled() or not self.by_optimizer  # a step of training may evaluate in between
+        if learns and not any(module is known for known, _, _ in self._layers):
+            self._layers.append((module, detached(args), detached(kwargs)))
+
+    def _called(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        if self.steps <= WARMUP and self._depth == 1:
+            self.calls.append(Call(module, detached(args), detached(kwargs)))
+
+    def _answered(self, module: nn.Module, args: Any, out: Any) -> None:
+        if self.steps > WARMUP or not self.calls or self.calls[-1].module is not module:
+            return
+        grads = self.calls[-1].grads
+        for place, tensor in enumerate(operands(out)):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda grad, place=place: grads.__setitem__(place, grad.detach()))
+
+    def _unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    # ---- where a step ends ----
+
+    def made(self) -> None:
+        """The script has made an optimizer: its steps are the steps, unless calls are being timed already."""
+        if not self.by_optimizer and self.steps <= WARMUP:
+            self.by_optimizer, self.steps = True, 0
+
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """The optimizer is about to step."""
+        self.device = next((p.device for group in optimizer.param_groups for p in group["params"]), self.device)
+
+    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """The optimizer has stepped."""
+        if self.by_optimizer:
+            self._end()
+
+    def _first_model(self, module: nn.Module, args: Any) -> None:
+        if not self.by_optimizer and not self._busy:
+            self.device = next((p.device for p in module.parameters()), self.device)
+            self._end()
+
+    def _begin(self) -> None:
+        self._start = time.perf_counter()
+
+    def _end(self) -> None:
+        wait = waiter(self.device)
+        if wait is not None:
+            wait()
+        self.ended(time.perf_counter() - self._start)
+        self.steps += 1
+        if self.steps <= WARMUP:
+            self.calls = []
+        else:
+            self._unhook()
+            self._busy = True  # a subclass may call the models itself
+            self.begins()
+            self._busy = False
+        self._begin()
+
+    def ended(self, seconds: float) -> None:
+        """A step has taken so long."""
+
+    def begins(self) -> None:
+        """A step begins, after those that warm up. Raises Enough where no more are wanted."""
+
+    def close(self) -> None:
+        """The script is over."""
+        self._unhook()
+        for mark in self._marks:
+            mark.remove()
+        self._marks.clear()
+
+    @property
+    def unit(self) -> str:
+        """What its steps are counted in."""
+        return "optimizer steps" if self.by_optimizer else "calls of its model"
+
+
+@contextmanager
+def _watching(steps: Steps) -> Iterator[None]:
+    plain = torch.optim.Optimizer.__init__
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        steps.made()
+        plain(self, *args, **kwargs)
+
+    handles = (register_optimizer_step_pre_hook(steps.before), register_optimizer_step_post_hook(steps.after))
+    torch.optim.Optimizer.__init__ = made  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.optim.Optimizer.__init__ = plain  # type: ignore[method-assign]
+        steps.close()
+        for handle in handles:
+            handle.remove()
+
+
+def run(script: str, arguments: list[str], steps: Steps) -> None:
+    """Run the script under watch until it ends, or enough is known."""
+    before, path = sys.argv, list(sys.path)
+    sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
+    try:
+        with _watching(steps):
+            runpy.run_path(script, run_name="__main__")
+    except Enough:
+        pass  # all that was wanted has been seen
+    finally:
+        sys.argv, sys.path[:] = before, path
