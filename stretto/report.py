@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,8 +14,8 @@ from torch_geometric.nn.aggr import Aggregation
 
 from stretto import kernels
 from stretto.compile import CHOOSER
-from stretto.nn import CONTAINERS, CONVS, generic
-from stretto.nn.base import record_of, why_stock
+from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, generic
+from stretto.nn.base import Record, record_of, why_stock
 from stretto.nn.classes import STOCK, fast_of, stock_of
 from stretto.ops.spmm import chosen
 from stretto.plugin import is_patched
@@ -63,25 +63,52 @@ class Report:
 def report(model: torch.nn.Module) -> Report:
     """What each message-passing layer of the model did when it last ran, or was last compiled by the user."""
     rows = []
-    for name, module in _uncompiled(model).named_modules():
-        known = stock_of(type(module)) is not None or (is_patched() and type(module) in CONVS)
-        known = known or generic.is_patched(type(module))
-        if isinstance(module, (Aggregation, *CONTAINERS)) or (not isinstance(module, MessagePassing) and not known):
-            continue  # an aggregation is told of with the layer it serves, a model with the layers it is made of
-        record = record_of(module)
-        if not known:
+    for name, module in _told(model):
+        kind = type(module)
+        of_others = _made_of_others(module)
+        record = of_others or record_of(module)
+        if of_others is None and not _is_known(kind) and not generic.is_patched(kind):
             reason = "not accelerated: call accelerate(model)"
-            if fast_of(type(module)) is None:
-                reason = f"no fast path for this class ({generic.why_not(type(module))})"
+            if isinstance(module, Aggregation) and fast_of(kind) is None:
+                reason = "no fast path for this class"
+            elif fast_of(kind) is None:
+                reason = f"no fast path for this class ({generic.why_not(kind)})"
             if type(getattr(module, "aggr_module", None)) in STOCK:
                 reason += "; its aggregation runs over the cached index"
-            rows.append(Row(name or "(model)", type(module).__name__, "stock", "", "", reason))
+            rows.append(Row(name, kind.__name__, "stock", "", "", reason))
             continue
         path = record.path or "not run yet"
         reason = record.reason or (why_stock(module) or "")
         kernel = {"fast": kernels.name_of(_device_of(module)), "compiled": "torch.compile"}.get(path, "")
-        rows.append(Row(name or "(model)", type(module).__name__, path, record.plan, kernel, reason))
+        rows.append(Row(name, kind.__name__, path, record.plan, kernel, reason))
     return Report(rows)
+
+
+def _told(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """(name, module) of what is told of: layers, and aggregations that serve none; a model is told by its layers."""
+    parts: set[int] = set()  # what is inside a layer or an aggregation is told of with it
+    for name, module in _uncompiled(model).named_modules():
+        kind = type(module)
+        ours = stock_of(kind) is not None or (is_patched() and kind in CONVS)
+        layer = not isinstance(module, (Aggregation, *CONTAINERS)) and (isinstance(module, MessagePassing) or ours)
+        if layer or (isinstance(module, Aggregation) and id(module) not in parts):
+            if isinstance(module, (Aggregation, MessagePassing)):
+                parts.update(id(m) for m in module.modules())
+            yield name or "(model)", module
+
+
+def _made_of_others(module: torch.nn.Module) -> Record | None:
+    """What the parts of an aggregation without a fast path of its own (MultiAggregation) did, or None: no such part."""
+    parts = [m for m in module.modules() if isinstance(m, Aggregation) and _is_known(type(m))]
+    if not isinstance(module, Aggregation) or _is_known(type(module)) or not parts:
+        return None
+    ran = [record for part in parts if (record := record_of(part)).path]
+    return next((record for record in ran if record.path != "fast"), ran[0] if ran else Record())
+
+
+def _is_known(kind: type) -> bool:
+    """Whether modules of this class run our code, by accelerate() or by patch()."""
+    return stock_of(kind) is not None or (is_patched() and (kind in CONVS or kind in AGGREGATIONS))
 
 
 @dataclass(frozen=True)

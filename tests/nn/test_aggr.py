@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from torch.nn import Linear, ReLU, Sequential
 from torch_geometric.nn import aggr
 
 import stretto
@@ -30,15 +32,21 @@ MODULES = {
     "median": lambda: aggr.MedianAggregation(),
     "fused": lambda: aggr.MultiAggregation(["sum", "mean", "max", "min", "mul", "var", "std"]),
     "fused std": lambda: aggr.MultiAggregation(["std", "median"]),
+    "attentional": lambda: aggr.AttentionalAggregation(Linear(16, 1)),
+    "attentional nn": lambda: aggr.AttentionalAggregation(Linear(16, 6), Sequential(Linear(16, 6), ReLU())),
+    "attentional mlp": lambda: aggr.AttentionalAggregation(pyg.MLP([16, 8, 1]), pyg.MLP([16, 8, 4])),
+    "variance preserving": lambda: aggr.VariancePreservingAggregation(),
+    "set2set": lambda: aggr.Set2Set(16, 3),
+    "set2set layers": lambda: aggr.Set2Set(16, 2, num_layers=2),
     "scaler": lambda: aggr.DegreeScalerAggregation(["mean", "std"], ["identity", "linear"], torch.tensor([1, 4, 2])),
 }
 
 
-def both(module, x, index, size, dim):
+def both(module, x, index, size, dim, ptr=None):
     found = []
     for one in (module, stretto.accelerate(copy.deepcopy(module))):
         leaf = x.clone().requires_grad_()
-        out = one(leaf, index, dim_size=size, dim=dim)
+        out = one(leaf, index, ptr=ptr, dim_size=size, dim=dim)
         weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=out.dtype)
         learned = [p for p in one.parameters() if p.requires_grad]
         grads = torch.autograd.grad((out * weight).sum(), [leaf, *learned], allow_unused=True)
@@ -58,6 +66,70 @@ def test_equals_stock(name):
         reduced = [m for m in fast.modules() if record_of(m).path]
         assert reduced
         assert all(record_of(m).path == "fast" for m in reduced)
+
+
+NEED_INDEX = ("mul", "median", "fused", "fused std", "set2set", "set2set layers", "scaler")
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name not in NEED_INDEX])
+def test_segments_by_ptr_alone_equal_stock(name):
+    module = MODULES[name]().double()
+    x = torch.randn(300, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    ptr = torch.tensor([0, 100, 100, 180, 300])
+    (wanted, _), (got, fast) = both(module, x, None, None, -2, ptr)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-10)
+    assert {record_of(m).path for m in fast.modules() if record_of(m).path} == {"fast"}
+
+
+@pytest.mark.parametrize("name", NEED_INDEX)
+def test_what_needs_an_index_says_so_as_stock_does(name):
+    for module in (MODULES[name](), stretto.accelerate(MODULES[name]())):
+        with pytest.raises(NotImplementedError, match="requires 'index'"):
+            module(torch.randn(300, 16), ptr=torch.tensor([0, 100, 300]))
+
+
+@pytest.mark.parametrize("ptr", [[0, 100, 200], [1, 100, 300], [0, 200, 100, 300]])
+def test_a_ptr_that_does_not_fit_is_left_to_stock(ptr):
+    fast = stretto.accelerate(aggr.SumAggregation())
+    with contextlib.suppress(RuntimeError):  # stock has its own words for some of them
+        fast(torch.randn(300, 16), ptr=torch.tensor(ptr))
+    assert "ptr does not lead" in record_of(fast).reason
+
+
+def test_a_network_that_changes_the_shape_is_ended_by_stock():
+    class Wide(torch.nn.Module):
+        def forward(self, x):
+            return x.unsqueeze(1).expand(-1, 2, -1)
+
+    module = aggr.AttentionalAggregation(Wide(), Wide())
+    x, index = torch.randn(300, 16), torch.randint(9, (300,))
+    wanted = module(x, index, dim=0)
+    torch.testing.assert_close(stretto.accelerate(module)(x, index, dim=0), wanted)
+
+
+def test_report_tells_of_aggregations_that_serve_no_layer():
+    model = torch.nn.ModuleDict(
+        {
+            "sum": aggr.SumAggregation(),
+            "several": aggr.MultiAggregation(["sum", "max", "std"]),
+            "set2set": aggr.Set2Set(16, 2),
+            "quantile": aggr.QuantileAggregation(0.3),
+            "conv": pyg.SAGEConv(4, 4, aggr="median"),
+        }
+    )
+    rows = {row.layer: row for row in stretto.report(model).rows}
+    assert list(rows) == ["sum", "several", "set2set", "quantile", "conv"]
+    assert "not accelerated" in rows["sum"].reason
+    stretto.accelerate(model)
+    assert {row.layer: row.path for row in stretto.report(model).rows}["several"] == "not run yet"
+    for name in list(rows)[:4]:
+        model[name](torch.randn(300, 16), torch.arange(300) // 30)
+    told = stretto.report(model)
+    rows = {row.layer: row for row in told.rows}
+    assert [rows[name].path for name in ("sum", "several", "set2set", "quantile")] == ["fast", "fast", "fast", "stock"]
+    assert rows["quantile"].reason == "no fast path for this class"
+    assert "3 of 5 layers ran fast" in str(told)
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "var", "softmax"])
