@@ -12,8 +12,9 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation
 
-from stretto import kernels
-from stretto.compile import CHOOSER
+from stretto import kernels, settings
+from stretto.compile import CHOOSER, normalise
+from stretto.compile.plan import ways
 from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, generic
 from stretto.nn.base import Record, record_of, why_stock
 from stretto.nn.classes import STOCK, fast_of, stock_of
@@ -136,6 +137,7 @@ class Explanation:
     reason: str = ""
     backend: str = ""  # whose kernels: an instruction set, Triton, plain PyTorch
     race: str = ""  # with torch.compile of stock, under STRETTO_TUNE=full
+    normalisation: str = ""  # of A, where it has one: the ways that can be best on these kernels, and the others
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ class Explanations:
             parts.append(
                 f"{title} on {layer.backend}: chosen by {layer.how}; {avoided}\n"
                 + table(heads, rows)
+                + f"\nnormalisation of A: {layer.normalisation}"
                 + _line(layer.race)
             )
         return "\n\n".join(parts)
@@ -224,9 +227,25 @@ def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
         avoided = decision.sizes["E"] * widest * size
         backend = kernels.name_of(device)
         layers.append(
-            Explanation(title, type(module).__name__, decision.how, candidates, avoided, backend=backend, race=race)
+            Explanation(
+                title,
+                type(module).__name__,
+                decision.how,
+                candidates,
+                avoided,
+                backend=backend,
+                race=race,
+                normalisation=_normalisation(fuses=not settings.torch_kernels()),
+            )
         )
     return Explanations(layers)
+
+
+def _normalisation(fuses: bool) -> str:
+    kept = ways(fuses)
+    dropped = [how for how in normalise.MEANING if how not in kept and (fuses or how != normalise.FUSED)]
+    text = "; ".join(normalise.MEANING[how] for how in kept)
+    return text + (f" ({' and '.join(dropped)} read or write more, whatever the input)" if dropped else "")
 
 
 def _line(race: str) -> str:

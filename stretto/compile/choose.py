@@ -20,7 +20,7 @@ from torch import Tensor
 from stretto import settings
 from stretto.compile.constants import constant_nodes, keeper
 from stretto.compile.execute import Adjacency, Call
-from stretto.compile.expr import Expression, Leaf, MatMul, Sizes, Sparse, Transpose, leaves
+from stretto.compile.expr import Diagonal, Expression, Leaf, MatMul, Sizes, Sparse, Transpose, leaves
 from stretto.compile.layer import run
 from stretto.compile.plan import Plan, Ranking, Request, plans, rank
 from stretto.tune import machine, store
@@ -203,9 +203,14 @@ def signature(
     sizes = _sizes(expression, tensors, sparse)
     hoisted = constant_nodes(expression, tensors, sparse, scalars or {}, sizes) if hoist else ()
     rounded = _rounded(tuple(sizes.items()))
-    backend = "torch" if settings.torch_kernels() else "stretto"
-    key = (expression, wanted, hoisted, rounded, first.dtype, first.device.type, backend)
-    return key, Request(expression, wanted, hoisted), sizes
+    if not settings.torch_kernels():
+        key = (expression, wanted, hoisted, rounded, first.dtype, first.device.type, "stretto")
+        return key, Request(expression, wanted, hoisted), sizes
+    # torch's kernels leave the normalisation to us; ours fuse it, which no other way can beat (plan.ways).
+    scales = tuple((n, a.row_scale is not None, a.col_scale is not None) for n, a in sparse.items() if a.scaled)
+    normalised = "".join(f" {name}{'S' * row}{'T' * col}" for name, row, col in scales)
+    key = (expression, wanted, hoisted, rounded, first.dtype, first.device.type, "torch" + normalised)
+    return key, Request(expression, wanted, hoisted, scales, fuses=False), sizes
 
 
 @functools.cache
@@ -228,6 +233,8 @@ def _sources(expression: Expression) -> tuple[tuple[bool, str, str, str], ...]:
     for term in expression:
         for factor in term.factors:
             inner = factor.of if isinstance(factor, Transpose) else factor
+            if isinstance(inner, Diagonal):
+                continue
             assert isinstance(inner, (Leaf, Sparse))
             rows, cols = inner.rows, inner.cols
             if isinstance(inner, Sparse) and inner.transposed:
@@ -244,6 +251,10 @@ def _sizes(expression: Expression, tensors: dict[str, Tensor], sparse: dict[str,
             sizes["E"], sizes[rows], sizes[cols] = graph.num_edges, graph.num_rows, graph.num_cols
             if sparse[name].weight is not None:
                 sizes["weighted"] = 1
+            if settings.torch_kernels():
+                sizes["weighted"] = 1  # torch's product reads a value per edge, whatever it is
+                if sparse[name].scaled and not sparse[name].met():
+                    sizes["fresh"] = 1
         else:
             sizes[rows], sizes[cols] = tensors[name].shape
     return sizes
@@ -256,5 +267,5 @@ def _rounded(sizes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
 
 
 def _small(sizes: Sizes) -> bool:
-    width = max(size for name, size in sizes.items() if name not in ("n", "m", "E", "weighted"))
+    width = max(size for name, size in sizes.items() if name not in ("n", "m", "E", "weighted", "fresh"))
     return sizes["E"] * width < SMALL

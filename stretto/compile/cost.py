@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from stretto.compile.expr import Add, Factor, Horner, Leaf, MatMul, Node, Scaled, Sizes, Sparse, Transpose, shape
+from stretto.compile.expr import (
+    Add,
+    Diagonal,
+    Factor,
+    Horner,
+    Leaf,
+    MatMul,
+    Node,
+    Scaled,
+    Sizes,
+    Sparse,
+    Transpose,
+    shape,
+)
 from stretto.tune.profile import Profile
 
 
 @dataclass(frozen=True)
 class Work:
-    """One kernel call: its kind ("spmm", "gemm", "add"), width of a spmm, flops and bytes."""
+    """One kernel call: its kind ("spmm", "gemm", "add", "scale", "values"), width of a spmm, flops and bytes."""
 
     kind: str
     width: int
@@ -33,7 +46,7 @@ def children(node: Factor) -> Iterator[Node]:
     if isinstance(node, (Transpose, Scaled)):
         yield node.of
     elif isinstance(node, MatMul):
-        if not isinstance(node.left, Sparse):
+        if not isinstance(node.left, (Sparse, Diagonal)):
             yield node.left
         yield node.right
     elif isinstance(node, Add):
@@ -60,7 +73,9 @@ def works(node: Node, sizes: Sizes, value_bytes: int) -> list[Work]:
     out = rows * cols * value_bytes
     if isinstance(node, MatMul):
         if isinstance(node.left, Sparse):
-            return [_spmm(sizes, rows, cols, value_bytes)]
+            return [_spmm(node.left, sizes, rows, cols, value_bytes)]
+        if isinstance(node.left, Diagonal):
+            return [Work("scale", cols, rows * cols, 2 * out)]
         inner = sizes[shape(node.left)[1]]
         return [Work("gemm", cols, 2.0 * rows * inner * cols, (rows * inner + inner * cols) * value_bytes + out)]
     if isinstance(node, Scaled):
@@ -68,15 +83,15 @@ def works(node: Node, sizes: Sizes, value_bytes: int) -> list[Work]:
     if isinstance(node, Add):
         # A product that nobody else needs is accumulated by the GEMM that makes it; charge one pass per addition.
         return [Work("add", cols, rows * cols, out)] * (len(node.terms) - 1)
-    step = _spmm(sizes, rows, cols, value_bytes)
+    step = _spmm(node.sparse, sizes, rows, cols, value_bytes)
     added = Work(step.kind, step.width, step.flops, step.bytes + out, step.gathered, step.row_bytes)
     return [added if term is not None else step for term in node.terms[:-1]]
 
 
-def _spmm(sizes: Sizes, rows: int, cols: int, value_bytes: int) -> Work:
+def _spmm(sparse: Sparse, sizes: Sizes, rows: int, cols: int, value_bytes: int) -> Work:
     edges, row_bytes = sizes["E"], cols * value_bytes
     gathered = float(edges * row_bytes)
-    weight_bytes = 8 if sizes.get("weighted") else 4
+    weight_bytes = 8 if sizes.get("weighted") or sparse.form == "edges" else 4
     return Work(
         "spmm",
         cols,
@@ -87,9 +102,27 @@ def _spmm(sizes: Sizes, rows: int, cols: int, value_bytes: int) -> Work:
     )
 
 
+def works_of(nodes: Iterable[Node], sizes: Sizes, value_bytes: int) -> list[Work]:
+    """The kernel calls that compute a set of nodes; on a graph not met before, also its normalised edges."""
+    found = [w for node in nodes for w in works(node, sizes, value_bytes)]
+    if sizes.get("fresh"):
+        # Two values gathered, multiplied, and put in the user's order, for every edge; once for either direction.
+        made = {sparse for sparse in map(matrix_of, nodes) if sparse is not None and sparse.form == "edges"}
+        edges = sizes["E"]
+        found += [Work("values", 1, 2.0 * edges, edges * (24 + 6 * value_bytes), 8.0 * edges, 4)] * len(made)
+    return found
+
+
+def matrix_of(node: Node) -> Sparse | None:
+    """The sparse matrix a node multiplies by, if it does."""
+    if isinstance(node, Horner):
+        return node.sparse
+    return node.left if isinstance(node, MatMul) and isinstance(node.left, Sparse) else None
+
+
 def price(nodes: dict[Node, None], sizes: Sizes, value_bytes: int, profile: Profile) -> float:
     """Seconds to compute a set of nodes."""
-    return sum(w.seconds(profile) for node in nodes for w in works(node, sizes, value_bytes))
+    return sum(w.seconds(profile) for w in works_of(nodes, sizes, value_bytes))
 
 
 # On a GPU: the products of a head with its own part of the weight run as a batch of thin GEMMs, which reach about half

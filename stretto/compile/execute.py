@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stretto import kernels, settings
-from stretto.compile.expr import Add, Horner, Leaf, MatMul, Node, Scaled, Sparse, Transpose
+from stretto import kernels
+from stretto.compile.expr import Add, Diagonal, Horner, Leaf, MatMul, Node, Scaled, Sparse, Transpose
 from stretto.compile.plan import Plan
 from stretto.compile.together import Groups, worth_it
 from stretto.graph import Graph
@@ -26,7 +26,7 @@ from stretto.ops.spmm import spmm
 
 @dataclass(frozen=True)
 class Adjacency:
-    """What a sparse leaf stands for: diag(row_scale) (A * weight) diag(col_scale). All constant."""
+    """What a sparse leaf stands for: diag(row_scale) (A * weight) diag(col_scale), that is S A T. All constant."""
 
     graph: Graph
     row_scale: Tensor | None = None
@@ -34,20 +34,27 @@ class Adjacency:
     weight: Tensor | None = None
 
     def apply(
-        self, x: Tensor, transposed: bool, y: Tensor | None = None, beta: float = 1.0, again: bool = False
+        self,
+        x: Tensor,
+        transposed: bool,
+        y: Tensor | None = None,
+        beta: float = 1.0,
+        again: bool = False,
+        form: str = "",
     ) -> Tensor:
-        """This matrix, or its transpose, times x, plus beta y. again: keep it differentiable."""
+        """This matrix, or its transpose, times x, plus beta y. again: keep it differentiable; form: Sparse.form."""
         graph = self.graph.T if transposed else self.graph
         row, col = (self.col_scale, self.row_scale) if transposed else (self.row_scale, self.col_scale)
         weight = self.weight
-        if settings.torch_kernels() and (row is not None or col is not None):
-            weight, row, col = self._values(graph, row, col, x.dtype), None, None
+        if form:
+            weight = self._values(graph, row, col, x.dtype) if form == "edges" else weight
+            row = col = None
         if again:
             return spmm(graph, x, weight, row_scale=row, col_scale=col, y=y, beta=beta)
         return run_spmm(graph, x, weight, row, col, y, beta)
 
     def _values(self, graph: Graph, row: Tensor | None, col: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """The precomputed form: one value per edge, in the user's order. Kept with the graph."""
+        """One value per edge, in the user's order. Kept with the graph."""
 
         def make() -> tuple[Tensor, Tensor | None, Tensor | None]:
             csr = graph.edge_csr
@@ -60,6 +67,17 @@ class Adjacency:
 
         values: Tensor = graph.derived(("values", id(row), id(col), dtype), make)[0]
         return values if self.weight is None else values * self.weight
+
+    @property
+    def scaled(self) -> bool:
+        """Whether it is normalised."""
+        return self.row_scale is not None or self.col_scale is not None
+
+    def met(self) -> bool:
+        """Whether its graph was multiplied with before; counts this time."""
+        before = "met" in self.graph._derived
+        self.graph._derived["met"] = True
+        return before
 
 
 Keep = Callable[[Node, Callable[[], Tensor]], Tensor]
@@ -113,7 +131,7 @@ class Evaluation:
                 return None
             x = self.value(node.right)
             return self._hop(node.left, x, self._under(node.left, bias)) if bias.dtype == x.dtype else None
-        if isinstance(node, MatMul):
+        if isinstance(node, MatMul) and not isinstance(node.left, Diagonal):
             left, right = self.value(node.left), self.value(node.right)  # type: ignore[arg-type]
             return product(left, right, bias) if bias.dtype == left.dtype else None
         if isinstance(node, Add) and bias.dtype == self.leaves[self.call.names[0]].dtype:
@@ -156,6 +174,8 @@ class Evaluation:
         if isinstance(node, MatMul):
             if type(node.left) is Sparse:
                 return self._hop(node.left, self.value(node.right))
+            if type(node.left) is Diagonal:
+                return self._scale(node.left, self.value(node.right))
             if node in self.groups and self._together(self.groups[node]):
                 return self.known[node]
             if self._sums_too(node):
@@ -170,7 +190,14 @@ class Evaluation:
         return self._horner(node)
 
     def _hop(self, sparse: Sparse, x: Tensor, y: Tensor | None = None, beta: float = 1.0) -> Tensor:
-        return self.call.sparse[sparse.name].apply(x, sparse.transposed, y, beta, self.again)
+        return self.call.sparse[sparse.name].apply(x, sparse.transposed, y, beta, self.again, sparse.form)
+
+    def _scale(self, diagonal: Diagonal, x: Tensor) -> Tensor:
+        """x with its rows scaled by S or T of the adjacency A with the same number."""
+        adj = self.call.sparse["A" + diagonal.name[1:]]
+        scale = adj.row_scale if diagonal.name[0] == "S" else adj.col_scale
+        assert scale is not None
+        return x * scale.to(x.dtype).unsqueeze(1)
 
     def _by_torch(self) -> bool:
         """Whether torch's own products must run: they can be differentiated, and autocast changes them."""
@@ -215,7 +242,7 @@ class Evaluation:
         for term in products:
             factor, inner = (self.call.scalars[term.by], term.of) if isinstance(term, Scaled) else (1.0, term)
             assert isinstance(inner, MatMul)
-            assert not isinstance(inner.left, Sparse)
+            assert not isinstance(inner.left, (Sparse, Diagonal))
             left, right = self.value(inner.left), self.value(inner.right)
             if total is None and bias is not None and factor == 1.0:
                 total, bias = product(left, right, bias), None
@@ -282,4 +309,4 @@ class Evaluation:
 
 def _is_product(node: Node) -> bool:
     inner = node.of if isinstance(node, Scaled) else node
-    return isinstance(inner, MatMul) and not isinstance(inner.left, Sparse)
+    return isinstance(inner, MatMul) and not isinstance(inner.left, (Sparse, Diagonal))

@@ -1,8 +1,10 @@
 """Expressions: a layer's linear algebra, written once.
 
 A layer is a sum of terms; a term is a product of factors, for example A X W'. Factors are dense leaves (features X, a
-weight W, the incoming gradient G) and sparse ones (a power A^k of the adjacency). Products of factors are written in no
-particular order of evaluation: rules.py finds all orders, cost.py prices them, plan.py picks one.
+weight W, the incoming gradient G), sparse ones (a power A^k of the adjacency) and diagonal ones (S and T, which
+normalise it). Products of factors are written in no particular order of evaluation: rules.py finds all orders, cost.py
+prices them, plan.py picks one. Leaves that stay the same from step to step are found when a layer runs (constants.py).
+A function of single entries, such as a ReLU, ends an expression: no law moves a factor past it.
 
 A node is a value some order of evaluation computes. Equal nodes are one value: sharing between terms, and between
 forward and backward, is equality.
@@ -10,6 +12,7 @@ forward and backward, is equality.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -41,19 +44,37 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Sparse:
-    """A power of a sparse matrix of `rows` by `cols`; transposed tells the direction of its edges."""
+    """A power of a sparse matrix of `rows` by `cols`; transposed tells the direction of its edges.
+
+    form: with its normalisation, which the kernel applies (""), or which its edges hold ("edges"); or "bare".
+    """
 
     name: str
     rows: str
     cols: str
     power: int = 1
     transposed: bool = False
+    form: str = ""
 
     __hash__ = _kept_hash
 
     def __str__(self) -> str:
         mark = "'" if self.transposed else ""
-        return f"{self.name}{mark}" + (f"^{self.power}" if self.power > 1 else "")
+        text = f"{self.name}{mark}" + (f"^{self.power}" if self.power > 1 else "")
+        return f"norm({text})" if self.form == "edges" else text
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """A diagonal matrix by name: it scales the rows of what it multiplies. S A T is what a sparse leaf A stands for."""
+
+    name: str
+    size: str
+
+    __hash__ = _kept_hash
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -70,7 +91,7 @@ class Transpose:
 
 @dataclass(frozen=True)
 class MatMul:
-    """A product of two nodes; the left one may be sparse (of power one)."""
+    """A product of two nodes; the left one may be sparse (of power one) or diagonal."""
 
     left: Factor
     right: Node
@@ -124,14 +145,14 @@ class Horner:
 
 
 Node = Leaf | Transpose | MatMul | Scaled | Add | Horner
-Factor = Node | Sparse
+Factor = Node | Sparse | Diagonal
 
 
 @dataclass(frozen=True)
 class Term:
     """scale * factors[0] factors[1] ...; scale is the name of a number, or None for one."""
 
-    factors: tuple[Leaf | Transpose | Sparse, ...]
+    factors: tuple[Leaf | Transpose | Sparse | Diagonal, ...]
     scale: str | None = None
 
     __hash__ = _kept_hash
@@ -146,17 +167,22 @@ Expression = tuple[Term, ...]
 
 def transpose(factor: Factor) -> Factor:
     """The transpose of a factor; of a sparse power, the power of the transpose."""
+    if isinstance(factor, Diagonal):
+        return factor
     if isinstance(factor, Sparse):
-        return Sparse(factor.name, factor.cols, factor.rows, factor.power, not factor.transposed)
+        return Sparse(factor.name, factor.cols, factor.rows, factor.power, not factor.transposed, factor.form)
     if isinstance(factor, Transpose):
         return factor.of
     return Transpose(factor)
 
 
+@functools.cache
 def shape(node: Factor) -> tuple[str, str]:
     """Symbolic rows and columns."""
     if isinstance(node, (Leaf, Sparse)):
         return node.rows, node.cols
+    if isinstance(node, Diagonal):
+        return node.size, node.size
     if isinstance(node, Transpose):
         rows, cols = shape(node.of)
         return cols, rows

@@ -15,7 +15,7 @@ from torch import Tensor
 from stretto.compile.choose import CHOOSER, signature
 from stretto.compile.constants import keeper
 from stretto.compile.execute import Adjacency, Call
-from stretto.compile.expr import Add, Factor, Horner, Leaf, MatMul, Node, Scaled, Sparse, Term, Transpose
+from stretto.compile.expr import Add, Diagonal, Factor, Horner, Leaf, MatMul, Node, Scaled, Sparse, Term, Transpose
 from stretto.compile.layer import run
 from stretto.compile.plan import Plan, Request, plans, with_kept
 
@@ -69,7 +69,7 @@ def _combined(chosen: tuple[tuple[Plan, str], ...]) -> Plan:
     gradients: dict[str, list[Node]] = {}
     hoisted: list[Node] = []
     for number, (plan, place) in enumerate(chosen):
-        names = {"A": f"A{number}", "W": f"W{number}", "X": "X" + place}
+        names = {"A": f"A{number}", "S": f"S{number}", "T": f"T{number}", "W": f"W{number}", "X": "X" + place}
         terms.append(_renamed(plan.forward, names))
         hoisted += [_renamed(node, names) for node in plan.hoisted]
         for leaf, node in plan.gradients:
@@ -86,7 +86,7 @@ def _renamed(node: Node, names: dict[str, str]) -> Node:
     """A node with other names for its leaves; sizes are named after the leaf they belong to."""
 
     def factor(part: Factor) -> Factor:
-        if isinstance(part, (Leaf, Sparse)):
+        if isinstance(part, (Leaf, Sparse, Diagonal)):
             return replace(part, name=names.get(part.name, part.name))
         return _renamed(part, names)
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from stretto.compile import cost
+from stretto.compile import cost, normalise
 from stretto.compile.cost import Work
-from stretto.compile.expr import Expression, Leaf, MatMul, Node, Sizes, Sparse, Transpose, gradient, shape
+from stretto.compile.expr import Diagonal, Expression, Leaf, MatMul, Node, Sizes, Sparse, Transpose, gradient, shape
+from stretto.compile.normalise import Scales
 from stretto.compile.rules import forms
 from stretto.compile.together import Groups, same_left, same_right
 from stretto.tune.profile import Profile
@@ -24,12 +26,15 @@ MOST_PLANS = 32  # combinations of gradient orders; beyond it, gradients of equa
 class Request:
     """What is asked of a layer: the expression, whose gradients are wanted, which products are kept from earlier steps.
 
-    hoisted: nodes already known (A X of constant X): free.
+    hoisted: nodes already known (A X of constant X): free. scales: which sparse leaves are normalised, and fuses:
+    whether the kernels apply that themselves.
     """
 
     expression: Expression
     wanted: tuple[str, ...] = ()
     hoisted: tuple[Node, ...] = ()
+    scales: Scales = ()
+    fuses: bool = True
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Plan:
 
     def works(self, sizes: Sizes, value_bytes: int = 4) -> list[Work]:
         """Every kernel call of the plan, forward then gradients."""
-        return [w for node in self.nodes() for w in cost.works(node, sizes, value_bytes)]
+        return cost.works_of(self.nodes(), sizes, value_bytes)
 
     def nodes(self) -> dict[Node, None]:
         """All nodes computed, each once."""
@@ -115,8 +120,31 @@ def plans(request: Request) -> tuple[Plan, ...]:
     for forward in forms(request.expression):
         for chosen in _choices([options for _, options in gradients]):
             picked = tuple((leaf, node) for (leaf, _), node in zip(gradients, chosen, strict=True))
-            found[with_kept(Plan(forward, picked, hoisted=request.hoisted))] = None
-    return _undominated(tuple(found))
+            found[Plan(forward, picked, hoisted=request.hoisted)] = None
+    best = _undominated(tuple(found))
+    hows = ways(request.fuses) if request.scales else (normalise.FUSED,)
+    if hows != (normalise.FUSED,):
+        normalised = [p for plan in best for how in hows for p in _lowered(plan, how, request)]
+        best = _undominated(tuple(dict.fromkeys(normalised)))
+    return tuple(map(with_kept, best))
+
+
+def _lowered(plan: Plan, how: str, request: Request) -> Iterator[Plan]:
+    """The plan with its sparse leaves normalised in one way, for every placement of the scalings."""
+    leaves = [leaf for leaf, _ in plan.gradients]
+    roots = (plan.forward, *(node for _, node in plan.gradients))
+    for forward, *gradients in normalise.lowered(roots, how, request.scales, plan.hoisted):
+        yield Plan(forward, tuple(zip(leaves, gradients, strict=True)), hoisted=plan.hoisted)
+
+
+@functools.cache
+def ways(fuses: bool) -> tuple[str, ...]:
+    """The ways to normalise that can be best on some input: by kernels that fuse it, where they do; else the others."""
+    request = Request((), scales=(("A", True, True),))
+    hop = Plan(MatMul(Sparse("A", "n", "m"), Leaf("X", "m", "i")))
+    hows = (normalise.FUSED,) * fuses + (normalise.PRECOMPUTED, normalise.DYNAMIC)
+    found = {plan: how for how in hows for plan in _lowered(hop, how, request)}
+    return tuple(found[plan] for plan in _undominated(tuple(found)))
 
 
 def _choices(options: list[tuple[Node, ...]]) -> list[tuple[Node, ...]]:
@@ -135,24 +163,13 @@ def _choices(options: list[tuple[Node, ...]]) -> list[tuple[Node, ...]]:
 def with_kept(plan: Plan) -> Plan:
     """The plan with the forward nodes its gradients read again."""
     forward = _computed((plan.forward,), plan.hoisted)
-    needed: dict[Node, None] = {}
-    for _, root in plan.gradients:
-        for node in _computed((root,), plan.hoisted):
-            if node in forward and not isinstance(node, (Leaf, Transpose)):
-                needed[node] = None
+    backward = _computed(tuple(root for _, root in plan.gradients), plan.hoisted)
+    needed = [node for node in backward if node in forward and not isinstance(node, (Leaf, Transpose))]
     inner = {child for node in needed for child in cost.closure(node) if child is not node}
-    kept = tuple(node for node in needed if node not in inner or _read_directly(node, plan, forward))
+    # Read by a gradient itself, not only as part of something that is kept.
+    read = {child for parent in backward if parent not in forward for child in cost.children(parent)}
+    kept = tuple(node for node in needed if node not in inner or node in read)
     return Plan(plan.forward, plan.gradients, kept, plan.hoisted)
-
-
-def _read_directly(node: Node, plan: Plan, forward: dict[Node, None]) -> bool:
-    """Whether a gradient reads the node itself, not only something made of it."""
-    return any(
-        node in cost.children(parent)
-        for _, root in plan.gradients
-        for parent in _computed((root,), plan.hoisted)
-        if parent not in forward
-    )
 
 
 def _undominated(found: tuple[Plan, ...]) -> tuple[Plan, ...]:
@@ -170,15 +187,23 @@ def _bag(plan: Plan) -> dict[tuple[str, ...], int]:
     """How often each kind of product, by symbolic sizes, occurs."""
     bag: dict[tuple[str, ...], int] = {}
     for node in plan.nodes():
-        if isinstance(node, MatMul):
-            sparse = isinstance(node.left, Sparse)
-            key = ("spmm", *shape(node)) if sparse else ("gemm", *sorted((*shape(node.left), shape(node.right)[1])))
-            bag[key] = bag.get(key, 0) + 1
-        elif not isinstance(node, (Leaf, Transpose)):
-            size = len(getattr(node, "terms", (1,)))
-            key = (type(node).__name__, *shape(node))
-            bag[key] = bag.get(key, 0) + size
+        for key, count in _counted(node):
+            bag[key] = bag.get(key, 0) + count
     return bag
+
+
+@functools.cache
+def _counted(node: Node) -> tuple[tuple[tuple[str, ...], int], ...]:
+    """What a node counts for."""
+    if isinstance(node, (Leaf, Transpose)):
+        return ()
+    sparse = cost.matrix_of(node)
+    values = ((("values", *shape(node)), 1),) if sparse is not None and sparse.form == "edges" else ()
+    if isinstance(node, MatMul):
+        if sparse is None and not isinstance(node.left, Diagonal):
+            return ((("gemm", *sorted((*shape(node.left), shape(node.right)[1]))), 1),)
+        return ((("scale" if sparse is None else "spmm", *shape(node)), 1), *values)
+    return (((type(node).__name__, *shape(node)), len(getattr(node, "terms", (1,)))), *values)
 
 
 def _contains(bag: dict[tuple[str, ...], int], other: dict[tuple[str, ...], int]) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from stretto.compile.expr import (
     Add,
+    Diagonal,
     Expression,
     Factor,
     Horner,
@@ -24,7 +25,7 @@ from stretto.compile.expr import (
     transpose,
 )
 
-# name -> (left side, right side). A: sparse, X Y Z: dense, W V: weights, c: a number; ' transposes.
+# name -> (left side, right side). A: sparse, S T: diagonal, X Y Z: dense, W V: weights, c: a number; ' transposes.
 LAWS = {
     "associativity": ("(A X) W", "A (X W)"),  # aggregate-first = update-first
     "powers are chains": ("A^2 X", "A (A X)"),  # A^2 is never formed
@@ -35,6 +36,9 @@ LAWS = {
     "scaling commutes": ("(c X) W", "c (X W)"),
     "common right factor": ("A X W + c (Z W)", "(A X + c Z) W"),  # one product instead of two
     "common left factor": ("Y' A X + c (Y' Z)", "Y' (A X + c Z)"),
+    "scaled rows": ("(S A T) X", "S (A (T X))"),  # normalised edges = rows scaled before and after (normalise.py)
+    "scaling rows commutes": ("(S X) W", "S (X W)"),  # at the narrower side of a weight
+    "transpose of scaled rows": ("Y' S", "(S Y)'"),
 }
 
 MOST_COMBINATIONS = 64  # beyond this, the terms of a sum all take the same orientation: mixed ones share less
@@ -42,10 +46,10 @@ MOST_COMBINATIONS = 64  # beyond this, the terms of a sum all take the same orie
 
 @functools.cache
 def orders(factors: tuple[Factor, ...]) -> tuple[Node, ...]:
-    """Every way to bracket a product of factors, without a product of two sparse ones."""
+    """Every way to bracket a product of factors, without a product of two that are sparse or diagonal."""
     if len(factors) == 1:
         only = factors[0]
-        return () if isinstance(only, Sparse) else (only,)
+        return () if isinstance(only, (Sparse, Diagonal)) else (only,)
     found: dict[Node, None] = {}
     for cut in range(1, len(factors)):
         for left in _sides(factors[:cut]):
@@ -61,13 +65,16 @@ def _sides(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
 
 
 def multiply(left: Factor, right: Factor) -> Node | None:
-    """The product in the form that runs: sparse matrices from the left, powers as chains; None if both are sparse."""
-    if isinstance(left, Sparse) and isinstance(right, Sparse):
+    """The product in the form that runs: sparse and diagonal matrices from the left, powers as chains; None if both are
+    such matrices: their product is a matter of how edges are normalised (normalise.py)."""
+    if isinstance(left, (Sparse, Diagonal)) and isinstance(right, (Sparse, Diagonal)):
         return None
-    if isinstance(right, Sparse):  # right product
+    if isinstance(right, (Sparse, Diagonal)):  # right product, transpose of scaled rows
         return Transpose(multiply(transpose(right), transpose(left)))  # type: ignore[arg-type]
+    if isinstance(left, Diagonal):
+        return MatMul(left, right)
     if isinstance(left, Sparse):  # powers are chains
-        single = Sparse(left.name, left.rows, left.cols, 1, left.transposed)
+        single = Sparse(left.name, left.rows, left.cols, 1, left.transposed, left.form)
         product: Node = right
         for _ in range(left.power):
             product = MatMul(single, product)
@@ -105,7 +112,7 @@ def _factored(expression: Expression) -> Iterator[Node]:
         return
     for end in (0, -1):
         factor = expression[0].factors[end]
-        if isinstance(factor, Sparse) or any(term.factors[end] != factor for term in expression):
+        if isinstance(factor, (Sparse, Diagonal)) or any(term.factors[end] != factor for term in expression):
             continue
         rest = tuple(Term(t.factors[1:] if end == 0 else t.factors[:-1], t.scale) for t in expression)
         for inner in forms(rest):
@@ -154,12 +161,3 @@ def _shares_chain(terms: tuple[Node, ...]) -> bool:
     inners = {_strip(t)[1] for t in terms if _strip(t)[0] > 0}
     longest = max(_strip(t)[0] for t in terms)
     return len(inners) == 1 and longest > 1
-
-
-def dominated_note(expression: Expression) -> str:
-    """What was pruned before any input was seen, for explain()."""
-    total = 1
-    for term in expression:
-        total *= max(len(orders(term.factors)), 1)
-    kept = len(forms(expression))
-    return f"{total} orders of evaluation, {kept} kept"

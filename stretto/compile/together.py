@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from stretto.compile.expr import Leaf, MatMul, Node, Sparse, Transpose
+from stretto.compile.expr import Diagonal, Leaf, MatMul, Node, Sparse, Transpose
 
 Groups = dict[Node, tuple[MatMul, ...]]
 
@@ -24,7 +24,7 @@ def same_left(nodes: Iterable[Node], root: Node) -> Groups:
     """Products of one matrix with several weights, by each of them. Not the result itself, which must be its own."""
     found: dict[Node, dict[MatMul, None]] = {}
     for node in nodes:
-        if not isinstance(node, MatMul) or node == root or isinstance(node.left, (Sparse, Transpose)):
+        if not isinstance(node, MatMul) or node == root or isinstance(node.left, (Sparse, Diagonal, Transpose)):
             continue
         if isinstance(node.right, Transpose) and isinstance(node.right.of, Leaf):
             found.setdefault(node.left, {})[node] = None

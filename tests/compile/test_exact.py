@@ -17,7 +17,7 @@ from stretto import Graph
 from stretto.compile import Adjacency, Leaf, Request, Sparse, Term, Transpose, plans
 from stretto.compile.constants import candidates
 from stretto.compile.execute import Call
-from stretto.compile.expr import Add, Horner, MatMul, Scaled, gradient, leaves
+from stretto.compile.expr import Add, Diagonal, Horner, MatMul, Scaled, gradient, leaves
 from stretto.compile.joint import PRODUCT, ROOT, _combined
 from stretto.compile.layer import run
 from stretto.compile.plan import Plan
@@ -25,6 +25,7 @@ from stretto.compile.rules import forms
 from stretto.nn import gcn, hops
 
 PRIME = 1_000_003
+SCALED = (("A", True, True),)
 SIZES = {"n": 5, "m": 4, "i": 3, "o": 2, "r": 3}
 
 
@@ -64,8 +65,17 @@ def _values(expression, seed=0):
         for leaf in map(_inner, term.factors):
             if leaf.name not in values:
                 made = rng.integers(0, PRIME, (sizes[leaf.rows], sizes[leaf.cols]), dtype=np.int64)
-                values[leaf.name] = made * (rng.random(made.shape) < 0.5) if isinstance(leaf, Sparse) else made
+                values[leaf.name] = made
+                if isinstance(leaf, Sparse):
+                    values |= _normalised(leaf.name, made * (rng.random(made.shape) < 0.5), rng)
     return values
+
+
+def _normalised(name, bare, rng):
+    """A sparse leaf, and what it is made of: A = S bare T."""
+    row, col = (rng.integers(0, PRIME, size, dtype=np.int64) for size in bare.shape)
+    full = row[:, None] * bare % PRIME * col % PRIME
+    return {name: full, "bare " + name: bare, "S" + name[1:]: row, "T" + name[1:]: col}
 
 
 def _mod(left, right):
@@ -121,24 +131,28 @@ def _compute(node, values, known):
             total = total if term is None else (total + _evaluate(term, values, known)) % PRIME
         return total
     assert isinstance(node, MatMul)
-    left = node.left
-    value = _matrix(left, values) if isinstance(left, Sparse) else _evaluate(left, values, known)
-    return _mod(value, _evaluate(node.right, values, known))
+    left, right = node.left, _evaluate(node.right, values, known)
+    if isinstance(left, Diagonal):
+        return values[left.name][:, None] * right % PRIME
+    return _mod(_matrix(left, values) if isinstance(left, Sparse) else _evaluate(left, values, known), right)
 
 
 def _matrix(sparse, values):
     assert sparse.power == 1, "powers are chains"
-    return values[sparse.name].T if sparse.transposed else values[sparse.name]
+    value = values[("bare " if sparse.form == "bare" else "") + sparse.name]
+    return value.T if sparse.transposed else value
 
 
 def _requests(expression):
-    """Every set of gradients, with nothing kept and with all that may be kept across steps."""
+    """Every set of gradients, with nothing kept and with all that may be kept across steps; normalised by kernels that
+    fuse it, and by those that do not."""
     names = leaves(expression)
     wanted = [chosen for k in range(len(names) + 1) for chosen in itertools.combinations(names, k)]
     if len(names) > 3:  # of polynomials: none, one weight, all weights, everything
         wanted = [(), tuple(names[1:2]), tuple(names[1:]), tuple(names)]
     for hoisted in dict.fromkeys([(), candidates(expression)]):
         yield from (Request(expression, chosen, hoisted) for chosen in wanted)
+        yield from (Request(expression, chosen, hoisted, SCALED, fuses=False) for chosen in wanted)
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
@@ -188,11 +202,14 @@ def test_joint_plans_are_exact():
     """Every pair of plans of two products into one result, with one X in common and with two, and a root beside."""
     rng = np.random.default_rng(4)
     sizes = {**SIZES, "m": SIZES["n"]}
-    every = {name: rng.integers(0, PRIME, (sizes["n"], sizes["n"]), dtype=np.int64) for name in ("A0", "A1")}
+    every = {}
+    for name in ("A0", "A1"):
+        every |= _normalised(name, rng.integers(0, PRIME, (sizes["n"], sizes["n"]), dtype=np.int64), rng)
     every |= {name: rng.integers(0, PRIME, (sizes["n"], sizes["i"]), dtype=np.int64) for name in ("X0", "X1")}
     every |= {name: rng.integers(0, PRIME, (sizes["o"], sizes["i"]), dtype=np.int64) for name in ("W0", "W1", "W2")}
     upstream = rng.integers(0, PRIME, (sizes["n"], sizes["o"]), dtype=np.int64)
     single = [p for h in ((), candidates(PRODUCT)) for p in plans(Request(PRODUCT, ("X", "W"), h))]
+    single += plans(Request(PRODUCT, ("X", "W"), (), SCALED, fuses=False))[::5]
     root = plans(Request(ROOT, ("X", "W")))
     for one, two, last, places in itertools.product(single, single, root, (("0", "0", "0"), ("0", "1", "1"))):
         plan = _combined(tuple(zip((one, two, last), places, strict=True)))
@@ -227,6 +244,7 @@ def test_what_runs_is_exact_too(name):
     small = {key: value % 3 - 1 if key != "c" else 2 for key, value in _values(expression, seed=5).items()}
     rng = np.random.default_rng(6)
     rows, cols = small["A"].shape if "A" in small else (SIZES["n"], SIZES["n"])
+    small = {key: value for key, value in small.items() if key not in ("bare A", "S", "T")}
     scales = rng.integers(1, 4, rows), rng.integers(1, 4, cols)
     adj = _adjacency(small["A"], *scales) if "A" in small else None
     exact = {**small, "A": scales[0][:, None] * small["A"] * scales[1]} if adj is not None else small
@@ -236,8 +254,8 @@ def test_what_runs_is_exact_too(name):
     wanted = [_gradient_by_differences(expression, exact, leaf, upstream) for leaf in names]
     arguments = tuple(torch.tensor(small[leaf], dtype=torch.float64).requires_grad_() for leaf in names)
     sparse = {} if adj is None else {"A": adj}
-    for hoisted in dict.fromkeys([(), candidates(expression)]):
-        for plan in plans(Request(expression, names, hoisted)):
+    for hoisted, scaled in itertools.product(dict.fromkeys([(), candidates(expression)]), ((), SCALED)):
+        for plan in plans(Request(expression, names, hoisted, scaled, fuses=not scaled)):
             kept = {}
 
             def keep(node, make, kept=kept):

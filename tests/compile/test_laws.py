@@ -62,6 +62,7 @@ def test_both_sides_are_equal(law):
     for size in (1, 3, 8):
         sides = {name: rng.integers(0, PRIME, (size, size), dtype=np.int64) for name in "AXYZWV"}
         sides["A"] *= rng.random((size, size)) < 0.4
+        sides |= {name: np.diag(rng.integers(0, PRIME, size, dtype=np.int64)) for name in "ST"}
         values = {**sides, "c": np.int64(rng.integers(1, PRIME))}
         left, right = (_parse(side, values) for side in LAWS[law])
         assert np.array_equal(left, right), law

@@ -1,5 +1,6 @@
 """STRETTO_BACKEND=torch: the same plans on torch's own kernels. Calls into our library are counted, in every layer."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -102,3 +103,23 @@ def test_rates_of_torch_s_kernels_are_kept_beside_those_of_ours(monkeypatch):
         assert profile.known(torch.device("cpu")).gemm == rate  # on disk
     assert asked == ["stretto", "torch"]
     profile.forget()
+
+
+def test_relations_side_by_side(counted, monkeypatch):
+    convs = {("a", "to", "b"): pyg.SAGEConv((6, 5), 4), ("b", "to", "b"): pyg.SAGEConv((5, 5), 4)}
+    stock = pyg.HeteroConv(convs).double()
+    fast = stretto.accelerate(copy.deepcopy(stock))
+    x = {"a": torch.randn(9, 6).double(), "b": torch.randn(7, 5).double().requires_grad_()}
+    index = {
+        ("a", "to", "b"): torch.stack([torch.randint(9, (30,)), torch.randint(7, (30,))]),
+        ("b", "to", "b"): torch.randint(7, (2, 20)),
+    }
+    wanted = stock(x, index)["b"]
+    monkeypatch.setenv("STRETTO_BACKEND", "torch")
+    for _ in range(3):
+        found = fast(x, index)["b"]
+        torch.testing.assert_close(found, wanted)
+        parts = [torch.autograd.grad(out.square().sum(), x["b"], retain_graph=True) for out in (found, wanted)]
+        torch.testing.assert_close(*parts)
+    assert counted.kernels() == []
+    assert any("norm(A" in row.plan or "S1 (A1" in row.plan for row in stretto.report(fast).rows)
