@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
+from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from stretto import settings
 from stretto.compile.cost import sum_first_on_gpu
@@ -228,11 +229,9 @@ def edge_features(conv: Any, graph: Graph, edge_index: Any, edge_attr: Any, x: T
 
 
 def check_weights_wanted(edge_index: Any, wanted: Any) -> None:
-    """Attention weights are handed out beside a plain edge_index only."""
-    if wanted is not None and wanted is not False and type(edge_index) is not Tensor:
-        raise Decline("return_attention_weights with an EdgeIndex or a sparse matrix")
-    if wanted and edge_index.layout != torch.strided:
-        raise Decline("return_attention_weights with an EdgeIndex or a sparse matrix")
+    """Attention weights are handed out beside edges [2, E] only: stock writes them into a sparse matrix."""
+    if wanted is not None and wanted is not False and not edges.is_plain(edge_index):
+        raise Decline("return_attention_weights with a sparse matrix")
 
 
 def looped(conv: Any, graph: Graph, edge_attr: Tensor | None) -> tuple[Graph, Tensor | None]:
@@ -248,7 +247,10 @@ def looped(conv: Any, graph: Graph, edge_attr: Tensor | None) -> tuple[Graph, Te
 
 def edges_of(conv: Any, graph: Graph, edge_index: Tensor) -> Tensor:
     """The edge_index that belongs to the attention weights, as stock hands it out."""
-    if not getattr(conv, "add_self_loops", False):
+    if not conv.add_self_loops:
         return edge_index
+    if type(edge_index) is not Tensor:  # an EdgeIndex: what it knows of itself is for PyG to say
+        loops = min(graph.num_cols, graph.num_rows)
+        return add_self_loops(remove_self_loops(edge_index)[0], num_nodes=loops)[0]
     found = graph.edge_index.to(edge_index.dtype)
     return found.flip(0) if conv.flow == "target_to_source" else found.clone()

@@ -156,12 +156,12 @@ def _run(modules: list[Any], x: Tensor, bias: Tensor | None = None) -> Tensor:
     return x
 
 
-def rest_of_mlp(mlp: Any, x: Tensor, bias: Tensor | None = None, *, normed: bool = False) -> Tensor:
+def rest_of_mlp(mlp: Any, x: Tensor, bias: Tensor | None = None, *, normed: bool = False, last: bool = True) -> Tensor:
     """What MLP.forward does after its first Linear; normed: and after the norm. x [n, hidden] -> [n, out].
 
-    bias: to be added to x first.
+    bias: to be added to x first. last: whether with its last Linear, where that is plain.
     """
-    if _only_relu(mlp):
+    if last and _only_relu(mlp):
         for lin in mlp.lins[1:]:
             x, bias = relu_dense(x, lin.weight, lin.bias, bias), None
         return x
@@ -176,7 +176,7 @@ def rest_of_mlp(mlp: Any, x: Tensor, bias: Tensor | None = None, *, normed: bool
         if mlp.act is not None and not mlp.act_first:
             x = mlp.act(x)
         x = torch.nn.functional.dropout(x, p=mlp.dropout[i], training=mlp.training)
-    if mlp.plain_last:
+    if mlp.plain_last and last:
         if len(mlp.lins) > 1:
             x = mlp.lins[-1](x)
         x = torch.nn.functional.dropout(x, p=mlp.dropout[-1], training=mlp.training)

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.nn.models import MLP
 
 from stretto.nn import edges
 from stretto.nn.base import LINEAR, Decline, hooked, record_of
+from stretto.nn.gin import rest_of_mlp
 from stretto.ops.attention import attention
 from stretto.ops.spmm import spmm
 
@@ -51,4 +53,7 @@ def _ending_in_linear(nn: Any) -> tuple[list[Any], Any]:
         return [], nn
     if type(nn) is torch.nn.Sequential and len(nn) and type(nn[-1]) in LINEAR and not hooked(nn, nn[-1]):
         return list(nn)[:-1], nn[-1]
+    plain = type(nn) is MLP and nn.plain_last and not (nn.training and nn.dropout[-1] > 0)
+    if plain and type(nn.lins[-1]) in LINEAR and not hooked(nn, nn.lins[-1]):
+        return [lambda x: rest_of_mlp(nn, nn.lins[0](x), last=False)] if len(nn.lins) > 1 else [], nn.lins[-1]
     raise Decline("nn does not end in a Linear")

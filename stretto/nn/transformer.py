@@ -26,8 +26,8 @@ def fast(
         weight_of(linear, end, bias=True)
     graph = edges.graph_between(conv, edge_index, x_src, x_dst)
     wanted = isinstance(return_attention_weights, bool)
-    if wanted and type(edge_index) is not Tensor:
-        raise Decline("return_attention_weights with an EdgeIndex or a sparse matrix")
+    if wanted and not edges.is_plain(edge_index):
+        raise Decline("return_attention_weights with a sparse matrix")
     edge_weight = _edge_weight(conv, graph, edge_index, edge_attr, x_src)
     heads, width = conv.heads, conv.out_channels
     names = ("lin_query", "lin_key", "lin_value") + (("lin_skip",) if _plain_skip(conv, x_dst) else ())
