@@ -238,13 +238,13 @@ class Classifier(torch.nn.Module):
     def __init__(self, kind):
         super().__init__()
         self.kind = kind
-        self.convs = torch.nn.ModuleList(LAYERS[kind](i) for i in (6, 16))
+        self.convs = torch.nn.ModuleList({**LAYERS, **EDGE_LAYERS}[kind](i) for i in (6, 16))
         self.norms = torch.nn.ModuleList(BatchNorm1d(16) for _ in range(2))
         self.out = Linear(32, 3)
 
-    def forward(self, x, index, batch):
+    def forward(self, x, index, batch, *attr):
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = norm(conv(x, index)).relu()
+            x = norm(conv(x, index, *attr)).relu()
         return self.out(torch.cat([pyg.global_add_pool(x, batch), pyg.global_max_pool(x, batch)], dim=1))
 
 
@@ -256,6 +256,18 @@ LAYERS = {
     "GEN": lambda i: pyg.GENConv(i, 16),
     "FiLM": lambda i: pyg.FiLMConv(i, 16),
     "Gated": lambda i: pyg.ResGatedGraphConv(i, 16),
+    "GAT": lambda i: pyg.GATConv(i, 4, heads=4),
+    "GATv2": lambda i: pyg.GATv2Conv(i, 4, heads=4),
+    "Transformer": lambda i: pyg.TransformerConv(i, 4, heads=4),
+}
+EDGE_LAYERS = {
+    "GAT edges": lambda i: pyg.GATConv(i, 4, heads=4, edge_dim=3),
+    "GATv2 edges": lambda i: pyg.GATv2Conv(i, 4, heads=4, edge_dim=3),
+    "Transformer edges": lambda i: pyg.TransformerConv(i, 4, heads=4, edge_dim=3, beta=True),
+    "GINE": lambda i: pyg.GINEConv(Sequential(Linear(i, 16), ReLU(), Linear(16, 16)), edge_dim=3),
+    "NN": lambda i: pyg.NNConv(i, 16, Sequential(Linear(3, 8), ReLU(), Linear(8, 16 * i)), aggr="mean"),
+    "NN of MLP": lambda i: pyg.NNConv(i, 16, pyg.MLP([3, 8, 16 * i], norm=None)),
+    "PNA edges": lambda i: pyg.PNAConv(i, 16, ["mean", "min", "max", "std"], ["identity"], DEGREES, edge_dim=3),
 }
 
 
@@ -265,4 +277,19 @@ def test_graph_classifiers(kind, name):
     index, n, batch, _ = batch_of(name)
     x = torch.randn(n, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     model = compare(lambda: Classifier(kind), lambda m, x: m(x, index, batch), [x])
+    assert len(fast_layers(model)) == 2
+
+
+@pytest.mark.parametrize("kind", EDGE_LAYERS)
+@pytest.mark.parametrize("name", [MOLECULES, "tu-enzymes"])
+def test_graph_classifiers_with_edge_features(kind, name):
+    """The same features both ways along an edge, as a bond or a distance has them; some nodes and edges without any."""
+    index, n, batch, _ = batch_of(name)
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(n, 6, dtype=torch.float64, generator=generator)
+    x[7] = 0
+    low, high = index.sort(dim=0).values
+    attr = torch.sin((low * 3.0 + high * 7.0).double().view(-1, 1) * torch.arange(1, 4))
+    attr[low == 3] = 0
+    model = compare(lambda: Classifier(kind), lambda m, x, attr: m(x, index, batch, attr), [x, attr])
     assert len(fast_layers(model)) == 2

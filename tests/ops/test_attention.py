@@ -249,12 +249,21 @@ def test_rows_with_strides():
     torch.testing.assert_close(strided, attention(graph, v, q, k, form="dot"), rtol=0, atol=0)
 
 
-def test_a_hundred_thousand_edges_in_one_row():
-    source = torch.randint(500, (100_000,))
-    graph = Graph.of(torch.stack([source, torch.zeros_like(source)]), (500, 2))
-    v, left, right = torch.randn(500, 2, 16), torch.randn(2, 2), torch.randn(500, 2) * 5
-    truth = expected(graph, "gat", {"v": v.double(), "left": left.double(), "right": right.double()})[0]
-    torch.testing.assert_close(attention(graph, v, left, right).double(), truth, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("backwards", [False, True], ids=["row", "column"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_hundred_thousand_edges_in_one_row(form, backwards):
+    """In fp32: results and gradients, the long row among destinations and among sources."""
+    many = torch.randint(500, (100_000,))
+    pairs = torch.stack([many, torch.zeros_like(many)])
+    graph = Graph.of(pairs.flip(0) if backwards else pairs, (3, 500) if backwards else (500, 3))
+    given = inputs(graph, form, heads=2, width=4, k=3, dtype=torch.float32)
+    wide = {name: t.detach().double().requires_grad_() for name, t in given.items()}
+    ours, truth = call(graph, form, given, scale=0.3), expected(graph, form, wide)
+    cotangents = [torch.randn_like(r) for r in ours]
+    found = torch.autograd.grad(ours, list(given.values()), cotangents)
+    wanted = torch.autograd.grad(truth[: len(ours)], list(wide.values()), [c.double() for c in cotangents])
+    for a, b in zip((*ours, *found), (*truth[: len(ours)], *wanted), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5 * max(1.0, float(b.detach().abs().max())))
 
 
 @pytest.mark.parametrize("form", FORMS)
