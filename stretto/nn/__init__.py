@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch_geometric.nn as pyg
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
+from torch_geometric.nn.models.attentive_fp import GATEConv
 from torch_geometric.nn.models.schnet import CFConv
 
 from stretto.nn import (
@@ -18,6 +19,7 @@ from stretto.nn import (
     edge_conv,
     film,
     gat,
+    gate,
     gated,
     gatv2,
     gcn,
@@ -61,6 +63,7 @@ CONVS: dict[type, Fast] = {
     pyg.MFConv: mf.fast,
     pyg.GATConv: gat.fast,
     pyg.GATv2Conv: gatv2.fast,
+    GATEConv: gate.fast,
     pyg.TransformerConv: transformer.fast,
     pyg.AGNNConv: agnn.fast,
     pyg.SuperGATConv: supergat.fast,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
+from torch_geometric.nn.models.attentive_fp import GATEConv
 
 from tests.nn.spec import DIM, IN, OUT, PLAIN, Spec
 
@@ -53,7 +54,22 @@ def _relations(kind: Any = pyg.SAGEConv, inner: str = "mean", **options: Any) ->
     return pyg.HeteroConv(layers, aggr=aggr)
 
 
+def _gate(flow: str = "source_to_target", **options: Any) -> torch.nn.Module:
+    conv = GATEConv(IN, IN, DIM, **options)
+    conv.flow = flow
+    return conv
+
+
 ATTENTION: dict[type, Spec] = {
+    GATEConv: Spec(
+        _gate,
+        ({}, {"flow": "target_to_source"}, {"dropout": 0.0}),
+        (),
+        ("plain", "edge_index_class", "pair"),
+        "attr",
+        pair_width=IN,
+        random=({"dropout": 0.4},),
+    ),
     pyg.GATConv: Spec(
         lambda **o: pyg.GATConv(IN, o.pop("out", OUT), **o),
         _SHARED,

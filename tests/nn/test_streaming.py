@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch.nn import BatchNorm1d, Dropout, Linear, PReLU, ReLU, Sequential, Tanh
+from torch_geometric.nn.models.attentive_fp import GATEConv
 
 import stretto
 from stretto.nn import record_of, streaming
 from tests.nn.options import SPECS
 from tests.nn.test_convs import check
 
-STREAMED = (pyg.EdgeConv, pyg.FiLMConv, pyg.ResGatedGraphConv, pyg.CGConv, pyg.PNAConv, pyg.GINEConv)
+STREAMED = (pyg.EdgeConv, pyg.FiLMConv, pyg.ResGatedGraphConv, pyg.CGConv, pyg.PNAConv, pyg.GINEConv, GATEConv)
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,7 @@ LAYERS = {
     "ResGated mean": (lambda: pyg.ResGatedGraphConv(6, 4, edge_dim=3, aggr="mean"), 3),
     "CGConv": (lambda: pyg.CGConv(6, 3), 3),
     "GINEConv": (lambda: pyg.GINEConv(Linear(6, 4), edge_dim=3), 3),
+    "GATEConv": (lambda: GATEConv(6, 6, 3), 3),
     "PNAConv": (lambda: pyg.PNAConv(6, 4, ["mean", "std"], ["identity"], torch.tensor([1, 2, 3]), edge_dim=3), 3),
 }
 
@@ -111,6 +113,24 @@ def test_hooks_inside_see_all_edges():
         layer.nn[2].register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape)))
         layer(*inputs(None))
     assert seen == [(70, 4), (70, 4)]
+
+
+def test_attentive_fp_keeps_a_number_an_edge(monkeypatch):
+    """The whole model, GATEConv and GATConv: no array of edges x channels."""
+    from stretto.bench.memory import peak_bytes
+
+    monkeypatch.setattr(streaming, "BLOCK", 512)
+    torch.manual_seed(0)
+    index, batch = torch.randint(300, (2, 40000)), torch.arange(300) // 30
+    x, attr = torch.randn(300, 8, requires_grad=True), torch.randn(40000, 4)
+    stock = pyg.AttentiveFP(8, 32, 2, 4, num_layers=2, num_timesteps=2)
+    fast = stretto.accelerate(copy.deepcopy(stock))
+    peaks = [peak_bytes(lambda n=net: n(x, index, attr, batch).sum().backward()) for net in (stock, fast)]
+    rows = {row.layer: (row.conv, row.path) for row in stretto.report(fast).rows}
+    assert rows["gate_conv"] == ("GATEConv", "fast")
+    assert {path for _, path in rows.values()} == {"fast"}
+    assert peaks[1] < peaks[0] / 8
+    assert peaks[1] < 40000 * 32 * 4  # less than one array of messages
 
 
 def test_peak_memory_is_that_of_a_block():
