@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 TOP = 12
 LIMIT = "limit: work / workers"
+# Columns of the sweep: what was measured, of what and where, at which point.
+SWEEP = ("op", "candidate", "axis", "speedup", "median_ms", "ci_ms", "shapes", "phase", "site", "reason", "q20_ms",
+         "q80_ms", "repeats", "gb_per_s", "gflop_per_s", "width", "dtype", "index", "order", "law", "sparsity",
+         "density", "edges", "nodes", "aligned", "direction", "threads", "cache", "compiled", "reduce", "prepared",
+         "flops", "bytes", "peak_bytes", "error")  # fmt: skip
 LARGE = float(1 << 26)  # bytes that no cache near a core holds
 
 
@@ -36,23 +41,36 @@ def _short_op(name: str, shapes: str) -> str:
     return f"{name.partition('::')[2]} [{shapes}]"
 
 
+def _on_roofline(ops: list[dict[str, Any]]) -> dict[str, Any]:
+    """Points and moves of a roofline. ops: op, shapes, flops, bytes, seconds, bound, share."""
+    timed = [op for op in ops if op["seconds"] > 0 and op["bytes"] > 0]
+    return {
+        "points": [
+            (
+                _short_op(o["op"], o["shapes"]),
+                o["flops"] / o["bytes"],
+                o["flops"] / o["seconds"],
+                o["bound"],
+                o["share"],
+            )
+            for o in timed
+            if o["flops"] > 0
+        ],
+        "moves": [
+            (_short_op(o["op"], o["shapes"]), o["bytes"] / o["seconds"], o["bound"], o["share"])
+            for o in timed
+            if not o["flops"] > 0
+        ],
+    }
+
+
 def analysis_page(report: Report) -> str:
     """The page of stretto.analyze."""
     rows = report.rows()
     g, best = report.graph, report.best
     peak, widths = _roofs(report.machine)
     total = sum(row["ms"] for row in rows) or 1.0
-    points = [
-        (
-            _short_op(r["op"], r["shapes"]),
-            r["flops"] / r["bytes"] if r["bytes"] else 0.0,
-            r["flops"] / (r["ms"] / 1e3),
-            r["bound"],
-            r["ms"] / total,
-        )
-        for r in rows
-        if r["ms"] > 0
-    ]
+    plotted = _on_roofline([{**r, "seconds": r["ms"] / 1e3, "share": r["ms"] / total} for r in rows])
     by_layer: dict[str, float] = {}
     for row in rows:
         by_layer[row["module"] or "model"] = by_layer.get(row["module"] or "model", 0.0) + row["ms"]
@@ -71,7 +89,10 @@ def analysis_page(report: Report) -> str:
         card("In words", items(report.explain().splitlines())),
         grid(
             [
-                card("Roofline, predicted", roofline(points, peak, widths, "roofline of the ops")),
+                card(
+                    "Roofline, predicted",
+                    roofline(peak=peak, bandwidths=widths, label="roofline of the ops", **plotted),
+                ),
                 card(
                     "Predicted time by op",
                     bars(
@@ -244,14 +265,11 @@ def profile_page(profile: Profile) -> str:
     trace, found = profile.trace, profile.to_dict()
     peak, widths = _roofs(profile.machine)
     groups = found["groups"]
-    points = [
-        (_short_op(p["op"], p["shapes"]), p["intensity"], p["flop_per_s"], p["bound"], p["share"])
-        for p in found["roofline"]
-    ]
+    plotted = _on_roofline([{**g, "seconds": g["ms"] / 1e3} for g in groups])
     hot = profile.hot()
     saved = [r for r in profile.advice if r["saves_ms"] > 0]
     charts = [
-        card("Roofline, measured", roofline(points, peak, widths, "roofline of the ops")),
+        card("Roofline, measured", roofline(peak=peak, bandwidths=widths, label="roofline of the ops", **plotted)),
         card(
             "Time by op",
             bars(
@@ -276,7 +294,7 @@ def profile_page(profile: Profile) -> str:
                 bars([(f"{r['site']}: {r['best']}", r["speedup"][0], "c2") for r in saved], "speed-up", "x"),
             )
         )
-    if profile.applied.get("realised_ms") and profile.applied["predicted_ms"] is not None:
+    if profile.applied.get("applied"):
         gain = [
             ("predicted", profile.applied["predicted_ms"], "c5"),
             ("realised", profile.applied["realised_ms"], "c2"),
@@ -284,7 +302,8 @@ def profile_page(profile: Profile) -> str:
         charts.append(card("Gain of the step", bars(gain, "gain", "ms")))
     advice = [f"{r['site']}, {r['now']}: {r['advice']}. {r['reason']}." for r in profile.advice]
     if profile.applied:
-        advice.append(f"Applied: {profile.applied['reason']}.")
+        done = "Applied: " if profile.applied["applied"] else ""
+        advice.append(f"{done}{profile.applied['reason']}.")
     parts = [
         numbers(
             {
@@ -317,34 +336,17 @@ def profile_page(profile: Profile) -> str:
         ),
         card(
             "Sweep",
-            table(
-                "sweep",
-                profile.sweeps,
-                (
-                    "op",
-                    "axis",
-                    "candidate",
-                    "width",
-                    "order",
-                    "law",
-                    "dtype",
-                    "index",
-                    "sparsity",
-                    "direction",
-                    "threads",
-                    "cache",
-                    "median_ms",
-                    "q20_ms",
-                    "q80_ms",
-                    "peak_bytes",
-                    "error",
-                    "reason",
-                ),
-            ),
+            table("sweep", [_swept(row) for row in profile.sweeps], SWEEP),
         ),
     ]
     subtitle = f"{found['mode']}; {profile.machine.name}, {_threads(profile.machine)}"
     return page(f"Why is it slow? {profile.model}", subtitle, parts)
+
+
+def _swept(row: dict[str, Any]) -> dict[str, Any]:
+    low, high = row.get("ci_ms", (None, None))
+    speedup = row.get("speedup", (None,))[0]
+    return {**row, "ci_ms": None if low is None else f"{short(low)}\u00a0to\u00a0{short(high)}", "speedup": speedup}
 
 
 def _replay(row: dict[str, Any]) -> dict[str, Any]:

@@ -156,10 +156,20 @@ def _axes(
     return "".join(parts)
 
 
+Move = tuple[str, float, str, float]  # an op that computes nothing: name, byte/s, bound, share of time
+
+
 def roofline(
-    points: Sequence[tuple[str, float, float, str, float]], peak: float, bandwidths: dict[str, float], label: str
+    points: Sequence[tuple[str, float, float, str, float]],
+    peak: float,
+    bandwidths: dict[str, float],
+    label: str,
+    moves: Sequence[Move] = (),
 ) -> str:
-    """points: (name, flop/byte, flop/s, bound, share of time). Roofs: peak flop/s, and byte/s by name."""
+    """points: (name, flop/byte, flop/s, bound, share of time). Roofs: peak flop/s, and byte/s by name.
+
+    moves have no place on it, since they do no flop: below it they stand on an axis of bytes per second.
+    """
     shown = [p for p in points if p[1] > 0 and p[2] > 0]
     xs = [p[1] for p in shown] + [0.01, peak / max(bandwidths.values())]
     ys = [p[2] for p in shown] + [peak * 1.5]
@@ -190,4 +200,42 @@ def roofline(
     for bound, colour in COLOURS.items():
         body.append(f'<circle cx="{x + 5:.0f}" cy="292" r="5" class="{colour}"/>' + _text(x + 14, 296, bound))
         x += 30 + 6.4 * len(bound)
-    return _svg(304, "".join(body), label)
+    lanes, height = _moves(moves, bandwidths, 316.0)
+    return _svg(height, "".join(body) + lanes, label)
+
+
+LANES = 6  # ops with a line of their own
+
+
+def _moves(moves: Sequence[Move], bandwidths: dict[str, float], top: float) -> tuple[str, float]:
+    """Ops that only move bytes, the slowest on lines of their own, the others on one; and where the drawing ends."""
+    shown = sorted((m for m in moves if m[1] > 0), key=lambda m: -m[3])
+    if not shown:
+        return "", top - 12
+    lanes = [[m] for m in shown[:LANES]] + ([shown[LANES:]] if len(shown) > LANES else [])
+    first, bottom = top + 12, top + 12 + 32.0 * len(lanes)
+    sx = _scale([m[1] for m in shown] + list(bandwidths.values()), 10, 390)
+    body = [_text(0, top + 4, "without flops: bytes per second, and the same roofs")]
+    body.append(f'<path d="M10 {bottom} H390" class="axis"/>')
+    body += [
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{first}" y2="{bottom}" class="grid"/>'
+        + _text(x, bottom + 13, text, "start" if x <= 12 else "end" if x > 378 else "middle", "dim")
+        for x, text in _ticks(sx, 390)
+    ]
+    body += [
+        f'<line x1="{_at(sx, rate):.1f}" x2="{_at(sx, rate):.1f}" y1="{first}" y2="{bottom}" class="roof">'
+        f"<title>{escape(name)}: {short(rate)}B/s</title></line>"
+        for name, rate in bandwidths.items()
+        if rate > 0
+    ]
+    for lane, (y, ops) in enumerate(zip((first + 32.0 * i for i in range(len(lanes))), lanes, strict=True)):
+        name, rate, _, share = ops[0]
+        text = f"{len(ops)} others" if lane == LANES else f"{name if len(name) <= 38 else name[:37] + '…'} {share:.0%}"
+        body.append(_text(12, y + 11, f"{text}, {short(rate)}B/s" if lane < LANES else text, extra="halo"))
+        body += [
+            f'<circle cx="{_at(sx, rate):.1f}" cy="{y + 22:.1f}" r="{3 + 6 * math.sqrt(share):.1f}" '
+            f'class="point {COLOURS.get(bound, "c5")}">'
+            f"<title>{escape(name)}: {short(rate)}B/s, {bound}</title></circle>"
+            for name, rate, bound, share in ops
+        ]
+    return "".join(body), bottom + 18

@@ -89,10 +89,7 @@ def sweep(
         cells = [p for p in points(base, cores) if p.moved(base) in site.axes]
         queues.append((site, cells))
         axes.append(len({p.moved(base) for p in cells}) - 1)
-    rows = [
-        {**_label(group, SKIPPED), **empty_row(group.family, "", replace(start, dtype=_word(group)), reason)}
-        for group, reason in left_out
-    ]
+    rows: list[dict[str, Any]] = []
     try:
         for site, point, promised in schedule(queues, axes) if queues else ():
             left = end - clock()
@@ -112,6 +109,9 @@ def sweep(
             rows += [{**_label(site.group, axis), **row} for row in told]
     finally:
         forget_buffer()
+    for group, reason in left_out:
+        row = empty_row(group.family, "", replace(start, dtype=_word(group)), reason)
+        rows.append({**_label(group, SKIPPED), **row})
     return rows
 
 

@@ -35,7 +35,7 @@ def pages(tmp_path_factory):
     report.to_html(folder / "analysis.html")
     profile = stretto.profile(make("gcn", 16, 8, 8), data, machine=MACHINE, repeats=1)
     profile.replay(repeats=2, seconds=0)
-    profile.sweep(budget=0.2, repeats=2)
+    profile.sweep(budget=1.0, repeats=2)
     profile.recommend(repeats=2)
     profile.apply(repeats=2)
     profile.to_html(folder / "profile.html")
@@ -222,6 +222,31 @@ def test_charts_of_nothing():
     assert short(0) == "0"
     assert (with_unit(2e6, "B"), with_unit(3.2, "ms"), with_unit(3.2, "")) == ("2MB", "3.2 ms", "3.2")
     assert "43.3%" in table("t", [{"share": 0.433}], ["share"])
+
+
+def test_ops_without_flops_are_on_the_roofline():
+    """They have no place among flops: they stand on an axis of bytes per second, the slowest with their names."""
+    moves = [(f"gather {i}", 1e9 * (i + 1), "gather latency", 0.1 / (i + 1)) for i in range(9)]
+    drawn = roofline([("mm", 10.0, 1e9, "compute", 0.2)], 1e10, {"memory": 2e10}, "x", moves)
+    assert drawn.count('class="point') == 10
+    assert "gather 0 10%, 1GB/s" in drawn
+    assert "3 others" in drawn
+    assert drawn.count("memory: 20GB/s") == 2  # the roof stands in both pictures
+    assert "without flops" not in roofline([], 1e9, {"stream": 1e9}, "x")
+
+
+def test_every_op_with_a_time_is_plotted(pages):
+    text = (pages / "profile.html").read_text()
+    picture = text[text.index("roofline of the ops") : text.index("Time by op")]
+    assert re.search(r"<title>gather \[[0-9x, ]+\]: [0-9.]+[kMG]?B/s", picture)
+    assert re.search(r"<title>mm \[[0-9x, ]+\]: [0-9.]+[kMG]?flop/s", picture)
+
+
+def test_the_sweep_tells_its_rows_apart(pages):
+    text = (pages / "profile.html").read_text()
+    head = text[text.index('<table id="sweep"') :]
+    columns = re.findall(r"<th[^>]*>([^<]*)</th>", head[: head.index("</thead>")])
+    assert {"phase", "shapes", "site", "ci_ms", "density", "compiled", "flops", "bytes", "gb_per_s"} <= set(columns)
 
 
 def test_text_is_escaped():
