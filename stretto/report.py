@@ -79,7 +79,8 @@ def report(model: torch.nn.Module) -> Report:
             rows.append(Row(name, kind.__name__, "stock", "", "", reason))
             continue
         path = record.path or "not run yet"
-        reason = record.reason or (why_stock(module) or "")
+        product = type(module) not in STOCK and type(module) not in CONVS  # of a class that is not in our tables
+        reason = record.reason or (why_stock(module, aggregates_itself=product) or "")
         kernel = {"fast": kernels.name_of(_device_of(module)), "compiled": "torch.compile"}.get(path, "")
         rows.append(Row(name, kind.__name__, path, record.plan, kernel, reason))
     return Report(rows)

@@ -194,3 +194,17 @@ def test_a_replaced_aggregation_is_told():
     conv.aggr_module = pyg.MaxAggregation()
     stretto.accelerate(conv)(torch.randn(20, 6), torch.randint(20, (2, 60)))
     assert record_of(conv).reason == "aggr is mean, but aggr_module was replaced by a MaxAggregation"
+
+
+class Own(pyg.MessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+
+def test_a_layer_outside_the_tables_runs_as_a_product_by_its_new_aggregation():
+    stock = Own()
+    stock.aggr_module = pyg.MaxAggregation()
+    fast, x, edges = stretto.accelerate(copy.deepcopy(stock)), torch.randn(20, 6), torch.randint(20, (2, 60))
+    torch.testing.assert_close(fast(x, edges), stock(x, edges))
+    (row,) = stretto.report(fast).rows
+    assert (row.path, row.reason) == ("fast", "")
