@@ -1,6 +1,7 @@
 """The compiler: a layer's algebra in, the cheapest equal plan out. It knows nothing of kernels or of PyG."""
 
 from stretto.compile.choose import CHOOSER, linear
+from stretto.compile.constants import constant
 from stretto.compile.execute import Adjacency
 from stretto.compile.expr import Expression, Leaf, Sparse, Term, Transpose
 from stretto.compile.hoist import HOIST
@@ -19,6 +20,7 @@ __all__ = [
     "Sparse",
     "Term",
     "Transpose",
+    "constant",
     "joint",
     "linear",
     "plans",

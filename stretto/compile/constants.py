@@ -7,13 +7,16 @@ import functools
 import itertools
 from collections.abc import Callable, Hashable
 
+import torch
 from torch import Tensor
 
+from stretto import settings
 from stretto.compile.cost import closure
 from stretto.compile.execute import Adjacency
 from stretto.compile.expr import Expression, Horner, Leaf, MatMul, Node, Scaled, Sizes, Sparse, Term, Transpose, shape
 from stretto.compile.hoist import HOIST
 from stretto.compile.rules import forms
+from stretto.graph import lasting
 
 
 def constant_nodes(
@@ -48,9 +51,36 @@ def keeper(
     """What keeps a plan's constant nodes across steps."""
 
     def keep(node: Node, make: Callable[[], Tensor]) -> Tensor:
-        return HOIST.keep(tensors[_leaf(node).name], _key(node, sparse, scalars), make)
+        held = [sparse[s.name] for s in _matrices(node)]
+        return HOIST.keep(tensors[_leaf(node).name], _key(node, sparse, scalars), make, held)
 
     return keep
+
+
+def constant(x: Tensor, adj: Adjacency, what: Hashable, columns: int, make: Callable[[], Tensor]) -> Tensor | None:
+    """make() [n, columns], a function of x and adj alone, kept across steps under the name `what`; not to be edited.
+
+    None while x or adj was not seen before as it is now, where either learns, and where the budget does not allow it.
+    """
+    weight = adj.weight
+    if x.requires_grad or x.is_inference() or settings.get("STRETTO_PLAN") == "stock":
+        return None
+    if torch.is_autocast_enabled(x.device.type) or (
+        weight is not None and (weight.requires_grad or weight.is_inference())
+    ):
+        return None
+    mark = None if weight is None else (id(weight), weight._version)
+    key = (what, adj.graph.number, id(adj.row_scale), id(adj.col_scale), mark)
+    if not HOIST.asked_again(x, key, weight):
+        return None
+    if not HOIST.knows(x, key) and not HOIST.affords(adj.graph.num_rows * columns * x.element_size()):
+        return None
+
+    def made() -> Tensor:
+        with lasting(), torch.no_grad():
+            return make()
+
+    return HOIST.keep(x, key, made, adj)
 
 
 @functools.cache

@@ -23,6 +23,7 @@ Nonzeros = tuple[Graph, Tensor]  # [n, i] with an entry for each nonzero, and th
 LOOKS = 3  # how often a tensor is met before its zeros are counted
 FEW = 32  # one value in so many is not zero
 MANY = 1 << 18  # values below which a dense product is as fast
+MOST_ASKED = 16  # products of a tensor remembered until they are asked for again
 
 
 @dataclass
@@ -31,6 +32,8 @@ class _Entry:
     mark: Hashable
     seen: int = 0
     products: dict[Hashable, Tensor] = field(default_factory=dict)
+    held: dict[Hashable, object] = field(default_factory=dict)  # what keys name by number must outlive them
+    asked: dict[Hashable, weakref.ref[Tensor] | None] = field(default_factory=dict)  # for products not kept yet
     looks: int = 0
     nonzeros: Nonzeros | None = None
 
@@ -64,14 +67,34 @@ class Hoist:
         """Whether so many more bytes fit the budget."""
         return self.nbytes() + nbytes <= settings.integer("STRETTO_HOIST_MB") << 20
 
-    def keep(self, x: Tensor, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """The product kept under key, made now if it is not there and the budget allows to keep it."""
+    def asked_again(self, x: Tensor, key: Hashable, beside: Tensor | None) -> bool:
+        """Whether this product of x, which did not change, was asked for before; remembers this time.
+
+        beside: a tensor that the key names by its number, and that must be the same object.
+        """
+        entry = self._entry(x)
+        if key in entry.products:
+            return True
+        if key in entry.asked:
+            kept = entry.asked[key]
+            if beside is None or (kept is not None and kept() is beside):
+                return True
+        if len(entry.asked) >= MOST_ASKED:
+            entry.asked.clear()
+        entry.asked[key] = None if beside is None else weakref.ref(beside)
+        return False
+
+    def keep(self, x: Tensor, key: Hashable, make: Callable[[], Tensor], held: object = None) -> Tensor:
+        """The product kept under key, made now if it is not there and the budget allows to keep it.
+
+        held: lives as long as the product, so that numbers of objects in the key stay theirs.
+        """
         entry = self._entry(x)
         found = entry.products.get(key)
         if found is None:
             found = make()
             if self.affords(found.numel() * found.element_size()):
-                entry.products[key] = found
+                entry.products[key], entry.held[key] = found, held
         return found
 
     def knows(self, x: Tensor, key: Hashable) -> bool:

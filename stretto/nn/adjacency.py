@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from stretto.compile import Adjacency
-from stretto.graph import Graph
+from stretto.graph import Graph, lasting
 from stretto.nn import base
 from stretto.nn.base import Decline, Small
 
@@ -161,7 +161,7 @@ def kept_for(graph: Any, key: Hashable, source: Any, make: Callable[[], Any]) ->
     found = graph._derived.get(key)
     if found is not None and mark is not None and found[0]() is source and found[1] == mark:
         return found[2]
-    with torch.no_grad():
+    with lasting(), torch.no_grad():  # what an evaluation makes, training saves for backward
         made = make()
     graph._derived[key] = (weakref.ref(source), mark, made)
     return made

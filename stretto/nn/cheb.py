@@ -1,7 +1,8 @@
 """ChebConv: sum over k of T_k(L) X W_k', with L the scaled Laplacian.
 
 Up to three terms it is a polynomial of L, which the compiler orders (and hoists); beyond that the coefficients of the
-powers grow, and Chebyshev's recurrence runs forward at width i, or backward (Clenshaw) at width o.
+powers grow, and Chebyshev's recurrence runs forward at width i, or backward (Clenshaw) at width o; of an X that stays
+the same, all T_k(L) X are kept side by side.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.compile import Adjacency, linear
+from stretto.compile import Adjacency, constant, linear
 from stretto.graph import Graph
 from stretto.nn import adjacency, edges
 from stretto.nn.base import note_plan, record_of, weight_of
@@ -39,6 +40,11 @@ def fast(
             weights = [weights[0] - weights[2], weights[1], 2 * weights[2]]
         tensors = {"X": x, **{f"W{k}": w for k, w in enumerate(weights)}}
         return linear(polynomial(len(weights) - 1), tensors, {"A": adj}, bias=conv.bias, note=note_plan(conv))
+    columns = len(weights) * x.size(1)
+    kept = constant(x, adj, ("cheb", len(weights)), columns, lambda: torch.cat(_terms(adj, x, len(weights)), dim=1))
+    if kept is not None:
+        record_of(conv).plan = "[kept T_0(L) X | ... | T_K(L) X] [W_0; ...; W_K]'"
+        return torch.nn.functional.linear(kept, torch.cat(weights, dim=1), conv.bias)
     if weights[0].size(0) < x.size(1):
         record_of(conv).plan = "Clenshaw(L, X W')"
         out = _clenshaw(adj, x, weights)
@@ -67,6 +73,15 @@ def _laplacian(
         key = ("cheb", conv.normalization, lambda_max, x.dtype, edge_weight is None)
         found, norm = adjacency.kept_for(graph, key, source, make)
     return Adjacency(found, weight=norm)
+
+
+def _terms(adj: Adjacency, x: Tensor, count: int) -> list[Tensor]:
+    """T_0 X, T_1 X, ... [n, i] each."""
+    assert adj.weight is not None
+    found, twice = [x, spmm(adj.graph, x, adj.weight)], 2 * adj.weight
+    while len(found) < count:
+        found.append(spmm(adj.graph, found[-1], twice, y=found[-2], beta=-1.0))
+    return found
 
 
 def _recurrence(adj: Adjacency, x: Tensor, weights: list[Tensor]) -> Tensor:

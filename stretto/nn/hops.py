@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, linear
+from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, constant, linear
 from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, check_input, note_plan, record_of, weight_of
 from stretto.ops import spmm
@@ -79,17 +79,24 @@ def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
         raise Decline("K is 0")
     adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
     weight = weight_of(conv.lin, x, bias=True)
+    kept = constant(x, adj, ("ssg", conv.K, conv.alpha), x.size(1), lambda: _mixed(conv, adj, x))
+    if kept is not None:
+        record_of(conv).plan = "(kept Horner(A, X)) W'"
+        return torch.nn.functional.linear(kept, weight, conv.lin.bias)
     after = weight.size(0) < x.size(1)  # aggregate at the narrower side of the weight
     record_of(conv).plan = "Horner(A, X W')" if after else "Horner(A, X) W'"
-    base = x @ weight.t() if after else x
-    share = (1 - conv.alpha) / conv.K
-    total = base
-    for _ in range(conv.K - 1):  # base + A (base + A (...))
-        total = _hop(adj, total, base, 1.0)
-    out = _hop(_scaled(adj, share), total, base, conv.alpha)
+    out = _mixed(conv, adj, x @ weight.t() if after else x)
     if not after:
         return torch.nn.functional.linear(out, weight, conv.lin.bias)
     return out if conv.lin.bias is None else out + conv.lin.bias
+
+
+def _mixed(conv: Any, adj: Adjacency, base: Tensor) -> Tensor:
+    """alpha base + (1 - alpha) / K sum_k A^k base, of SSGConv."""
+    total = base
+    for _ in range(conv.K - 1):  # base + A (base + A (...))
+        total = _hop(adj, total, base, 1.0)
+    return _hop(_scaled(adj, (1 - conv.alpha) / conv.K), total, base, conv.alpha)
 
 
 def fast_appnp(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
@@ -99,7 +106,16 @@ def fast_appnp(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None
     if conv.dropout > 0 and conv.training:
         raise Decline("dropout on edge weights is on")
     adj = edges.gcn_adjacency(conv, x, edge_index, edge_weight)
+    kept = constant(x, adj, ("appnp", conv.K, conv.alpha), x.size(1), lambda: _propagated(conv, adj, x))
+    if kept is not None:
+        record_of(conv).plan = f"kept: {conv.K} times A h + alpha X"
+        return kept.clone()  # theirs to edit
     record_of(conv).plan = f"{conv.K} times A h + alpha X, one kernel each"
+    return _propagated(conv, adj, x)
+
+
+def _propagated(conv: Any, adj: Adjacency, x: Tensor) -> Tensor:
+    """K times h <- (1 - alpha) A h + alpha x, of APPNP."""
     step = _scaled(adj, 1 - conv.alpha)
     h = x
     for _ in range(conv.K):
@@ -117,8 +133,9 @@ def fast_lg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = 
         graph = adjacency.graph_of(conv, edge_index, x.size(0), x.size(0))
         values = adjacency.values_of(edge_index)
         adj = Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
-    record_of(conv).plan = "A X"
-    return _hop(adj, x, None, 1.0)
+    kept = constant(x, adj, "lg", x.size(1), lambda: _hop(adj, x, None, 1.0))
+    record_of(conv).plan = "A X" if kept is None else "kept A X"
+    return _hop(adj, x, None, 1.0) if kept is None else kept.clone()  # theirs to edit
 
 
 def _hop(adj: Adjacency, x: Tensor, y: Tensor | None, beta: float) -> Tensor:
