@@ -6,24 +6,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor, nn
 
 from stretto import memory as memory_state
-from stretto.analyze import machine_file, published
+from stretto.analyze import machine_file
 from stretto.analyze.classify import Layer
+from stretto.analyze.depth import depth
 from stretto.analyze.given import Given, given
-from stretto.analyze.graph_stats import GraphStats, Partitioner, graph_stats
+from stretto.analyze.graph_stats import Partitioner, graph_stats
+from stretto.analyze.layer_costs import layer_costs, mlp_depth, text
 from stretto.analyze.look import look
 from stretto.analyze.machine_file import Machine
-from stretto.analyze.predict import depth, step_seconds, times
-from stretto.analyze.report import LayerCost, Report, inconsistencies
-from stretto.analyze.rewrites import Rewrite, rewrites
+from stretto.analyze.predict import step_seconds, times
+from stretto.analyze.report import Report, inconsistencies
+from stretto.analyze.rewrites import rewrites
 from stretto.analyze.specs import matrices
 from stretto.analyze.staleness import staleness_plan
-from stretto.analyze.strategies import Problem, strategies
-from stretto.analyze.taxonomy import taxonomy
+from stretto.analyze.strategies import refusals, strategies
+from stretto.analyze.strategy import Problem
+from stretto.analyze.taxonomy import WORK, taxonomy
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload
 from stretto.errors import expect
@@ -42,21 +44,23 @@ def analyze(
 ) -> Report:
     """Work, depth, parallelism, memory and communication of one step of `model` on `data`, for 1 to P workers.
 
-    data: a PyG Data, or anything with x, edge_index, num_nodes. machine: "auto" (this one, measured once), a machine
-    file, or a Machine. mode: "train" or "infer". step(model, data) -> loss replaces the default step.
+    data: a PyG Data or HeteroData, a loader (its first batch is looked at), or forward's arguments as a tuple. machine:
+    "auto" (this one, measured once), a machine file, or a Machine. mode: "train" or "infer". step(model, data) -> loss
+    replaces the default step. The model is left as it was.
     """
     fine = isinstance(procs, Sequence) and len(procs) and all(isinstance(p, int) and p >= 1 for p in procs)
     expect(bool(fine), f"analyze: 'procs' is {procs!r}, wanted a list of numbers from 1, such as [1, 2, 4]")
     subject = given(model, data)
     data, sizes = subject.data, subject.sizes
     workload = Workload(model, data, mode, step)
-    computer = machine_file.get(machine, device=workload.device)
+    computer = machine_file.get(machine, device=workload.device, link=max(procs) > 1)
     stats = graph_stats(subject.edge_index, sizes.n)
     seen = look(workload, subject)
-    trace, symbolic, layers = seen.trace, seen.symbolic, seen.layers
+    trace, layers = seen.trace, seen.layers
     edges = sizes.edges - {0}
     ways = rewrites(trace, layers, edges, sizes.n)
-    steps = depth(trace, stats.max_degree)
+    on_edges = _on_edges(trace, edges)
+    steps = depth(trace, stats.max_degree, symbolic=seen.symbolic)
     seconds = step_seconds(trace, computer)
     memory = _memory(model, subject, trace, computer, mode)
     splitter = Partitioner(subject.edge_index, sizes.n)
@@ -66,7 +70,7 @@ def analyze(
         layers=tuple(layers),
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         step=seconds,
-        on_edges=_on_edge_ops(trace, times(trace, computer), edges),
+        on_edges=sum(s for s, yes in zip(times(trace, computer), on_edges, strict=True) if yes),
         around=computer.host * len(trace.ops),
         activations=float(trace.peak_bytes),
         fixed=memory["parameters"] + memory["gradients"],
@@ -82,20 +86,28 @@ def analyze(
         mode=mode,
         graph=stats,
         layers=layers,
-        costs=[_layer_cost(layer, trace, symbolic, stats, ways) for layer in layers],
+        costs=layer_costs(model, seen, stats, ways),
         trace=trace,
         lifted=seen.lifted,
         remarks=[*subject.remarks, *seen.remarks],
-        symbolic=_formulas(symbolic),
+        symbolic=_formulas(seen.symbolic),
+        split=_split(trace, on_edges),
         depth=steps,
         machine=computer,
         brent=[_brent(float(trace.flops), steps.steps, p) for p in procs],
         memory=memory,
-        forms=taxonomy(model, stats, layers, data, sizes.t or sizes.n),
+        forms=taxonomy(model, stats, layers, data, sizes.t or sizes.n, _loads(trace, on_edges, layers), steps.steps),
         partitions=partitions,
         strategies=strategies(problem, partitions),
+        refusals=refusals(problem, partitions),
         rewrites=ways,
-        inconsistencies=inconsistencies(stats, max(widths, default=1), len(layers), hops),
+        inconsistencies=inconsistencies(
+            stats,
+            max(widths, default=1),
+            len(layers),
+            hops,
+            max((mlp_depth(model, layer) for layer in layers), default=1),
+        ),
         seconds=seconds,
         memory_kept=memory_state.is_kept(),
         workload=workload,
@@ -109,66 +121,43 @@ def analyze(
     )
 
 
-def _text(expression: Any) -> str:
-    return str(sympy.expand(expression)).replace("**", "^").replace("*", " ")
-
-
 def _formulas(symbolic: Trace | None) -> dict[str, str]:
-    return {} if symbolic is None else {"flops formula": _text(symbolic.flops), "bytes formula": _text(symbolic.bytes)}
+    return {} if symbolic is None else {"flops formula": text(symbolic.flops), "bytes formula": text(symbolic.bytes)}
 
 
-def _layer_cost(
-    layer: Layer, trace: Trace, symbolic: Trace | None, stats: GraphStats, ways: list[Rewrite]
-) -> LayerCost:
-    inside = set(layer.ops)
-
-    def mine(source: Trace) -> list[Any]:
-        return [op.cost for op in source if op.index in inside or (op.site is not None and op.site in inside)]
-
-    costs = mine(trace)
-    flops, moved = float(sum(c.flops for c in costs)), float(sum(c.bytes for c in costs))
-    own = [r for r in ways if r.layer == layer.path]
-    row = published.find(layer.module, layer.kind)
-    values = {
-        "n": stats.num_nodes, "m": stats.num_edges, "d": max(stats.max_degree, 2), "L": 1, "K": 2,
-        "T": max(layer.hops, 1),
-        "k": max(layer.width_in, layer.width_out, 1), "c": 10,
-    }  # fmt: skip
-    known: dict[str, str | float] = {}
-    if row is not None:
-        known = {
-            "work": str(row.work), "depth": str(row.depth), "implemented work": str(row.implemented_work),
-            "work here": published.evaluate(row.work, values),
-            "implemented work here": published.evaluate(row.implemented_work, values), "note": row.note,
-        }  # fmt: skip
-    return LayerCost(
-        path=layer.path,
-        module=layer.module,
-        name=layer.name,
-        published=known,
-        flops=flops,
-        bytes=moved,
-        formula="" if symbolic is None else _text(sum(c.flops for c in mine(symbolic))),
-        best_flops=max(0.0, flops - _largest(own, "flops")),
-        best_bytes=max(0.0, moved - _largest(own, "bytes")),
-        rewrites=[r.rule for r in own],
-    )
+def _on_edges(trace: Trace, edges: set[int]) -> list[bool]:
+    """Op by op, whether it has a tensor, or a matrix, as long as the edges."""
+    return [
+        op.cost.family != "view"
+        and bool(
+            {size for spec in (*op.inputs, *op.outputs) for size in spec.shape} & edges
+            or matrices((op.args, op.kwargs))
+        )
+        for op in trace.ops
+    ]
 
 
-def _largest(ways: list[Rewrite], what: str) -> float:
-    """What the rules save together. Caching A X makes the order and the fusion of the same product pointless."""
-    savings = {r.rule: getattr(r, what) for r in ways}
-    product = max(savings.get("cache A X", 0.0), savings.get("order", 0.0) + savings.get("fuse", 0.0))
-    return product + savings.get("hoist", 0.0) + savings.get("cache norm", 0.0)
+def _loads(trace: Trace, on_edges: list[bool], layers: list[Layer]) -> dict[str, float]:
+    """Flops of the step, and of the parts of it that a form of parallelism may be about."""
+    inside = {i for layer in layers for i in layer.ops}
+    found = dict.fromkeys(WORK, 0.0)
+    for op, sparse in zip(trace.ops, on_edges, strict=True):
+        flops = float(op.cost.flops)
+        found["all"] += flops
+        found["edges"] += flops * sparse
+        found["products"] += flops * (op.cost.family == "gemm")
+        found["aggregation"] += flops * (op.cost.family in ("scatter", "spmm", "attention", "sddmm"))
+        found["layers"] += flops * (op.index in inside or op.site in inside)
+    return found
 
 
-def _on_edge_ops(trace: Trace, seconds: list[float], edges: set[int]) -> float:
-    """Seconds of the ops that have a tensor, or a matrix, as long as the edges."""
-    found = 0.0
-    for op, taken in zip(trace.ops, seconds, strict=True):
-        sizes = {size for spec in (*op.inputs, *op.outputs) for size in spec.shape}
-        if op.cost.family != "view" and (sizes & edges or matrices((op.args, op.kwargs))):
-            found += taken
+def _split(trace: Trace, on_edges: list[bool]) -> dict[str, dict[str, float]]:
+    """Flops and bytes of ops over edges (sparse), and of all others (dense)."""
+    found = {name: {"flops": 0.0, "bytes": 0.0} for name in ("sparse", "dense")}
+    for op, sparse in zip(trace.ops, on_edges, strict=True):
+        part = found["sparse" if sparse else "dense"]
+        part["flops"] += float(op.cost.flops)
+        part["bytes"] += float(op.cost.bytes)
     return found
 
 
@@ -179,8 +168,8 @@ def _brent(work: float, steps: float, workers: int) -> dict[str, float]:
         "workers": workers,
         "at least": low,
         "at most": high,
-        "speedup at most": work / low,
-        "at least ": work / high,
+        "speedup at least": work / high if high else 1.0,
+        "speedup at most": work / low if low else 1.0,
     }
 
 

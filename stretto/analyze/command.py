@@ -4,16 +4,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from stretto.analyze.analysis import analyze
 from stretto.analyze.clock import device_of
 from stretto.analyze.machine_file import get
 from stretto.analyze.models import MODELS
-from stretto.analyze.report import Report
 from stretto.analyze.subject import subject, writable
-from stretto.analyze.svg import short
+from stretto.analyze.terminal import show, show_schemes
 from stretto.bench.report import console
 from stretto.errors import fail
 
@@ -43,7 +40,8 @@ def command(
     for option, path in (("save-machine", save_machine), ("html", html), ("json", json)):
         writable(path, f"analyze: '--{option}'")
     model, data = subject(target, graph, hidden, layers, device)
-    computer = get(machine, again=probe_again, device=device_of(model))
+    many = any(int(word) > 1 for word in words)
+    computer = get(machine, again=probe_again, device=device_of(model), link=many)
     if save_machine is not None:
         computer.save(save_machine)
     report = analyze(model, data, procs=[int(word) for word in words], machine=computer, mode=mode)
@@ -56,37 +54,3 @@ def command(
         report.to_html(html)
     if json is not None:
         report.to_json(json)
-
-
-def show(out: Console, report: Report) -> None:
-    """The report on a terminal."""
-    out.print(report.explain(), soft_wrap=True, highlight=False)
-    table = Table(title="strategies, fastest first", title_justify="left")
-    for column in ("strategy", "workers", "ms", "bytes", "messages", "syncs", "memory"):
-        table.add_column(column, justify="left" if column == "strategy" else "right")
-    table.add_column("why")
-    for s in report.strategies[:12]:
-        cells = (short(s.seconds * 1e3), short(s.bytes), str(s.messages), str(s.syncs), short(s.memory))
-        table.add_row(s.name, str(s.workers), *cells, s.reason)
-    out.print(table)
-    if report.checks:
-        checks = Table(title="predicted, counted, measured", title_justify="left")
-        for column in ("what", "unit", "predicted", "counted", "measured", "predicted / true"):
-            checks.add_column(column)
-        for row in report.checks:
-            values = ["-" if row[k] is None else short(row[k]) for k in ("predicted", "counted", "measured", "ratio")]
-            checks.add_row(row["what"], row["unit"], *values)
-        out.print(checks)
-
-
-def show_schemes(out: Console, report: Report) -> None:
-    """Work of an epoch by training scheme, counted from real batches."""
-    rows = report.schemes()
-    table = Table(title="an epoch by training scheme", title_justify="left")
-    for column in ("scheme", "batches", "nodes", "edges", "flops", "of full batch", "bound", "of full batch "):
-        table.add_column(column, justify="left" if column == "scheme" else "right")
-    for row in rows:
-        shares = (f"{row['flops'] / rows[0]['flops']:.2f}", f"{row['published'] / rows[0]['published']:.2f}")
-        table.add_row(row["name"], str(row["batches"]), short(row["nodes"]), short(row["edges"]), short(row["flops"]),
-                      shares[0], short(row["published"]), shares[1])  # fmt: skip
-    out.print(table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from stretto.analyze import peaks
+from stretto.analyze import facts, peaks
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.page import card, grid, items, numbers, page, table
 from stretto.analyze.svg import COLOURS, bars, duration, lines, roofline, short
@@ -67,7 +67,7 @@ def _on_roofline(ops: list[dict[str, Any]]) -> dict[str, Any]:
 def analysis_page(report: Report) -> str:
     """The page of stretto.analyze."""
     rows = report.rows()
-    g, best = report.graph, report.best
+    g = report.graph
     peak, widths = _roofs(report.machine)
     total = sum(row["ms"] for row in rows) or 1.0
     plotted = _on_roofline([{**r, "seconds": r["ms"] / 1e3, "share": r["ms"] / total} for r in rows])
@@ -122,37 +122,57 @@ def analysis_page(report: Report) -> str:
             "Strategies, fastest first",
             table(
                 "strategies",
-                [_strategy(s, report.seconds) for s in report.strategies],
-                ("strategy", "workers", "ms", "speed-up", "bytes", "messages", "syncs", "memory", "exact", "reason"),
+                [facts.strategy_row(s, report.seconds) for s in report.strategies],
+                (
+                    "strategy",
+                    "workers",
+                    "ms",
+                    "speed-up",
+                    "bytes",
+                    "messages",
+                    "syncs",
+                    "memory",
+                    "fits",
+                    "where",
+                    "exact",
+                    "reason",
+                ),
             ),
         ),
+        card("Strategies that do not apply", items(facts.refusal_lines(report))),
         card(
             "Layers",
             table(
                 "layers",
-                [_layer(c) for c in report.costs],
+                [facts.layer_row(c) for c in report.costs],
                 (
                     "layer",
                     "module",
                     "class",
-                    "published work",
-                    "as implemented",
+                    "published row",
+                    "found by",
                     "flops",
                     "best flops",
                     "bytes",
                     "best bytes",
+                    "rewrites",
                 ),
             ),
         ),
+        *_facts(report),
         card(
             "Forms of parallelism",
-            table("forms", [asdict(f) for f in report.forms], ("level", "form", "available", "degree", "reason")),
+            table(
+                "forms",
+                [{**asdict(f), "W/D": f.parallelism} for f in report.forms],
+                ("level", "form", "available", "degree", "W/D", "reason"),
+            ),
         ),
         card(
             "Staleness plan (stretto.dist)",
             table(
                 "staleness",
-                [_staleness(plan) for plan in report.staleness],
+                [facts.staleness_row(plan) for plan in report.staleness],
                 ("workers", "setting", "stale reads", "expected age", "amplification by layer", "bound"),
             ),
         ),
@@ -168,23 +188,40 @@ def analysis_page(report: Report) -> str:
             "Partitions",
             table(
                 "parts",
-                [_part(p) for p in report.partitions],
+                [facts.part_row(p) for p in report.partitions],
                 ("parts", "method", "halo rows", "push rows", "cut edges", "uneven rows", "uneven edges"),
             ),
         ),
         card(
             "Predicted, counted, measured",
-            table("checks", report.checks, ("what", "unit", "predicted", "counted", "measured", "ratio"))
+            table("checks", report.checks, ("what", "unit", "predicted", "counted", "measured", "ratio", "note"))
             if report.checks
             else "<p>call validate() to run and compare</p>",
         ),
-        card("Ops", table("ops", rows, ("op", "module", "phase", "shapes", "calls", "ms", "flops", "bytes", "bound"))),
+        card(
+            "Ops",
+            table("ops", rows, ("op", "module", "phase", "shapes", "calls", "ms", "flops", "bytes", "W/D", "bound")),
+        ),
     ]
     subtitle = (
         f"{g.num_nodes:,} nodes, {g.num_edges:,} edges, largest degree {g.max_degree:,}; {report.mode}; "
-        f"{report.machine.name}, {_threads(report.machine)}. Best: {best.name} on {best.workers}."
+        f"{report.machine.name}, {_threads(report.machine)}. {report.verdict()}."
     )
     return page(f"Would more hardware help? {report.model}", subtitle, parts)
+
+
+def _facts(report: Report) -> list[str]:
+    """Cards of work and depth by layer, bounds, graph and memory."""
+    forms = [row for c in report.costs for row in c.rows()]
+    brent = ("workers", "T_P at least", "T_P at most", "speed-up at least", "speed-up at most")
+    return [
+        card("Work and depth by layer", table("depths", forms, ("layer", "class", "form", "work", "flops", "depth",
+                                                                "steps"))),
+        card("Brent's bounds, in flops of one processor", table("brent", facts.brent_rows(report), brent)),
+        card("Graph", table("graph", facts.graph_rows(report), ("of the graph", "value"))),
+        card("Memory", table("memory", facts.memory_rows(report), ("memory", "bytes", "note"))),
+        card("Sparse and dense work", table("split", facts.split_rows(report), ("work", "flops", "bytes"))),
+    ]  # fmt: skip
 
 
 def _plans(report: Report) -> list[tuple[str, float, str]]:
@@ -220,44 +257,6 @@ def _traffic(report: Report) -> list[tuple[str, float, str]]:
         for s in report.strategies
         if s.workers == most
     ]
-
-
-def _strategy(s: Any, one: float) -> dict[str, Any]:
-    shown = {"strategy": s.name, "ms": s.seconds * 1e3, "exact": "yes" if s.exact else "no"}
-    return {**s.to_dict(), **shown, "speed-up": one / max(s.seconds, 1e-12)}
-
-
-def _layer(c: Any) -> dict[str, Any]:
-    return {
-        "layer": c.path or "model",
-        "module": c.module,
-        "class": c.name,
-        "published work": str(c.published.get("work", "-")).replace("**", "^").replace("*", " "),
-        "as implemented": c.formula,
-        "flops": c.flops,
-        "best flops": c.best_flops,
-        "bytes": c.bytes,
-        "best bytes": c.best_bytes,
-    }
-
-
-def _staleness(plan: Any) -> dict[str, Any]:
-    raised = [f"{name} = {value}" for name, value in plan.setting.vector().items() if value != int(name[0] == "L")]
-    factors = ", ".join(f"{c:.3g}" for c in plan.amplification) or plan.reason
-    shown = {"setting": ", ".join(raised), "amplification by layer": factors}
-    return {**plan.to_dict(), **shown}
-
-
-def _part(p: Any) -> dict[str, Any]:
-    return {
-        "parts": p.parts,
-        "method": p.method,
-        "halo rows": sum(p.halo),
-        "push rows": sum(p.push),
-        "cut edges": p.cut,
-        "uneven rows": p.imbalance["rows"],
-        "uneven edges": p.imbalance["edges"],
-    }
 
 
 def profile_page(profile: Profile) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from stretto.bench import machine as facts
-from stretto.errors import expect, fail
+from stretto.errors import StrettoError, expect, fail
 from stretto.tune import machine as tuned
 from stretto.tune import store
 
@@ -72,6 +72,7 @@ class Machine:
     fresh: float = 4e9  # byte/s of writing memory the process did not have before: the system clears it page by page
     link_latency: float = 2e-5  # seconds of one message between workers, each of which sends one at that time
     link_bandwidth: float = 1e9  # byte/s between two workers
+    link: str = "assumed"  # where these two come from: assumed, measured here, or given in a file
     beside: float = 1.0  # time of a worker's own ops while the others run, over their time alone: 1 unless they share
     workers: int = 1  # workers that can run at once here
     busy: float = 0.0  # load of the system while it was measured; a busy machine looks slower than it is
@@ -90,6 +91,8 @@ class Machine:
         except (ValueError, OSError) as error:
             fail(f"analyze: machine file {file.name!r} is not JSON: {error}")
         check(content, f"analyze: machine file {file.name!r}")
+        if {"link_latency", "link_bandwidth"} <= content.keys():
+            content.setdefault("link", "given")
         return Machine(**content)
 
     def save(self, path: str | Path) -> None:
@@ -135,8 +138,9 @@ def _check_points(name: str, value: Any, where: str) -> None:
     for point in value:
         fine = isinstance(point, (list, tuple)) and sizes < len(point) <= sizes + 2 and all(map(_number, point))
         rates = point[sizes:] if fine else ()
-        least = 0 <= min(rates, default=-1) if name == "cache" else 0 < min(rates, default=-1)
-        expect(fine and least, f"{where}: {name!r} has {point!r}, wanted {sizes} sizes and then rates above 0")
+        least = min(rates, default=-1.0)
+        fine = fine and (least > 0 or (least == 0 and name == "cache"))
+        expect(fine, f"{where}: {name!r} has {point!r}, wanted {sizes} sizes and then rates above 0")
 
 
 def _number(value: Any) -> bool:
@@ -175,10 +179,29 @@ def near_row(table: Table, row: float, span: float, far: float = 0.0) -> float:
     return near([(point[0], *point[2:]) for point in table if point[1] == closest], row, far)
 
 
-def get(machine: Machine | str | Path = "auto", *, again: bool = False, device: torch.device | str = "cpu") -> Machine:
+def _link() -> dict[str, Any]:
+    """The link between two processes of this machine, as fields; none where it cannot be measured."""
+    from stretto.analyze import workers
+
+    try:
+        latency, bandwidth, beside = workers.link()
+    except StrettoError as error:
+        logger.warning("stretto: the link between two processes was not measured (%s): it is assumed", error)
+        return {}
+    return {"link_latency": latency, "link_bandwidth": bandwidth, "beside": beside, "link": "measured"}
+
+
+def get(
+    machine: Machine | str | Path = "auto",
+    *,
+    again: bool = False,
+    device: torch.device | str = "cpu",
+    link: bool = False,
+) -> Machine:
     """A Machine: given, from a file, or this one ("auto": measured once and kept; again: measured now).
 
-    device: the part of this machine that is meant, its processor or its card.
+    device: the part of this machine that is meant, its processor or its card. link: with the link between two of its
+    processes, which takes some seconds more, also once.
     """
     from stretto.analyze.probing import probe
 
@@ -191,6 +214,9 @@ def get(machine: Machine | str | Path = "auto", *, again: bool = False, device: 
     kept = {} if again else store.read(KIND, about)
     if "machine" not in kept:
         kept = {"machine": json.loads(json.dumps(probe(device=kind).to_dict()))}  # as it comes back from the file
+        store.add(KIND, about, kept)
+    if link and kind == "cpu" and kept["machine"].get("link", "assumed") == "assumed":
+        kept = {"machine": {**kept["machine"], **_link()}}
         store.add(KIND, about, kept)
     found = Machine(**kept["machine"])
     if found.busy > BUSY * facts.cores():

@@ -2,21 +2,13 @@
 
 Every rate depends on where the operands are: an op finds them near if it or another has just used them, far if the step
 has touched more since than the caches hold. The trace tells how much that is (`farness`).
-
-And from the order of ops to depth: the longest chain of ops that wait for one another, in steps of an ideal parallel
-machine (log terms) and in kernel launches (what a small graph really waits for).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-import sympy
 import torch
 
 from stretto import memory
-from stretto.analyze.costs import DEGREE
 from stretto.analyze.machine_file import Machine, near, near_row
 from stretto.analyze.specs import matrices, tensors
 from stretto.analyze.trace import OpRecord, Trace
@@ -196,45 +188,3 @@ def _on_card(trace: Trace, machine: Machine) -> float:
         if op.name in WAITS or (any(spec.dtype == torch.bool for spec in op.inputs[1:]) and op.cost.random):
             host = max(host, card)
     return max(host, card)
-
-
-@dataclass(frozen=True)
-class Depth:
-    """The longest chain of dependent ops."""
-
-    steps: float  # of an ideal parallel machine
-    launches: int  # kernels that wait for one another
-    symbolic: str  # the chain's log terms, for one that counts widths as numbers
-
-
-def depth(trace: Trace, max_degree: int) -> Depth:
-    """Critical path over the data dependencies of the trace (numeric sizes)."""
-    degree: Any = {DEGREE: max(max_degree, 2)}
-    kept: dict[int, float] = {}
-    steps: list[float] = []
-    launches: list[int] = []
-    before: list[int | None] = []
-    for op in trace.ops:
-        value = op.cost.depth
-        if isinstance(value, sympy.Expr):
-            known = kept.get(id(value))
-            if known is None:
-                known = kept[id(value)] = float(value.subs(degree))
-            value = known
-        last = max(op.deps, key=lambda i: steps[i], default=None)
-        steps.append(float(value) + (steps[last] if last is not None else 0.0))
-        launches.append(int(op.cost.family != "view") + max((launches[i] for i in op.deps), default=0))
-        before.append(last)
-    if not steps:
-        return Depth(0.0, 0, "0")
-    at: int | None = max(range(len(steps)), key=lambda i: steps[i])
-    trees = plain = 0.0
-    while at is not None:
-        value = trace.ops[at].cost.depth
-        if isinstance(value, sympy.Expr):
-            trees += 1
-            plain += 1
-        else:
-            plain += float(value)
-        at = before[at]
-    return Depth(max(steps), max(launches), f"{trees:.0f} log d + {plain:.0f}")

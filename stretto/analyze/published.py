@@ -27,7 +27,7 @@ class Row:
     """One model of the tables."""
 
     model: str
-    pyg: str
+    pyg: tuple[str, ...]  # the classes of PyG that are this model
     kind: str  # C, A, MP
     type: str  # L, P, R
     psi_work: Expr | None
@@ -54,11 +54,11 @@ _power = m * n * lg(T) + n * k**2
 _power_depth = lg(k) + lg(T) * lg(d)
 
 ROWS = (
-    Row("GCN", "GCNConv", "C", "L", k, _one, _plain, _deep, _plain, _deep, "SpMM at min(k_in, k_out)"),
-    Row("GraphSAGE mean", "SAGEConv", "C", "L", _one, _one, _plain, _deep, _plain, _deep, "the copy is really O(k)"),
+    Row("GCN", ("GCNConv",), "C", "L", k, _one, _plain, _deep, _plain, _deep, "SpMM at min(k_in, k_out)"),
+    Row("GraphSAGE mean", ("SAGEConv",), "C", "L", _one, _one, _plain, _deep, _plain, _deep, "the copy is really O(k)"),
     Row(
         "GIN",
-        "GINConv",
+        ("GINConv",),
         "C",
         "L",
         _one,
@@ -69,12 +69,12 @@ ROWS = (
         L * lg(d) + L * K * lg(k),
         "the global table prints LK log d, an over-count",
     ),
-    Row("CommNet", "GraphConv", "C", "L", _one, _one, _plain, _deep, _plain, _deep, "two GEMMs"),
-    Row("Vanilla attention", "-", "A", "L", k, lg(k), _plain, _deep, _plain, _deep, "SDDMM and SpMM"),
-    Row("AGNN", "AGNNConv", "A", "L", k, lg(k), _plain, _deep, _plain, _deep, "norms hoisted to the nodes"),
+    Row("CommNet", ("GraphConv",), "C", "L", _one, _one, _plain, _deep, _plain, _deep, "two GEMMs"),
+    Row("Vanilla attention", ("TransformerConv",), "A", "L", k, lg(k), _plain, _deep, _plain, _deep, "SDDMM and SpMM"),
+    Row("AGNN", ("AGNNConv",), "A", "L", k, lg(k), _plain, _deep, _plain, _deep, "norms hoisted to the nodes"),
     Row(
         "GAT",
-        "GATConv",
+        ("GATConv", "GATv2Conv"),
         "A",
         "L",
         d * k**2,
@@ -87,7 +87,7 @@ ROWS = (
     ),
     Row(
         "MoNet",
-        "GMMConv",
+        ("GMMConv",),
         "A",
         "L",
         k**2,
@@ -100,7 +100,7 @@ ROWS = (
     ),
     Row(
         "G-GCN",
-        "ResGatedGraphConv",
+        ("ResGatedGraphConv",),
         "MP",
         "L",
         k**2,
@@ -113,7 +113,7 @@ ROWS = (
     ),
     Row(
         "GraphSAGE pool",
-        "SAGEConv",
+        ("SAGEConv",),
         "MP",
         "L",
         k**2,
@@ -124,10 +124,10 @@ ROWS = (
         _deep,
         "projection hoisted to the nodes",
     ),
-    Row("EdgeConv choice 1", "-", "MP", "L", k**2, lg(k), _layers(k**2), _deep, _plain, _deep, "linear psi: hoisted"),
+    Row("EdgeConv choice 1", (), "MP", "L", k**2, lg(k), _layers(k**2), _deep, _plain, _deep, "linear psi: hoisted"),
     Row(
         "EdgeConv choice 5",
-        "EdgeConv",
+        ("EdgeConv", "DynamicEdgeConv"),
         "MP",
         "L",
         k**2,
@@ -138,13 +138,15 @@ ROWS = (
         _deep,
         "an MLP on every edge",
     ),
-    Row("SGC", "SGConv", "C", "P", None, None, _power, _power_depth, T * m * k + n * k**2, _hops, "a chain of T SpMM"),
-    Row("ChebNet", "ChebConv", "C", "P", None, None, _power, _power_depth, _chain, _hops, "recurrence"),
-    Row("DeepWalk, DCNN, GDC", "-", "C", "P", None, None, _power, _power_depth, _chain, _hops, ""),
-    Row("TAGCN", "TAGConv", "C", "P", None, None, _chain, _hops, _chain, _hops, "derived; not in the source"),
+    Row(
+        "SGC", ("SGConv",), "C", "P", None, None, _power, _power_depth, T * m * k + n * k**2, _hops, "a chain of T SpMM"
+    ),
+    Row("ChebNet", ("ChebConv",), "C", "P", None, None, _power, _power_depth, _chain, _hops, "recurrence"),
+    Row("DeepWalk, DCNN, GDC", (), "C", "P", None, None, _power, _power_depth, _chain, _hops, ""),
+    Row("TAGCN", ("TAGConv",), "C", "P", None, None, _chain, _hops, _chain, _hops, "derived; not in the source"),
     Row(
         "Node2Vec, LINE, SDNE",
-        "-",
+        (),
         "C",
         "P",
         None,
@@ -157,7 +159,7 @@ ROWS = (
     ),
     Row(
         "PPNP, ARMA",
-        "APPNP",
+        ("APPNP", "ARMAConv"),
         "C",
         "R",
         None,
@@ -251,7 +253,20 @@ def evaluate(expression: Expr, values: Mapping[str, float]) -> float:
     return float(numeric)
 
 
-def find(pyg_class: str, kind: str) -> Row | None:
-    """The row for a PyG class; SAGEConv is two rows, told apart by the class found in the trace."""
-    rows = [row for row in ROWS if row.pyg == pyg_class]
-    return next((row for row in rows if row.kind == kind), rows[0] if rows else None)
+# Class and type as found in a trace -> the row that stands for layers of no known name.
+GENERAL = {
+    ("C", "L"): "GCN",
+    ("A", "L"): "Vanilla attention",
+    ("MP", "L"): "EdgeConv choice 5",
+    ("C", "P"): "DeepWalk, DCNN, GDC",
+    ("C", "R"): "PPNP, ARMA",
+}
+
+
+def find(pyg_class: str, kind: str, type: str = "") -> Row | None:
+    """The row for a PyG class; SAGEConv is two rows, told apart by the class found in the trace. For a class that no
+    table has, the row of its class and type."""
+    rows = [row for row in ROWS if pyg_class in row.pyg]
+    if rows:
+        return next((row for row in rows if row.kind == kind), rows[0])
+    return _row.get(GENERAL.get((kind, type), ""))

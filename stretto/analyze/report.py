@@ -9,33 +9,20 @@ from typing import Any
 
 from stretto.analyze import published
 from stretto.analyze.classify import Layer
+from stretto.analyze.costs import DEGREE
+from stretto.analyze.depth import Depth
 from stretto.analyze.given import Given
 from stretto.analyze.graph_stats import GraphStats, Partition
+from stretto.analyze.layer_costs import LayerCost
 from stretto.analyze.machine_file import Machine
-from stretto.analyze.predict import Depth, bound, times
+from stretto.analyze.predict import bound, times
 from stretto.analyze.rewrites import Rewrite
 from stretto.analyze.staleness import StalenessPlan
-from stretto.analyze.strategies import Problem, Strategy
+from stretto.analyze.strategy import Problem, Refusal, Strategy
 from stretto.analyze.svg import duration
 from stretto.analyze.taxonomy import Form
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload
-
-
-@dataclass
-class LayerCost:
-    """Work of one layer in three forms. Expressions are in n, m, a, e, t (lift.NAMES); widths are numbers."""
-
-    path: str
-    module: str
-    name: str  # class and type
-    published: dict[str, str | float] = field(default_factory=dict)
-    flops: float = 0.0  # as it runs
-    bytes: float = 0.0
-    formula: str = ""
-    best_flops: float = 0.0
-    best_bytes: float = 0.0
-    rewrites: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -50,6 +37,7 @@ class Report:
     trace: Trace  # at the sizes of the data, lifted from the probe where that worked
     lifted: bool
     symbolic: dict[str, str]  # flops, bytes as formulas
+    split: dict[str, dict[str, float]]  # flops and bytes of ops over edges (sparse), and of all others (dense)
     depth: Depth
     machine: Machine
     brent: list[dict[str, float]]
@@ -57,6 +45,7 @@ class Report:
     forms: list[Form]
     partitions: list[Partition]
     strategies: list[Strategy]
+    refusals: list[Refusal]  # strategies that do not apply, with the reason
     rewrites: list[Rewrite]
     inconsistencies: list[dict[str, Any]]
     seconds: float  # predicted step
@@ -98,6 +87,25 @@ class Report:
         """The strategy ranked first."""
         return self.strategies[0]
 
+    @property
+    def best_here(self) -> Strategy | None:
+        """The first that fits and needs no more workers than the machine has."""
+        return next((s for s in self.strategies if s.fits and s.here), None)
+
+    def verdict(self) -> str:
+        """Which strategy is best, and what must be said with it."""
+        best, here, machine = self.best, self.best_here, self.machine
+        if not best.fits:
+            least = min(self.strategies, key=lambda s: s.memory)
+            room, need = (f"{size / 1e9:.3g} GB" for size in (machine.memory, least.memory))
+            return f"Nothing fits into {room}: least is {least.name} on {least.workers}, which needs {need}"
+        said = f"Best: {best.name} on {best.workers}: {duration(best.seconds)}; {best.reason}"
+        if best.here:
+            return said
+        many = f"{machine.workers} worker{'s' * (machine.workers != 1)} at once"
+        own = f", best {here.name} on {here.workers}: {duration(here.seconds)}" if here else ", and nothing that fits"
+        return f"{said}. That is elsewhere: {machine.name} runs {many}{own}"
+
     def rows(self) -> list[dict[str, Any]]:
         """One line per op and shape: where, how often, work, predicted time and what bounds it."""
         table: dict[tuple[str, str, str, str], dict[str, Any]] = {}
@@ -108,13 +116,24 @@ class Report:
             row = table.setdefault(
                 key,
                 {"op": op.name, "module": op.path, "phase": op.phase, "shapes": op.shapes, "calls": 0, "flops": 0.0,
-                 "bytes": 0.0, "ms": 0.0, "bound": bound(op, self.machine)},
+                 "bytes": 0.0, "ms": 0.0, "bound": bound(op, self.machine),
+                 "W/D": float(op.cost.flops) / self._steps(op.cost.depth)},
             )  # fmt: skip
             row["calls"] += 1
             row["flops"] += float(op.cost.flops)
             row["bytes"] += float(op.cost.bytes)
             row["ms"] += seconds * 1e3
         return sorted(table.values(), key=lambda row: -row["ms"])
+
+    def _share(self, what: str) -> float:
+        """Sparse work as a share of all."""
+        parts = [self.split[part][what] for part in ("sparse", "dense")]
+        return parts[0] / sum(parts) if sum(parts) else 0.0
+
+    def _steps(self, depth: Any) -> float:
+        """Depth of one op as a number."""
+        known = depth.subs({DEGREE: max(self.graph.max_degree, 2)}) if hasattr(depth, "subs") else depth
+        return max(1.0, float(known))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in plain values."""
@@ -123,6 +142,7 @@ class Report:
             "mode": self.mode,
             "graph": self.graph.to_dict(),
             "work": {"flops": self.work, "bytes": self.bytes, **self.symbolic, "lifted": self.lifted},
+            "split": self.split,
             "depth": asdict(self.depth),
             "parallelism": self.parallelism,
             "layers": [asdict(cost) for cost in self.costs],
@@ -131,6 +151,7 @@ class Report:
             "forms": [form.to_dict() for form in self.forms],
             "partitions": [part.to_dict() for part in self.partitions],
             "strategies": [strategy.to_dict() for strategy in self.strategies],
+            "refusals": [asdict(refusal) for refusal in self.refusals],
             "staleness": [plan.to_dict() for plan in self.staleness],
             "rewrites": [asdict(rewrite) for rewrite in self.rewrites],
             "inconsistencies": self.inconsistencies,
@@ -173,7 +194,7 @@ class Report:
 
     def explain(self) -> str:
         """The analysis in words."""
-        g, best = self.graph, self.best
+        g = self.graph
         launch_bound = sum(bound(op, self.machine) == "launch" for op in self.trace if op.cost.family != "view")
         lines = [
             f"{self.model} on {g.num_nodes:,} nodes and {g.num_edges:,} edges ({self.mode}): "
@@ -183,6 +204,7 @@ class Report:
             f"{self.depth.launches} of {self.trace.launches} kernels wait for one another"
             + (" (a CPU runs one after the other: there all of them do)" if self.machine.device == "cpu" else "")
             + f"; {launch_bound} are bound by their launch.",
+            f"Over edges (sparse): {self._share('flops'):.0%} of the flops, {self._share('bytes'):.0%} of the bytes.",
             f"Memory: {self.memory['total'] / 1e6:.4g} MB, "
             + ("fits." if self.memory["fits"] else f"more than the {self.machine.memory / 1e9:.3g} GB there are."),
         ]
@@ -194,15 +216,18 @@ class Report:
             f"remote, mean age {plan.expected_age:.2g} steps."
             for plan in self.staleness[:1]
         ]
-        lines.append(f"Best: {best.name} on {best.workers}: {duration(best.seconds)}; {best.reason}.")
+        if self.machine.link == "assumed" and any(s.workers > 1 for s in self.strategies):
+            rate = f"{self.machine.link_latency * 1e6:.3g} us and {self.machine.link_bandwidth / 1e9:.3g} GB/s"
+            lines.append(f"The link between workers was not measured: {rate} are assumed.")
+        lines.append(f"{self.verdict()}.")
         return "\n".join(lines)
 
 
-def inconsistencies(graph: GraphStats, width: int, layers: int, hops: int) -> list[dict[str, Any]]:
+def inconsistencies(graph: GraphStats, width: int, layers: int, hops: int, mlp: int) -> list[dict[str, Any]]:
     """The seven places where the published bounds and code disagree, with numbers for this graph."""
     values = {
         "n": max(graph.num_nodes, 1), "m": max(graph.num_edges, 1), "d": max(graph.max_degree, 1), "k": max(width, 1),
-        "L": max(layers, 1), "K": 2, "T": max(hops, 1), "c": 10,
+        "L": max(layers, 1), "K": max(mlp, 2), "T": max(hops, 1), "c": 10,
     }  # fmt: skip
     return [
         {

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import log2
 
 from stretto.analyze.classify import Layer
+from stretto.analyze.specs import Size
 from stretto.analyze.trace import OpRecord, Trace
 
 MOVES = ("gather", "scatter", "spmm")
@@ -21,6 +22,12 @@ class Rewrite:
     flops: float
     bytes: float
     sentence: str
+    ops: tuple[int, ...] = ()  # those it changes
+    left: float = 0.0  # share of their flops that remains; of hoisted products that is nodes over edges
+
+
+def _places(ops: list[OpRecord]) -> tuple[int, ...]:
+    return tuple(op.index for op in ops)
 
 
 def _edge_wide(op: OpRecord, edges: set[int]) -> bool:
@@ -56,7 +63,7 @@ def _order(layer: Layer, ops: list[OpRecord]) -> list[Rewrite]:
     wide = [op for op in ops if op.cost.family in MOVES]
     flops, moved = (sum(float(getattr(op.cost, what)) for op in wide) * (1 - ratio) for what in ("flops", "bytes"))
     text = f"multiply by W first: rows of {narrow} instead of {layer.aggregated} values are aggregated"
-    return [Rewrite(layer.path, "order", flops, moved, text)]
+    return [Rewrite(layer.path, "order", flops, moved, text, _places(wide), ratio)]
 
 
 def _fuse(layer: Layer, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
@@ -69,7 +76,7 @@ def _fuse(layer: Layer, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
         return []
     moved = 2.0 * sum(float(op.outputs[0].nbytes) for op in wide)
     text = f"{len(wide)} tensors of {layer.aggregated} values per edge are made; a fused product makes none"
-    return [Rewrite(layer.path, "fuse", 0.0, moved, text)]
+    return [Rewrite(layer.path, "fuse", 0.0, moved, text, _places(wide), 1.0)]
 
 
 def _hoist(layer: Layer, trace: Trace, ops: list[OpRecord], edges: set[int], num_nodes: int) -> list[Rewrite]:
@@ -82,7 +89,7 @@ def _hoist(layer: Layer, trace: Trace, ops: list[OpRecord], edges: set[int], num
     saved = sum(float(op.cost.flops) for op in found) * (1 - num_nodes / rows)
     what = "1 product runs" if len(found) == 1 else f"{len(found)} products run"
     text = f"{what} on {rows} edges, linear in what was gathered from the nodes: {num_nodes} nodes are enough"
-    return [Rewrite(layer.path, "hoist", saved, 0.0, text)] if saved > 0 else []
+    return [Rewrite(layer.path, "hoist", saved, 0.0, text, _places(found))] if saved > 0 else []
 
 
 def _from_nodes(op: OpRecord, trace: Trace, edges: set[int]) -> bool:
@@ -109,7 +116,7 @@ def _cache(layer: Layer, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
         flops, moved = (sum(float(getattr(op.cost, what)) for op in spent) for what in ("flops", "bytes"))
         what = "A X" if layer.hops <= 1 else f"A^{layer.hops} X"
         text = f"{what} does not depend on any parameter: computed once, it is the same in every step"
-        found.append(Rewrite(layer.path, "cache A X", flops, moved, text))
+        found.append(Rewrite(layer.path, "cache A X", flops, moved, text, _places(spent)))
     if layer.norm:
         spent = [
             op
@@ -121,7 +128,7 @@ def _cache(layer: Layer, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
         ]
         flops, moved = (sum(float(getattr(op.cost, what)) for op in spent) for what in ("flops", "bytes"))
         text = "edge weights are made from the graph alone in every step; made once, they can be kept"
-        found.append(Rewrite(layer.path, "cache norm", flops, moved, text))
+        found.append(Rewrite(layer.path, "cache norm", flops, moved, text, _places(spent)))
     return found
 
 
@@ -139,3 +146,20 @@ def chain_or_power(num_nodes: int, num_edges: int, width: int, hops: int) -> tup
     chain = float(hops * num_edges * width)
     power = float(num_edges * num_nodes * log2(max(hops, 2)))
     return ("chain" if chain <= power else "power"), chain, power
+
+
+def chosen(ways: list[Rewrite], what: str = "flops") -> list[Rewrite]:
+    """The rules of one layer that go together and save most. Caching A X makes order and fusion of it pointless."""
+    by_rule = {way.rule: way for way in ways}
+    cached = [by_rule[rule] for rule in ("cache A X",) if rule in by_rule]
+    product = [by_rule[rule] for rule in ("order", "fuse") if rule in by_rule]
+    saved = [sum(getattr(way, what) for way in some) for some in (cached, product)]
+    rest = [by_rule[rule] for rule in ("hoist", "cache norm") if rule in by_rule]
+    return [*(cached if cached and saved[0] >= saved[1] else product), *rest]
+
+
+def saved_flops(way: Rewrite, trace: Trace, num_nodes: Size) -> Size:
+    """Flops that the rule saves in a trace, of numbers or of symbols."""
+    if way.rule == "hoist":
+        return sum(trace.ops[i].cost.flops * (1 - num_nodes / trace.ops[i].outputs[0].shape[0]) for i in way.ops)
+    return sum(trace.ops[i].cost.flops for i in way.ops) * (1 - way.left)

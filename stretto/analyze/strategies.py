@@ -1,105 +1,18 @@
-"""P workers: bytes, messages and synchronisations of every strategy, and the time the machine file predicts for it.
-
-Conventions. b = 4 bytes per value. Halo exchange moves the input rows of every round of aggregation, forward always and
-backward for all but the first layer. The all-reduce of |W| parameters moves 2 (P - 1) / P |W| b per worker.
-"""
+"""P workers: bytes, messages and synchronisations of every strategy, and the time the machine file predicts for it."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from math import ceil, sqrt
-from typing import Any
+from math import ceil
 
-from stretto.analyze.classify import Layer
-from stretto.analyze.graph_stats import GraphStats, Partition
-from stretto.analyze.machine_file import Machine
+from stretto.analyze.graph_stats import Partition
+from stretto.analyze.layouts import feature, one_and_a_half, pipeline, three_d, two_d
+from stretto.analyze.strategy import B, Problem, Refusal, Strategy, split_memory, wire
 from stretto.dist import Staleness
 
-B = 4
 FANOUT, BATCH = 10, 1024
 STALE = "partition + stale halo (T^R = 1)"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What all strategies are given."""
-
-    stats: GraphStats
-    layers: tuple[Layer, ...]
-    parameters: int  # values
-    step: float  # seconds of a full-batch step on one worker
-    on_edges: float  # of which in ops on edges
-    around: float  # of which host code around the ops: every worker runs all of it
-    activations: float  # bytes a full-batch step takes
-    fixed: float  # bytes of parameters and their gradients
-    features: float  # bytes of the input
-    machine: Machine
-    train: bool
-    targets: int
-
-    @property
-    def forward_widths(self) -> list[int]:
-        """Width of what each round of aggregation reads, in order."""
-        return [layer.width_in for layer in self.layers for _ in range(max(layer.hops, 1))]
-
-    @property
-    def backward_widths(self) -> list[int]:
-        """The same for gradients; the first layer's input needs none."""
-        if not self.train or not self.layers:
-            return []
-        return self.forward_widths[max(self.layers[0].hops, 1) :]
-
-    @property
-    def rounds(self) -> int:
-        """Exchanges of a step."""
-        return len(self.forward_widths) + len(self.backward_widths)
-
-    @property
-    def width(self) -> int:
-        """Values per node that all rounds together exchange."""
-        return sum(self.forward_widths) + sum(self.backward_widths)
-
-    def compute(self, edges: float, nodes: float) -> float:
-        """Seconds of a worker that has these shares of the edges and of the nodes, while the others run too."""
-        alone = self.around + self.on_edges * edges + (self.step - self.on_edges - self.around) * nodes
-        return alone * self.machine.beside
-
-    def allreduce(self, workers: int) -> float:
-        """Bytes per worker."""
-        return 2 * (workers - 1) / workers * self.parameters * B if self.train else 0.0
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """A way to run the step on P workers and what it costs. bytes: all workers together, per step."""
-
-    name: str
-    workers: int
-    bytes: float
-    messages: int
-    syncs: int
-    memory: float  # bytes per worker
-    compute: float  # seconds
-    communicate: float
-    seconds: float  # of a step over the whole graph (an epoch, for sampling)
-    exact: bool
-    reason: str
-    formula: str
-    staleness: Staleness | None = None  # the engine's setting (stretto.dist), where its exchanges are the strategy's
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-
-def _wire(problem: Problem, bytes_per_worker: float, messages: float) -> float:
-    link = problem.machine
-    return messages * link.link_latency + bytes_per_worker / link.link_bandwidth
-
-
-def _split_memory(problem: Problem, share: float, halo: float) -> float:
-    return problem.fixed + (problem.features + problem.activations) * share + halo
 
 
 def _single(problem: Problem, part: Partition) -> Strategy:
@@ -140,8 +53,8 @@ def _halo(
     rows_held = max(own + pulled for own, pulled in zip(part.rows, part.halo, strict=True))
     compute = problem.compute(share, rows_held / max(1, problem.stats.num_nodes))
     worst = max(part.halo) / max(1, sum(part.halo)) if sum(part.halo) else 1 / P
-    wire = _wire(problem, moved * worst + problem.allreduce(P), messages / P)
-    seconds = {"none": compute + wire, "full": max(compute, wire), "interior": compute + 0.5 * wire}[overlap]
+    moving = wire(problem, moved * worst + problem.allreduce(P), messages / P)
+    seconds = {"none": compute + moving, "full": max(compute, moving), "interior": compute + 0.5 * moving}[overlap]
     syncs = (rounds + (1 if problem.train else 0)) if overlap != "full" else (1 if problem.train else 0)
     halo_bytes = B * max(part.halo) * sum(problem.forward_widths) * (2 if overlap == "full" else 1)
     return Strategy(
@@ -150,9 +63,9 @@ def _halo(
         total,
         messages,
         syncs,
-        _split_memory(problem, share, halo_bytes),
+        split_memory(problem, share, halo_bytes),
         compute,
-        wire,
+        moving,
         seconds,
         overlap != "full",
         reason,
@@ -175,9 +88,12 @@ def _pull(problem: Problem, part: Partition) -> Strategy:
     )
 
 
-def _push(problem: Problem, part: Partition) -> Strategy | None:
+ATTENTION = "attention needs its softmax over all neighbours: two rounds or a merge, not partial sums alone"
+
+
+def _push(problem: Problem, part: Partition) -> Strategy | str:
     if any(layer.kind == "A" for layer in problem.layers):
-        return None  # a softmax needs two rounds or a merge; partial sums alone are not enough
+        return ATTENTION
     return _halo(
         problem,
         part,
@@ -189,9 +105,11 @@ def _push(problem: Problem, part: Partition) -> Strategy | None:
     )
 
 
-def _either(problem: Problem, part: Partition) -> Strategy | None:
-    if any(layer.kind == "A" for layer in problem.layers) or part.best >= min(sum(part.halo), sum(part.push)):
-        return None
+def _either(problem: Problem, part: Partition) -> Strategy | str:
+    if any(layer.kind == "A" for layer in problem.layers):
+        return ATTENTION
+    if part.best >= min(sum(part.halo), sum(part.push)):
+        return "no pair of parts does better than all by the same side"
     return _halo(
         problem,
         part,
@@ -231,7 +149,7 @@ def _sampling(problem: Problem, part: Partition) -> Strategy:
     compute = problem.compute(share, share) * steps
     fetch = nodes * problem.layers[0].width_in * B * (1 - 1 / P) if problem.layers else 0.0
     total = steps * P * (fetch + problem.allreduce(P))
-    wire = steps * _wire(problem, fetch + problem.allreduce(P), 3 * (P - 1))
+    moving = steps * wire(problem, fetch + problem.allreduce(P), 3 * (P - 1))
     memory = problem.fixed + problem.features / P + problem.activations * share
     return Strategy(
         "data-parallel sampling",
@@ -241,105 +159,49 @@ def _sampling(problem: Problem, part: Partition) -> Strategy:
         steps,
         memory,
         compute,
-        wire,
-        compute + wire,
+        moving,
+        compute + moving,
         False,
         f"{steps} steps of {batch} seeds see {share:.0%} of the graph each; gradients are estimates",
         "steps P (c^L k b (1 - hit) + 2 (P-1)/P |W| b)",
     )
 
 
-def _feature(problem: Problem, part: Partition) -> Strategy:
-    P, n = part.parts, problem.stats.num_nodes
-    per_worker = B * n * problem.width * (P - 1) / P**2 * 2
-    rounds = 2 * problem.rounds
-    wire = _wire(problem, per_worker + problem.allreduce(P), rounds * (P - 1))
-    compute = problem.compute(1 / P, 1 / P)
-    memory = _split_memory(problem, 1 / P, 0.0)
-    return Strategy(
-        "feature-parallel",
-        P,
-        P * (per_worker + problem.allreduce(P)),
-        rounds * P * (P - 1),
-        rounds + 1,
-        memory,
-        compute,
-        wire,
-        compute + wire,
-        True,
-        "rows are cut into columns: perfectly even whatever the graph, but all of them are redistributed twice a round",
-        "2 n k (P-1)/P^2 b per worker and round",
-    )
-
-
-def _one_and_a_half(problem: Problem, part: Partition) -> Strategy | None:
-    P, n = part.parts, problem.stats.num_nodes
-    copies = max(2, round(sqrt(P)))
-    if P < 4 or P % copies:
-        return None
-    per_worker = B * problem.width * (n / copies + n * copies / P)
-    wire = _wire(problem, per_worker + problem.allreduce(P), problem.rounds * (P // copies))
-    compute = problem.compute(1 / P, 1 / P)
-    memory = problem.fixed + (problem.features + problem.activations) * copies / P
-    return Strategy(
-        "1.5-D, replicated",
-        P,
-        P * (per_worker + problem.allreduce(P)),
-        problem.rounds * P * (P // copies),
-        problem.rounds + 1,
-        memory,
-        compute,
-        wire,
-        compute + wire,
-        True,
-        f"{copies} copies of every block: fewer words, {copies}x the memory",
-        "n k / c + n k c / P words per worker",
-    )
-
-
-def _pipeline(problem: Problem, part: Partition) -> Strategy | None:
-    P, n = part.parts, problem.stats.num_nodes
-    stages = len(problem.layers)
-    if stages < 2 or stages < P:
-        return None
-    width = max(layer.width_out for layer in problem.layers)
-    moved = B * n * width * (P - 1) * (2 if problem.train else 1)
-    chunks = 4 * P
-    compute = problem.compute(1 / P, 1 / P) * (chunks + P - 1) / chunks
-    wire = _wire(problem, moved / max(1, P - 1), chunks * 2)
-    memory = problem.fixed / P + problem.features + problem.activations / P
-    return Strategy(
-        "pipelined by layers",
-        P,
-        moved,
-        chunks * (P - 1) * 2,
-        2 * (P - 1),
-        memory,
-        compute,
-        wire,
-        max(compute, wire),
-        True,
-        f"{P} stages of whole layers over {chunks} chunks; layers are rarely equally heavy",
-        "n k b per stage boundary",
-    )
-
-
-MANY: tuple[Callable[[Problem, Partition], Strategy | None], ...] = (
-    _sampling,
-    _pull,
-    _push,
-    _either,
-    _stale,
-    _feature,
-    _one_and_a_half,
-    _pipeline,
-)
+# name -> the strategy on a partition's P workers, or why there is none
+MANY: dict[str, Callable[[Problem, Partition], Strategy | str]] = {
+    "data-parallel sampling": _sampling,
+    "partition + halo, pull": _pull,
+    "partition + halo, push": _push,
+    "partition + halo, pull or push per pair": _either,
+    STALE: _stale,
+    "feature-parallel": feature,
+    "1.5-D, replicated": one_and_a_half,
+    "2-D": two_d,
+    "3-D": three_d,
+    "pipelined by layers": pipeline,
+}
 
 
 def strategies(problem: Problem, partitions: list[Partition]) -> list[Strategy]:
     """Every strategy for every P, fastest first; those that do not fit the memory come last."""
+    machine = problem.machine
     found = [_single(problem, partitions[0])] if partitions else []
     for part in partitions:
         if part.parts > 1:
-            found += [s for make in MANY if (s := make(problem, part)) is not None]
-    return sorted(found, key=lambda s: (s.memory > problem.machine.memory, s.seconds))
+            found += [s for make in MANY.values() if isinstance(s := make(problem, part), Strategy)]
+    known = [
+        dataclasses.replace(s, fits=s.memory <= machine.memory, here=s.workers <= max(1, machine.workers))
+        for s in found
+    ]
+    return sorted(known, key=lambda s: (not s.fits, s.seconds))
+
+
+def refusals(problem: Problem, partitions: list[Partition]) -> list[Refusal]:
+    """The strategies that do not apply, for every P, with the reason."""
+    return [
+        Refusal(name, part.parts, reason)
+        for part in partitions
+        if part.parts > 1
+        for name, make in MANY.items()
+        if isinstance(reason := make(problem, part), str)
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,13 +13,20 @@ from stretto.analyze.graph_stats import GraphStats
 
 @dataclass(frozen=True)
 class Form:
-    """One form, whether it is there, and how many things could run at once by it."""
+    """One form, whether it is there, and how many things could run at once by it.
+
+    By this form alone a step has the depth max(D, W - w + w / degree), w being the work it is about; parallelism is W
+    over that.
+    """
 
     level: str
     form: str
     available: bool
     degree: int
     reason: str
+    work: float = 0.0  # flops of the ops it is about
+    depth: float = 0.0  # steps by this form alone
+    parallelism: float = 1.0  # all work over that depth
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -63,8 +70,42 @@ def _gated(model: nn.Module) -> int:
     return max(counts, default=1)
 
 
-def taxonomy(model: nn.Module, stats: GraphStats, layers: list[Layer], data: Any, targets: int) -> list[Form]:
-    """Every form of the taxonomy. data: what the step runs on; targets: nodes with a loss."""
+WORK = ("all", "edges", "products", "aggregation", "layers")  # what a form may be about
+# Form -> the work it is about, where that is not all of it.
+ABOUT = {
+    "graph partition, by edge": "edges",
+    "graph partition, by edge feature": "edges",
+    "graph structure parallelism": "aggregation",
+    "micro-pipeline": "layers",
+    "ANN-pipeline": "products",
+    "ANN-model": "products",
+    "type parallelism": "layers",
+    "attribute parallelism": "edges",
+    "mixture of experts": "products",
+}
+
+
+def taxonomy(
+    model: nn.Module,
+    stats: GraphStats,
+    layers: list[Layer],
+    data: Any,
+    targets: int,
+    loads: dict[str, float],
+    depth: float,
+) -> list[Form]:
+    """Every form of the taxonomy. data: what the step runs on; targets: nodes with a loss; loads: flops by WORK; depth:
+    steps of the whole step with all forms together."""
+    return [_with_depth(form, loads, depth) for form in _forms(model, stats, layers, data, targets)]
+
+
+def _with_depth(form: Form, loads: dict[str, float], depth: float) -> Form:
+    whole, part = loads["all"], loads[ABOUT.get(form.form, "all")]
+    alone = max(depth, whole - part + part / max(1, form.degree)) if form.available else whole
+    return replace(form, work=part, depth=alone, parallelism=whole / alone if alone else 1.0)
+
+
+def _forms(model: nn.Module, stats: GraphStats, layers: list[Layer], data: Any, targets: int) -> list[Form]:
     graphs = int(getattr(data, "num_graphs", 1) or 1)
     types = len(data.edge_types) if hasattr(data, "edge_types") else _distinct(data, "edge_type")
     times = _distinct(data, "edge_time", "t", "time")

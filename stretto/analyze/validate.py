@@ -21,7 +21,8 @@ from stretto.analyze.graph_stats import Partition, Partitioner
 from stretto.analyze.kept import kept
 from stretto.analyze.look import memory_here
 from stretto.analyze.predict import step_seconds
-from stretto.analyze.strategies import STALE, Strategy, strategies
+from stretto.analyze.strategies import STALE, strategies
+from stretto.analyze.strategy import Strategy
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload, unpooled
 from stretto.bench.memory import card_peak_bytes

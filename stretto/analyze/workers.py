@@ -198,6 +198,7 @@ def _timed(step: Callable[[], Any], warmup: int, repeats: int) -> float:
 
 # ---- the link ----
 
+LINK_LIMIT = 60.0  # seconds
 SWAPS, PAYLOAD, LONG = 60, 1 << 22, 8  # exchanges of eight bytes; bytes of long ones, and how many
 ROWS, WIDTH, TURNS = 1 << 13, 64, 12  # work as a step's: rows gathered, added up, multiplied
 
@@ -239,7 +240,7 @@ def converse() -> dict[str, float]:
 def link() -> tuple[float, float, float]:
     """Two processes of this machine: seconds of an exchange, bytes per second of a long one, and how much longer their
     own work takes while both run; measured once."""
-    found = launch(converse, 2, limit=LIMIT, calm=True)
+    found = launch(converse, 2, limit=LINK_LIMIT, calm=True)
     taken = {name: statistics.mean(one[name] for one in found) for name in found[0]}
     beside = max(1.0, taken["both"] / taken["alone"])
     return taken["short"], PAYLOAD / max(taken["long"] - taken["short"], 1e-9), beside

@@ -85,7 +85,7 @@ class Workload:
         return recorder.trace
 
     def timed(self, *, repeats: int = 5, warmup: int = 2) -> Trace:
-        """The trace with the median time of every op; plain and traced steps take turns, and leave the model as it was."""
+        """The trace with the median time of every op; plain and traced steps take turns. The model stays as it is."""
         with kept(self.model):
             return self._timed(repeats, warmup)
 

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from stretto import datasets
 from stretto.analyze import machine_file
 from stretto.analyze.analysis import analyze
+from stretto.analyze.depth import depth
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.models import as_data, make
-from stretto.analyze.predict import depth, step_seconds
+from stretto.analyze.predict import step_seconds
 from stretto.analyze.workload import Workload
 from stretto.bench import machine, report
 from stretto.bench.run import threads as limited

@@ -54,6 +54,25 @@ def test_self_contained(pages, name):
     assert "nan" not in re.sub(r"[a-z]*nan[a-z]+|[a-z]+nan[a-z]*", "", text.lower())
 
 
+def test_the_analysis_shows_all_that_was_found(pages):
+    text = (pages / "analysis.html").read_text()
+    for title in (
+        "Strategies that do not apply", "Work and depth by layer", "Brent&#x27;s bounds", "Graph", "Memory",
+        "Sparse and dense work", "Forms of parallelism", "Published bound and what runs",
+    ):  # fmt: skip
+        assert f"<h2>{title}" in text, title
+    for column in ("fits", "where", "W/D", "steps", "note", "T_P at least"):
+        assert re.search(rf"<th[^>]*>{column}</th>", text), column
+    for words in (
+        "best re-association",
+        "attention needs its softmax",
+        "reuse distance",
+        "elsewhere",
+        "inside the act",
+    ):
+        assert words in text, words
+
+
 class Refused(Exception):
     """The driver could not do what it was asked."""
 

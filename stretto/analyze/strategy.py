@@ -1,0 +1,111 @@
+"""A way to run a step on P workers: what it is given (Problem), and what it costs (Strategy).
+
+Conventions. b = 4 bytes per value. Halo exchange moves the input rows of every round of aggregation, forward always and
+backward for all but the first layer. The all-reduce of |W| parameters moves 2 (P - 1) / P |W| b per worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stretto.analyze.classify import Layer
+from stretto.analyze.graph_stats import GraphStats
+from stretto.analyze.machine_file import Machine
+from stretto.dist import Staleness
+
+B = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What all strategies are given."""
+
+    stats: GraphStats
+    layers: tuple[Layer, ...]
+    parameters: int  # values
+    step: float  # seconds of a full-batch step on one worker
+    on_edges: float  # of which in ops on edges
+    around: float  # of which host code around the ops: every worker runs all of it
+    activations: float  # bytes a full-batch step takes
+    fixed: float  # bytes of parameters and their gradients
+    features: float  # bytes of the input
+    machine: Machine
+    train: bool
+    targets: int
+
+    @property
+    def forward_widths(self) -> list[int]:
+        """Width of what each round of aggregation reads, in order."""
+        return [layer.width_in for layer in self.layers for _ in range(max(layer.hops, 1))]
+
+    @property
+    def backward_widths(self) -> list[int]:
+        """The same for gradients; the first layer's input needs none."""
+        if not self.train or not self.layers:
+            return []
+        return self.forward_widths[max(self.layers[0].hops, 1) :]
+
+    @property
+    def rounds(self) -> int:
+        """Exchanges of a step."""
+        return len(self.forward_widths) + len(self.backward_widths)
+
+    @property
+    def width(self) -> int:
+        """Values per node that all rounds together exchange."""
+        return sum(self.forward_widths) + sum(self.backward_widths)
+
+    def compute(self, edges: float, nodes: float) -> float:
+        """Seconds of a worker that has these shares of the edges and of the nodes, while the others run too."""
+        alone = self.around + self.on_edges * edges + (self.step - self.on_edges - self.around) * nodes
+        return alone * self.machine.beside
+
+    def allreduce(self, workers: int) -> float:
+        """Bytes per worker."""
+        return 2 * (workers - 1) / workers * self.parameters * B if self.train else 0.0
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to run the step on P workers and what it costs. bytes: all workers together, per step."""
+
+    name: str
+    workers: int
+    bytes: float
+    messages: int
+    syncs: int
+    memory: float  # bytes per worker
+    compute: float  # seconds
+    communicate: float
+    seconds: float  # of a step over the whole graph (an epoch, for sampling)
+    exact: bool
+    reason: str
+    formula: str
+    staleness: Staleness | None = None  # the engine's setting (stretto.dist), where its exchanges are the strategy's
+    fits: bool = True  # into the machine's memory
+    here: bool = True  # the machine has so many workers
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A strategy that does not apply, and why."""
+
+    name: str
+    workers: int
+    reason: str
+
+
+def wire(problem: Problem, bytes_per_worker: float, messages: float) -> float:
+    """Seconds of one worker's messages."""
+    link = problem.machine
+    return messages * link.link_latency + bytes_per_worker / link.link_bandwidth
+
+
+def split_memory(problem: Problem, share: float, halo: float) -> float:
+    """Bytes of a worker that holds this share of the rows, and so many bytes of others'."""
+    return problem.fixed + (problem.features + problem.activations) * share + halo
