@@ -1,6 +1,6 @@
 """The three findings of the operator study, as statements with the numbers of this machine: true or false here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from rich.console import Console
@@ -8,7 +8,8 @@ from rich.table import Table
 
 from stretto.analyze import machine_file
 from stretto.bench import breakeven, report
-from stretto.bench.hosseini import SAME, SETTINGS, SKIPPED, SPARSITIES, Cell, cells, run
+from stretto.bench.hosseini import SAME, SETTINGS, SKIPPED, SPARSITIES, Cell, run
+from stretto.bench.hosseini_cells import cells
 from stretto.bench.run import threads as limited
 from stretto.errors import fail
 from stretto.tune.timing import ratio
@@ -21,6 +22,7 @@ class Finding:
     statement: str
     holds: bool
     numbers: str
+    part: str = "all cells"
 
 
 def sparsity_effect(cell: Cell, name: str) -> float | None:
@@ -41,7 +43,7 @@ def _locality(done: list[Cell]) -> Finding | None:
     by_shape: dict[tuple[str, str], dict[int, float]] = {}
     effects = []
     for cell in done:
-        if cell.op in ("index_select", "gather") and (0.0, cell.op) in cell.timings:
+        if cell.op in ("index_select", "gather") and cell.factor == 1 and (0.0, cell.op) in cell.timings:
             by_shape.setdefault((cell.op, cell.shape), {})[cell.dim] = cell.timings[0.0, cell.op].median
             effect = sparsity_effect(cell, cell.op)
             effects += [max(effect, 1 / effect)] if effect else []
@@ -55,11 +57,14 @@ def _locality(done: list[Cell]) -> Finding | None:
     return Finding("memory inefficiency dominates over sparsity", most > median(effects), text)
 
 
+NATIVE, OTHERS = ("torch", "torch.sparse.mm"), ("PyG", "torch_scatter", "torch_sparse")
+
+
 def _native(done: list[Cell]) -> Finding | None:
     """torch's own ops match or beat PyG's at low to moderate sparsity."""
     wins = total = 0
     for cell in done:
-        pairs = [(s, "torch", "PyG") for s in SPARSITIES[:3]]
+        pairs = [(s, native, other) for s in SPARSITIES[:3] for native in NATIVE for other in OTHERS]
         for sparsity, native, other in pairs:
             if (sparsity, native) in cell.timings and (sparsity, other) in cell.timings:
                 total += 1
@@ -67,7 +72,7 @@ def _native(done: list[Cell]) -> Finding | None:
                 wins += times >= 1 - SAME
     if not total:
         return None
-    text = f"torch as fast or faster in {wins} of {total} cells with up to 90 % zeros"
+    text = f"torch as fast or faster in {wins} of {total} comparisons with up to 90 % zeros"
     return Finding("native ops often match or beat PyG's at low to moderate sparsity", wins * 2 >= total, text)
 
 
@@ -82,19 +87,28 @@ def _oblivious(done: list[Cell]) -> Finding | None:
         return None
     flat = sorted(op for op, values in effects.items() if median(values) <= 1 + SAME)
     text = f"no benefit from 99 % zeros in {len(flat)} of {len(effects)} ops: {', '.join(flat)}"
+    for cell in done:
+        times = [timing.median for timing in cell.timings.values()]
+        if len(times) == len(SPARSITIES) ** 3:  # of addmm, all operands
+            text += f"; {len(times)} combinations of zeros in {cell.op} differ by {max(times) / min(times) - 1:.0%}"
     return Finding("many central ops ignore sparsity", len(flat) * 2 >= len(effects), text)
 
 
 def command(out: Console, *, threads: int, repeats: int, only: str, device: str = "cpu") -> list[dict[str, object]]:
     """Run the study's cells whose label contains `only`, show them, then the findings."""
     setting = SETTINGS[device]
-    chosen = [cell for cell in cells(setting) if only in cell.label]
-    if not chosen:
+    labels = [cell.label for cell in cells(setting)]
+    wanted = sum(only in label for label in labels)
+    if not wanted:
         fail(f"bench ops: no cell of the suite contains {only!r}")
-    with limited(threads), report.progress(len(chosen), "hosseini") as step:
-        for cell in chosen:
-            run(cell, repeats, setting)
-            step(cell.label)
+    chosen = []
+    with limited(threads), report.progress(wanted, "hosseini") as step:
+        for cell in cells(setting):
+            if only in cell.label:
+                run(cell, repeats, setting)
+                cell.forget()  # all of them at once would not fit on a card
+                chosen.append(cell)
+                step(cell.label)
     table = Table(title="milliseconds by share of zeros", title_justify="left")
     for column in ("op", "shape", "dim", "rf", "candidate", *[f"{s:.0%}" for s in SPARSITIES], "error"):
         table.add_column(column, justify="left" if column in ("op", "shape", "candidate") else "right")
@@ -104,20 +118,38 @@ def command(out: Console, *, threads: int, repeats: int, only: str, device: str 
             worst = max((e for (_, n), e in cell.errors.items() if n == name), default=0.0)
             table.add_row(cell.op, cell.shape, str(cell.dim), str(cell.factor), name, *shown, f"{worst:.0e}")
     out.print(table)
-    for op, reason in SKIPPED.items():
-        out.print(f"not run: {op}: {reason}", style="dim", highlight=False)
+    for op, reason in (SKIPPED | not_to_be_had(chosen)).items():
+        out.print(f"not run: {op}: {reason}", style="dim", highlight=False, soft_wrap=True)
     found = findings(chosen)
+    if only:
+        part = f"{len(chosen)} of {len(labels)} cells, those that contain {only!r}"
+        out.print(f"What follows is judged on a part of the study: {part}.", style="yellow", highlight=False)
+        found = [replace(finding, part=part) for finding in found]
     if not only:
         with limited(threads):
             edge = breakeven.run(machine_file.get(device=device), device=device)
         found.append(Finding("break-even density is 2 BW_gather / (b F_gemm), within 2x", edge.holds, str(edge)))
     for finding in found:
-        word = "TRUE here" if finding.holds else "FALSE here"
+        word = ("TRUE" if finding.holds else "FALSE") + (" in this part" if only else " here")
         out.print(f"{word}: {finding.statement}: {finding.numbers}", soft_wrap=True, highlight=False)
     return [
         *_records(chosen),
-        *({"finding": f.statement, "holds": f.holds, "numbers": f.numbers, "reason": ""} for f in found),
+        *(
+            {"finding": f.statement, "holds": f.holds, "numbers": f.numbers, "judged on": f.part, "reason": ""}
+            for f in found
+        ),
     ]
+
+
+def not_to_be_had(done: list[Cell]) -> dict[str, str]:
+    """Candidates that are missing here -> why, and in which ops."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for cell in done:
+        for name, reason in cell.missing.items():
+            ops = found.setdefault((name, reason), [])
+            if cell.op not in ops:
+                ops.append(cell.op)
+    return {name: f"{reason} ({', '.join(ops)})" for (name, reason), ops in found.items()}
 
 
 def _milliseconds(cell: Cell, sparsity: float, name: str) -> str:
@@ -128,15 +160,19 @@ def _milliseconds(cell: Cell, sparsity: float, name: str) -> str:
 def _records(done: list[Cell]) -> list[dict[str, object]]:
     records: list[dict[str, object]] = []
     for cell in done:
+        for name, reason in cell.missing.items():
+            records.append({**_place(cell), "candidate": name, "reason": reason})
         for key in cell.errors | dict.fromkeys(cell.reasons, 0.0):
             timing = cell.timings.get(key)
             records.append(
                 {
-                    "suite": "hosseini", "op": cell.op, "shape": cell.shape, "dim": cell.dim,
-                    "reduce_factor": cell.factor,
-                    "sparsity": key[0], "candidate": key[1], "error": cell.errors.get(key),
-                    "reason": cell.reasons.get(key, ""), "structural": cell.structural,
-                    **(timing.to_dict() if timing is not None else {}),
+                    **_place(cell), "sparsity": key[0], "candidate": key[1], "error": cell.errors.get(key),
+                    "reason": cell.reasons.get(key, ""), **(timing.to_dict() if timing is not None else {}),
                 }
             )  # fmt: skip
     return records
+
+
+def _place(cell: Cell) -> dict[str, object]:
+    where = {"suite": "hosseini", "op": cell.op, "shape": cell.shape, "dim": cell.dim}
+    return {**where, "reduce_factor": cell.factor, "structural": cell.structural}

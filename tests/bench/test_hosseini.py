@@ -1,15 +1,18 @@
 """The operator study: every op of it has cells, candidates agree with fp64, findings are judged from the numbers."""
 
+import json
+
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from stretto import cli
-from stretto.bench import findings, hosseini
-from stretto.bench.hosseini import Cell, cells, run
+from stretto.bench import findings, hosseini, stock
+from stretto.bench.hosseini import Cell, run
+from stretto.bench.hosseini_cells import cells
 from stretto.tune.timing import Timing
 
-TINY = hosseini.Setting(line=64, side=16, cube=6, tall=(32, 4))
+TINY = hosseini.Setting(line=64, side=16, cube=6, tall=(32, 4), small=8)
 REPEATS = hosseini.REPEATS  # before a test makes it small
 
 
@@ -17,7 +20,6 @@ REPEATS = hosseini.REPEATS  # before a test makes it small
 def small(monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.setitem(hosseini.SETTINGS, "cpu", TINY)
-    monkeypatch.setattr(hosseini, "SMALL", 8)
     monkeypatch.setattr(hosseini, "REPEATS", 2)
 
 
@@ -27,9 +29,26 @@ def test_the_grid_is_the_studys():
         "addmm", "matmul", "index_select", "gather", "index_add_", "scatter_sum", "scatter_mean", "scatter_mul",
         "scatter_max", "scatter_min", "sort", "sort, stable", "transpose", "spmm", "spspmm", "coalesce",
     }  # fmt: skip
-    assert {c.factor for c in found if c.op == "scatter_sum"} == {1, 2, 4, 8}
-    assert {c.dim for c in found if c.op == "index_select"} == {0, 1, 2}
     assert hosseini.SPARSITIES == (0.0, 0.5, 0.9, 0.99)
+    for op in ("index_select", "gather", "index_add_", "scatter_sum", "scatter_mean", "scatter_mul", "scatter_max"):
+        mine = {(c.shape, c.dim, c.factor) for c in found if c.op == op}
+        dims = [(name, dim) for name, shape in TINY.shapes.items() for dim in range(len(shape))]
+        assert mine == {(name, dim, factor) for name, dim in dims for factor in (1, 2, 4, 8)}, op
+    (addmm,) = [c for c in found if c.op == "addmm" and c.shape == "small square"]
+    assert len(addmm.candidates) * len(hosseini.SPARSITIES) == 64
+    (dense,) = [c for c in found if c.op == "spmm, zeros in B"]
+    assert {name.rpartition(" ")[2] for name in dense.candidates} == {"0%", "50%", "90%", "99%"}
+    for op in ("spspmm", "sort", "sort, stable", "transpose", "transpose, sparse", "coalesce"):
+        assert all(len(c.candidates) >= 2 for c in found if c.op == op), op
+
+
+def test_a_reduce_factor_divides_the_entries_of_an_index():
+    for cell in cells(TINY):
+        x = TINY.values(cell.values, 0.0)
+        if cell.op in ("index_select", "gather", "index_add_", "scatter_max"):
+            size = list(x.shape)
+            size[cell.dim] = max(1, size[cell.dim] // cell.factor)
+            assert list(cell.reference(x).shape) == size, cell.label
 
 
 def test_every_candidate_is_right_and_timed():
@@ -42,11 +61,69 @@ def test_every_candidate_is_right_and_timed():
         assert all(len(t.samples) >= 2 for t in cell.timings.values())
 
 
+class Fake:
+    """torch_scatter and torch_sparse, written with torch."""
+
+    @staticmethod
+    def scatter(x, index, dim, dim_size, reduce):
+        size = [dim_size if d == dim else s for d, s in enumerate(x.shape)]
+        where = index.view(*[-1 if d == dim else 1 for d in range(x.dim())]).expand_as(x)
+        word = {"sum": "sum", "mean": "mean", "mul": "prod", "max": "amax", "min": "amin"}[reduce]
+        return x.new_full(size, float(reduce == "mul")).scatter_reduce_(
+            dim, where, x, word, include_self=reduce == "mul"
+        )
+
+    @staticmethod
+    def _matrix(index, value, m, n):
+        return torch.sparse_coo_tensor(index, value, (m, n)).coalesce()
+
+    @staticmethod
+    def spmm(index, value, m, n, dense):
+        return Fake._matrix(index, value, m, n) @ dense
+
+    @staticmethod
+    def spspmm(a, x, b, y, m, k, n):
+        out = torch.sparse.mm(Fake._matrix(a, x, m, k), Fake._matrix(b, y, k, n)).coalesce()
+        return out.indices(), out.values()
+
+    @staticmethod
+    def coalesce(index, value, m, n, op):
+        out = Fake._matrix(index, value, m, n)
+        return out.indices(), out.values()
+
+    @staticmethod
+    def transpose(index, value, m, n):
+        return Fake.coalesce(index.flip(0), value, n, m, "add")
+
+
+def test_the_studys_own_libraries_are_candidates_where_they_are_there(monkeypatch):
+    monkeypatch.setattr(stock, "optional", lambda name: Fake)
+    ran = set()
+    for cell in cells(TINY):
+        other = {"torch_scatter", "torch_sparse"} & set(cell.candidates)
+        if other and cell.factor < 4:
+            cell.candidates = {name: cell.candidates[name] for name in other}
+            run(cell, 1, TINY)
+            assert cell.reasons == {}, cell.label
+            ran.add(cell.op)
+    assert ran == {
+        "scatter_sum", "scatter_mean", "scatter_mul", "scatter_max", "scatter_min", "spmm", "spspmm", "coalesce",
+        "transpose, sparse",
+    }  # fmt: skip
+
+
+def test_what_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(stock, "optional", lambda name: "not installed")
+    named = findings.not_to_be_had(list(cells(TINY)))
+    assert set(named) == {"torch_scatter", "torch_sparse"}
+    assert named["torch_sparse"].startswith("not installed (spmm, spspmm, coalesce")
+
+
 def test_every_row_has_a_spread(monkeypatch):
     """At least twenty samples, each of its own: quantiles that differ, where the study had none by construction."""
     assert REPEATS >= 20
     monkeypatch.setattr(hosseini, "REPEATS", REPEATS)
-    (cell,) = [c for c in cells(TINY) if c.op == "index_select" and c.shape == "square" and c.dim == 0]
+    (cell,) = [c for c in cells(TINY) if c.op == "index_select" and c.label.endswith("square dim 0 rf 1")]
     run(cell, 1, TINY)
     for timing in cell.timings.values():
         assert len(timing.samples) >= 20
@@ -91,10 +168,21 @@ def test_findings_follow_the_numbers():
     assert findings.findings([]) == []
 
 
+def test_the_spread_over_all_operands_is_told():
+    cell = timed("addmm", 0, {(s, f"{i}"): 1.0 + 0.01 * i for s in hosseini.SPARSITIES for i in range(16)}, ("0", "15"))
+    (found,) = findings.findings([cell])
+    assert "64 combinations of zeros in addmm differ by 15%" in found.numbers
+
+
 def test_command(tmp_path):
     words = ["bench", "ops", "--suite", "hosseini", "--only", "gather", "--json", str(tmp_path / "h.json")]
     result = CliRunner().invoke(cli.app, words)
     assert result.exit_code == 0, result.output
+    assert "TRUE in this part" in result.output or "FALSE in this part" in result.output
     assert "many central ops ignore sparsity" in result.output
+    assert "judged on a part of the study" in result.output
+    told = [r for r in json.loads((tmp_path / "h.json").read_text()) if "finding" in r]
+    assert told
+    assert all("those that contain 'gather'" in r["judged on"] for r in told)
     missing = CliRunner().invoke(cli.app, ["bench", "ops", "--suite", "hosseini", "--only", "levitate"])
     assert "no cell of the suite" in str(missing.exception)
