@@ -57,7 +57,7 @@ class _Layer(torch.autograd.Function):
             last = bool(call.after) and not ctx.hooked and is_last()  # what was kept may be overwritten
             found = _backward(call, grads[0], needs, last, tensors, kept)
         elif call.after:  # create_graph=True: gradients must be differentiable themselves
-            found = twice.gradients([_plainly(call, tensors)], grads, tensors, needs)
+            found = twice.gradients(lambda *terms: [_plainly(call, terms)], grads, tensors, needs)
         else:
             found = _gradients(call, grads[0], needs, tensors, again=True)
         if call.timed is not None and call.timed_backward:

@@ -26,6 +26,7 @@ from stretto.ops.op import Op, Sample
 from stretto.ops.projections import plus
 
 Results = Tensor | tuple[Tensor, ...]
+_plainly = reference_attention.differentiable
 
 
 def attention(
@@ -227,12 +228,12 @@ class _Attention(torch.autograd.Function):
             if is_last():
                 ctx.out = None
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
-            a = _pack(ctx.form, ctx.numbers, None if ctx.seed is None else ctx.seed.cpu(), tensors)
-            first = reference_attention.differentiable(ctx.graph.edge_csr, a)
-            again = [None if r is None else r.to(a.values.dtype) for r in first]
-            if bias is not None:
-                assert again[0] is not None
-                again[0] = again[0].flatten(1) + bias
+
+            def again(*terms: Any) -> list[Tensor | None]:
+                a = _pack(ctx.form, ctx.numbers, None if ctx.seed is None else ctx.seed.cpu(), terms[:-1])
+                out, *rest = (None if r is None else r.to(a.values.dtype) for r in _plainly(ctx.graph.edge_csr, a))
+                return [out if out is None or terms[-1] is None else out.flatten(1) + terms[-1], *rest]
+
             found = twice.gradients(again, grads, (*tensors, bias), (*needs, need_bias))
         else:
             needed = (*needs, need_bias) if bias is not None else tuple(needs)

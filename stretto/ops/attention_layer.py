@@ -96,8 +96,11 @@ class _AttentionLayer(torch.autograd.Function):
         x, bias, *parameters = ctx.saved_tensors
         needs = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():  # to be differentiated again
-            again = plainly(graph, layer, ctx.seed, x, bias, parameters)
-            return None, None, None, *twice.gradients([again], grads, (x, bias, *parameters), needs)
+
+            def again(x: Tensor, bias: Any, *parameters: Any) -> list[Tensor]:
+                return [plainly(graph, layer, ctx.seed, x, bias, parameters)]
+
+            return None, None, None, *twice.gradients(again, grads, (x, bias, *parameters), needs)
         out, kept = ctx.out, ctx.kept
         if out._version != ctx.version:  # edited in place since: made again
             out, *kept = _forward(graph, layer, ctx.seed, x, bias, *parameters)

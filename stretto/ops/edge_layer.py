@@ -233,7 +233,11 @@ class _EdgeLayer(torch.autograd.Function):
         saved, needs, (given, made) = ctx.saved_tensors, ctx.needs_input_grad[1:], ctx.counts
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
             tensors = saved[:given]
-            return None, *twice.gradients([_reference(ctx.plan, _packed(ctx.plan, tensors))], grads, tensors, needs)
+
+            def again(*terms: Tensor) -> list[Tensor]:
+                return [_reference(ctx.plan, _packed(ctx.plan, terms))]
+
+            return None, *twice.gradients(again, grads, tensors, needs)
         packed, kept = saved[given : given + made] if made else saved[:given], saved[given + made :]
         found = _backward(ctx.plan, packed, kept, grads[0], _packed_needs(ctx.plan, needs))
         return None, *(g if need else None for g, need in zip(_unpacked(ctx.plan, found), needs, strict=True))

@@ -108,8 +108,11 @@ class _EdgeMessages(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         tensors, needs = ctx.saved_tensors, tuple(ctx.needs_input_grad[2:])
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
-            out = reference_edge.edge_messages(ctx.graph.edge_csr, tensors, ctx.acts)
-            return None, None, *twice.gradients([out], grads, tensors, needs)
+
+            def again(*terms: Tensor | None) -> list[Tensor]:
+                return [reference_edge.edge_messages(ctx.graph.edge_csr, terms, ctx.acts)]
+
+            return None, None, *twice.gradients(again, grads, tensors, needs)
         return None, None, *run_grad(ctx.graph, tensors, ctx.acts, grads[0], needs)
 
 

@@ -1,8 +1,9 @@
 """edge_mlp: any function of an edge and its two ends, reduced by destination, in memory bounded by a block of edges.
 
 For messages that no algebra moves to the nodes (an MLP of several layers, an attention of the user's own). Edges are
-taken in blocks of whole rows in the order of their destinations; backward computes each block again, as torch's
-checkpointing does. Several reductions of the same messages (PNAConv) share one pass.
+taken in blocks in the order of their destinations: whole rows, and pieces of a row that is longer than a block.
+Backward computes each block again, as torch's checkpointing does. Several reductions of the same messages (PNAConv)
+share one pass.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from stretto.kernels.csr import Csr
 from stretto.ops import twice
 from stretto.ops.batched import one_by_one
 from stretto.ops.extremum import shares, with_own
+from stretto.ops.replay import Replay
 
 BLOCK = 1 << 14  # edges: at 256 channels of fp32 a block's array takes 16 MiB, about what a core's caches hold
-REDUCTIONS = ("sum", "mean", "max", "min", "square", "each")
+REDUCTIONS = ("sum", "mean", "max", "min", "square", "each", "function")
 Ends = Tensor | Sequence[Tensor] | None  # what a function reads at one end of an edge, or on it
 
 
@@ -45,14 +47,16 @@ def edge_mlp(
 
     graph [n, m], row [n, ...], col [m, ...], edge [E, ...] in the order of edge_index, or several of each -> [n, k]; a
     tuple of them where `reduce` is a sequence. "each": no reduction, the messages themselves [E, k] in that order.
+    "function": it is handed the block's Graph [r, B] first and sums by itself, to [r, ...]; a row's pieces are added.
     function maps blocks [B, ...] to [B, k], row by row (no batch statistics); absent terms are not handed to it.
     parameters: what it uses that needs gradients; by default those of the module it is.
     own [n, k]: added to max and min (not to the others), as if every message of a row had it.
-    Random numbers inside (dropout) are the same in backward. A row longer than `block` makes a block of its own.
+    Random numbers inside (dropout) are the same in backward. No block has more than `block` edges.
     """
     names = (reduce,) if isinstance(reduce, str) else tuple(reduce)
     for name in names:
         expect(name in REDUCTIONS, f"edge_mlp: 'reduce' is {name!r}, wanted {', '.join(REDUCTIONS)}")
+    expect("function" not in names or len(names) == 1, f"edge_mlp: 'reduce' is {names}, wanted 'function' by itself")
     expect(block >= 1, f"edge_mlp: 'block' is {block}, wanted at least 1")
     sizes = (("row", row, graph.num_rows), ("col", col, graph.num_cols), ("edge", edge, graph.num_edges))
     ends: list[tuple[int, Tensor]] = []
@@ -76,14 +80,23 @@ def listed(ends: Ends) -> Sequence[Tensor]:
 
 @dataclass(eq=False)
 class _Block:
-    """Whole rows of a graph: their edges' destinations, sources and numbers, and the matrix that reduces them."""
+    """Edges of a few whole rows, or a piece of one row: their destinations, sources and numbers, and their graph.
+
+    opens, closes: whether the first edge of its rows is here, and the last.
+    """
 
     first: int
     last: int
+    opens: bool
+    closes: bool
     rows: Tensor
     columns: Tensor
     ids: Tensor
-    csr: Csr
+    graph: Graph
+
+    @property
+    def whole(self) -> bool:
+        return self.opens and self.closes
 
     def where(self, place: int) -> Tensor:
         """The index of the block's edges at their destination (0), at their source (1), or of themselves (2)."""
@@ -91,32 +104,36 @@ class _Block:
 
 
 def _blocks(graph: Graph, block: int) -> Iterator[_Block]:
-    """The edges of a graph in blocks of about `block`; made anew each time, since kept they would double the graph."""
+    """The edges of a graph, at most `block` at a time; made anew each time, since kept they would double the graph."""
     csr = graph.edge_csr
-    begin = 0
     bounds = graph.derived(("edge_mlp", block), lambda: _bounds(csr.rowptr, block))
-    for first, last, end in bounds:
-        counts = csr.rowptr[first : last + 1].diff()
-        rows = torch.repeat_interleave(counts, output_size=end - begin) + first
+    for first, last, begin, end, opens, closes in bounds:
+        rowptr = csr.rowptr[first : last + 1].clamp(begin, end) - begin
+        rows = torch.repeat_interleave(rowptr.diff(), output_size=end - begin) + first
         part = slice(begin, end)
         columns = torch.arange(begin, end, device=csr.device) if csr.col is None else csr.col[part].long()
         ids = torch.arange(begin, end, device=csr.device) if csr.edge_id is None else csr.edge_id[part].long()
-        inner = Csr(csr.rowptr[first : last + 1] - begin, None, None, last - first, end - begin, end - begin)
-        yield _Block(first, last, rows, columns, ids, Graph(inner).csr)
-        begin = end
+        inner = Csr(rowptr, None, None, last - first, end - begin, end - begin)
+        yield _Block(first, last, opens, closes, rows, columns, ids, Graph(inner))
 
 
-def _bounds(rowptr: Tensor, block: int) -> list[tuple[int, int, int]]:
-    """(first row, row after the last, edge after the last) of every block."""
+def _bounds(rowptr: Tensor, block: int) -> list[tuple[int, int, int, int, bool, bool]]:
+    """(first row, row after the last, first edge, edge after the last, opens, closes) of every block."""
     pointers, num_rows = rowptr.cpu(), rowptr.numel() - 1
-    found: list[tuple[int, int, int]] = []
-    first = begin = 0
+    found: list[tuple[int, int, int, int, bool, bool]] = []
+    first = 0
     while first < num_rows or not found:
+        begin = int(pointers[first])
         last = int(torch.searchsorted(pointers, begin + block, right=True)) - 1
-        last = min(max(last, first + 1), num_rows)
-        begin = int(pointers[last]) if num_rows else 0
-        found.append((first, last, begin))
-        first = last
+        if last > first or not num_rows:
+            found.append((first, last, begin, int(pointers[last]), True, True))
+            first = last
+            continue
+        stop = int(pointers[first + 1])  # one row has more edges than a block
+        for start in range(begin, stop, block):
+            end = min(start + block, stop)
+            found.append((first, first + 1, start, end, start == begin, end == stop))
+        first += 1
     return found
 
 
@@ -133,28 +150,33 @@ class _EdgeMlp(torch.autograd.Function):
         *tensors: Any,
     ) -> Any:
         ctx.graph, ctx.function, ctx.block, ctx.names, ctx.places = graph, function, block, names, places
-        ctx.random = torch.get_rng_state()
+        ctx.replay = Replay(tensors)
         outs: list[Tensor] = []
         ties: list[Tensor | None] = []
+        pieces: list[Any] = [None] * len(names)  # of the row that is being put together
         for part in _blocks(graph, block):
-            message = function(*(t.index_select(0, part.where(at)) for t, at in zip(tensors, places, strict=False)))
+            message = _message(function, names, part, _taken(part, tensors, places))
             if not outs:
-                counts = [graph.num_edges if name == "each" else graph.num_rows for name in names]
-                outs = [message.new_zeros(count, *message.shape[1:]) for count in counts]
+                sizes = [graph.num_edges if name == "each" else graph.num_rows for name in names]
+                outs = [message.new_zeros(size, *message.shape[1:]) for size in sizes]
+                counts = kernels.accumulate_type(message.dtype)  # fp16 ends at 65504
                 ties = [
-                    torch.zeros_like(out) if name in ("max", "min") else None
+                    torch.zeros_like(out, dtype=counts) if name in ("max", "min") else None
                     for name, out in zip(names, outs, strict=True)
                 ]
-            flat = message.reshape(message.size(0), math.prod(message.shape[1:]))
             here = slice(part.first, part.last)
-            for name, out, tie in zip(names, outs, ties, strict=True):
+            for at, (name, out, tie) in enumerate(zip(names, outs, ties, strict=True)):
                 if name == "each":
                     out.index_copy_(0, part.ids, message)
                     continue
-                values, count = _reduced(graph, part, flat, name)
-                out[here] = values.reshape(out[here].shape)
-                if tie is not None and count is not None:
-                    tie[here] = count.reshape(tie[here].shape).to(tie.dtype)
+                found = _reduced(graph, part, message, name)
+                if not part.opens:
+                    found = _merged(name, pieces[at], found)
+                pieces[at] = None if part.closes else found
+                if part.closes:
+                    out[here] = found[0].to(out.dtype)
+                    if tie is not None and found[1] is not None:
+                        tie[here] = found[1]
         results = [out if tie is None else with_own(graph, out, own) for out, tie in zip(outs, ties, strict=True)]
         every = zip(results, outs, ties, strict=True)
         kept = [t for out, most, tie in every if tie is not None for t in (out, None if most is out else most, tie)]
@@ -169,8 +191,14 @@ class _EdgeMlp(torch.autograd.Function):
         tensors, kept = tuple(saved[: ctx.num_inputs]), iter(saved[ctx.num_inputs :])
         need_own, *needs = ctx.needs_input_grad[5:]
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch, all edges at once
-            outs = _plain(ctx.graph, ctx.function, ctx.names, own, ctx.places, tensors)
-            return None, None, None, None, None, *twice.gradients(outs, grads, (own, *tensors), (need_own, *needs))
+
+            def again(own: Any, *ends: Any) -> list[Tensor]:
+                with ctx.replay:
+                    return _plain(ctx.graph, ctx.function, ctx.block, ctx.names, own, ctx.places, ends)
+
+            captured = len(tensors) - len(ctx.places)
+            wanted = twice.gradients(again, grads, (own, *tensors), (need_own, *needs), captured)
+            return None, None, None, None, None, *wanted
         down = None
         flows = []  # (gradient per row or edge, name, extremum or None)
         for name, grad in zip(ctx.names, grads, strict=True):
@@ -183,12 +211,31 @@ class _EdgeMlp(torch.autograd.Function):
             elif name in ("mean", "square"):
                 grad = grad * _mean_scale(ctx.graph, grad)
             flows.append((2 * grad if name == "square" else grad, name, extremum))
-        found = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needs, strict=True)]
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(ctx.random)
+        types = [_sum_type(t, at, ctx.places) for at, t in enumerate(tensors)]
+        found = [
+            torch.zeros_like(t, dtype=kind) if need else None
+            for t, kind, need in zip(tensors, types, needs, strict=True)
+        ]
+        with ctx.replay:
             for part in _blocks(ctx.graph, ctx.block):
                 _block_gradients(ctx, part, tensors, needs, flows, found)
-        return None, None, None, None, None, down, *found
+        made = [None if d is None else d.to(t.dtype) for d, t in zip(found, tensors, strict=True)]
+        return None, None, None, None, None, None if down is None else down.to(own.dtype), *made
+
+
+def _taken(part: _Block, tensors: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
+    """The rows of a function's terms that a block's edges read."""
+    return [t.index_select(0, part.where(at)) for t, at in zip(tensors, places, strict=False)]
+
+
+def _message(function: Any, names: Sequence[str], part: _Block, ends: Sequence[Tensor]) -> Tensor:
+    return function(part.graph, *ends) if names == ("function",) else function(*ends)
+
+
+def _sum_type(tensor: Tensor, at: int, places: Sequence[int]) -> torch.dtype:
+    """The type in which a tensor's gradient is collected: an edge's comes once, all others are sums over blocks."""
+    once = at < len(places) and places[at] == 2
+    return tensor.dtype if once else kernels.accumulate_type(tensor.dtype)
 
 
 def _block_gradients(ctx: Any, part: _Block, tensors: Any, needs: Any, flows: Any, found: list[Any]) -> None:
@@ -199,13 +246,16 @@ def _block_gradients(ctx: Any, part: _Block, tensors: Any, needs: Any, flows: An
             t.detach().index_select(0, part.where(at)).requires_grad_(need)
             for t, at, need in zip(tensors, places, needs, strict=False)
         ]
-        message = ctx.function(*leaves)
+        message = _message(ctx.function, ctx.names, part, leaves)
     wanted = [t for t, need in zip((*leaves, *tensors[count:]), needs, strict=True) if need]
     if not message.requires_grad or not wanted:
         return
     value, total = message.detach(), None
     for grad, name, extremum in flows:
-        flow = grad.index_select(0, part.ids if name == "each" else part.rows)
+        if name == "function":
+            flow = grad[part.first : part.last]
+        else:
+            flow = grad.index_select(0, part.ids if name == "each" else part.rows)
         if name == "square":
             flow = flow.mul_(value)
         elif extremum is not None:
@@ -220,25 +270,46 @@ def _block_gradients(ctx: Any, part: _Block, tensors: Any, needs: Any, flows: An
         if d is None:
             continue
         at = places[i] if i < count else None
-        if at == 0 and d.dim() == 2:  # the block's own rows, each met here and nowhere else
-            into[part.first : part.last] = kernels.backend(d.device).spmm(part.csr, d)[0]
-        elif at == 2:  # each edge too
+        if at == 0 and d.dim() == 2:  # the block's own rows; those of a cut row meet in later blocks again
+            into[part.first : part.last] += kernels.backend(d.device).spmm(part.graph.csr, d.to(into.dtype))[0]
+        elif at == 2:  # each edge is met here and nowhere else
             into.index_copy_(0, part.ids, d)
         elif at is not None:
-            into.index_add_(0, part.where(at), d)
+            into.index_add_(0, part.where(at), d.to(into.dtype))
         else:
             into += d
 
 
-def _reduced(graph: Graph, part: _Block, flat: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
-    """One reduction of a block's messages. flat [B, k] -> [rows, k], and how many attain an extremum."""
-    backend = kernels.backend(flat.device)
+def _reduced(graph: Graph, part: _Block, message: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
+    """One reduction of a block's messages. [B, ...] -> [rows, ...], and how many attain an extremum.
+
+    Pieces of a row are reduced in the type of sums, and rounded once they are together.
+    """
+    if not part.whole:
+        message = message.to(kernels.accumulate_type(message.dtype))
+    if name == "function":
+        return message, None
+    backend, csr = kernels.backend(message.device), part.graph.csr
+    flat = message.reshape(message.size(0), math.prod(message.shape[1:]))
+    shape = (part.last - part.first, *message.shape[1:])
+    count = None
     if name in ("max", "min"):
-        return backend.spmm(part.csr, flat, reduce=name, count_ties=True)
-    if name == "sum":
-        return backend.spmm(part.csr, flat)[0], None
-    scale = graph.mean_scale(kernels.accumulate_type(flat.dtype))[part.first : part.last]
-    return backend.spmm(part.csr, flat * flat if name == "square" else flat, row_scale=scale)[0], None
+        out, count = backend.spmm(csr, flat, reduce=name, count_ties=True)
+    elif name == "sum":
+        out = backend.spmm(csr, flat)[0]
+    else:
+        scale = graph.mean_scale(kernels.accumulate_type(flat.dtype))[part.first : part.last]
+        out = backend.spmm(csr, flat * flat if name == "square" else flat, row_scale=scale)[0]
+    return out.reshape(shape), None if count is None else count.reshape(shape)
+
+
+def _merged(name: str, before: Any, found: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    """A row's reduction from those of its pieces so far and of the next one."""
+    (old, old_count), (new, count) = before, found
+    if count is None:
+        return old + new, None
+    most = (torch.maximum if name == "max" else torch.minimum)(old, new)
+    return most, old_count * (old == most) + count * (new == most)
 
 
 def _mean_scale(graph: Graph, like: Tensor) -> Tensor:
@@ -247,27 +318,35 @@ def _mean_scale(graph: Graph, like: Tensor) -> Tensor:
 
 
 def _plain(
-    graph: Graph, function: Any, names: tuple[str, ...], own: Any, places: tuple[int, ...], tensors: Sequence[Tensor]
+    graph: Graph,
+    function: Any,
+    block: int,
+    names: tuple[str, ...],
+    own: Any,
+    places: Sequence[int],
+    tensors: Sequence[Tensor],
 ) -> list[Tensor]:
-    """All reductions in plain, differentiable PyTorch."""
-    csr = graph.edge_csr
-    where = (csr.rows(), csr.columns(), csr.edge_id if csr.edge_id is None else csr.edge_id.long())
-    ends = [t if where[at] is None else t[where[at]] for t, at in zip(tensors, places, strict=False)]
-    message = function(*ends)
+    """All reductions in plain, differentiable PyTorch; messages block by block, so that random numbers are the same."""
+    parts = list(_blocks(graph, block))
+    made = [_message(function, names, part, _taken(part, tensors, places)) for part in parts]
+    if names == ("function",):
+        zeros = made[0].new_zeros(graph.num_rows, *made[0].shape[1:])
+        where = torch.cat([torch.arange(part.first, part.last, device=graph.device) for part in parts])
+        return [zeros.index_add(0, where, torch.cat(made))]
+    message, csr = torch.cat(made), graph.edge_csr
     inner = Csr(csr.rowptr, None, None, csr.num_rows, csr.num_edges, csr.num_edges)
     outs = []
     for name in names:
-        if name == "each":
-            ids = where[2]
-            outs.append(message if ids is None else torch.zeros_like(message).index_copy(0, ids, message))
-            continue
         if name in ("max", "min"):
-            index = where[0].view(-1, *([1] * (message.dim() - 1))).expand_as(message)
+            rows = csr.rows()
+            index = rows.view(-1, *([1] * (message.dim() - 1))).expand_as(message)
             zeros = message.new_zeros(graph.num_rows, *message.shape[1:])
-            whole = message if own is None else message + own[where[0]]
+            whole = message if own is None else message + own[rows]
             outs.append(zeros.scatter_reduce(0, index, whole, f"a{name}", include_self=False))
-            continue
-        value = message * message if name == "square" else message
-        out = reference.spmm(inner, value)[0]
-        outs.append(out if name == "sum" else out * _mean_scale(graph, out))
+        elif name == "each":
+            ids = torch.cat([part.ids for part in parts])
+            outs.append(torch.zeros_like(message).index_copy(0, ids, message))
+        else:
+            out = reference.spmm(inner, message * message if name == "square" else message)[0]
+            outs.append(out if name == "sum" else out * _mean_scale(graph, out))
     return outs

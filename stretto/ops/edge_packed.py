@@ -57,8 +57,11 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         (nodes, edge), graph = ctx.saved_tensors, ctx.graph
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
-            out = reference_edge.edge_messages(graph.edge_csr, _apart(nodes, edge), ctx.acts)
-            return None, None, *twice.gradients([out], grads, (nodes, edge), ctx.needs_input_grad[2:])
+
+            def again(nodes: Tensor, edge: Tensor | None) -> list[Tensor]:
+                return [reference_edge.edge_messages(graph.edge_csr, _apart(nodes, edge), ctx.acts)]
+
+            return None, None, *twice.gradients(again, grads, (nodes, edge), ctx.needs_input_grad[2:])
         dnodes = pool.empty(nodes.shape, nodes.dtype)
         dedge = None if edge is None else pool.empty(edge.shape, edge.dtype)
         tensors, into = _apart(nodes, edge), _apart(dnodes, dedge)
@@ -148,9 +151,12 @@ class _Featured(torch.autograd.Function):
         (graph, acts, scale, pairs), (x, edge, factor) = ctx.options, ctx.saved_tensors
         needs = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
-            out = reference_edge.edge_messages(graph.edge_csr, _of(x, edge, factor, pairs), acts)
-            out = out if scale is None else out + scale * x
-            return None, None, None, None, *twice.gradients([out], grads, (x, edge, factor), needs)
+
+            def again(x: Tensor, edge: Any, factor: Any) -> list[Tensor]:
+                out = reference_edge.edge_messages(graph.edge_csr, _of(x, edge, factor, pairs), acts)
+                return [out if scale is None else out + scale * x]
+
+            return None, None, None, None, *twice.gradients(again, grads, (x, edge, factor), needs)
         found = cpu_edge.edge_messages_grad(
             *((graph.edge_csr, graph.T.edge_csr) if pairs is None else (pairs.csr, pairs.csr_t)),
             _of(x.contiguous(), edge, factor),

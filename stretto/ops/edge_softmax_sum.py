@@ -89,8 +89,11 @@ class _SoftmaxSum(torch.autograd.Function):
         x, edge, heat, *kept = ctx.saved_tensors
         needs = tuple(ctx.needs_input_grad[2:])
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
-            out = reference_edge.softmax_sum(ctx.graph.edge_csr, x, edge, heat, *ctx.options)[0].to(x.dtype)
-            return None, None, *twice.gradients([out], grads, (x, edge, heat), needs)
+
+            def again(x: Tensor, edge: Tensor | None, heat: Tensor) -> list[Tensor]:
+                return [reference_edge.softmax_sum(ctx.graph.edge_csr, x, edge, heat, *ctx.options)[0].to(x.dtype)]
+
+            return None, None, *twice.gradients(again, grads, (x, edge, heat), needs)
         return None, None, *run_grad(ctx.graph, x, edge, heat, ctx.options, tuple(kept), grads[0], needs)
 
 

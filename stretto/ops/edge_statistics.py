@@ -76,8 +76,11 @@ class _Statistics(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         (x, own), needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
-            out = reference_statistics.statistics(ctx.graph.csr, x, own, ctx.names)
-            return None, None, *twice.gradients([out], grads, (x, own), needs)
+
+            def again(x: Tensor, own: Tensor | None) -> list[Tensor]:
+                return [reference_statistics.statistics(ctx.graph.csr, x, own, ctx.names)]
+
+            return None, None, *twice.gradients(again, grads, (x, own), needs)
         return None, None, *run_grad(ctx.graph, x, own, ctx.names, grads[0], needs)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,18 +10,49 @@ from torch import Tensor
 
 
 def gradients(
-    results: Sequence[Tensor | None],
+    make: Callable[..., Sequence[Tensor | None]],
     grads: Sequence[Tensor | None],
     tensors: Sequence[Tensor | None],
     needs: Sequence[bool],
+    captured: int = 0,
 ) -> tuple[Any, ...]:
-    """d results / d tensors, themselves differentiable; results come from tensors by differentiable operations."""
+    """d results / d tensors, themselves differentiable; results: make(*tensors), by differentiable operations.
+
+    captured: how many of the last tensors make() knows by itself and is not handed.
+
+    Each is the derivative by that argument alone. One tensor may depend on another, or be it: layers that share
+    weights, a row that is also a column. So make() is handed aliases, and no gradient passes them on the way.
+    """
+    gate = _Gate()
+    handed = len(tensors) - captured
+    own = [t if t is None or not t.requires_grad else _Alias.apply(gate, t) for t in tensors[:handed]]
+    results = make(*own)
+    own += tensors[handed:]
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if r is not None and g is not None and r.requires_grad]
-    wanted = [t for t, need in zip(tensors, needs, strict=True) if need and t is not None]
+    wanted = [t for t, need in zip(own, needs, strict=True) if need and t is not None]
     if not pairs or not wanted:
         return tuple(None for _ in tensors)
+    gate.closed = True
     found = torch.autograd.grad(
         [r for r, _ in pairs], wanted, [g for _, g in pairs], create_graph=True, allow_unused=True
     )
+    gate.closed = False
     by_id = {id(t): g for t, g in zip(wanted, found, strict=True)}
-    return tuple(by_id.get(id(t)) if need and t is not None else None for t, need in zip(tensors, needs, strict=True))
+    return tuple(by_id.get(id(t)) if need and t is not None else None for t, need in zip(own, needs, strict=True))
+
+
+class _Gate:
+    """Whether gradients pass the aliases of one call: not while the first derivatives are taken."""
+
+    closed = False
+
+
+class _Alias(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: _Gate, tensor: Tensor) -> Tensor:
+        ctx.gate = gate
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, None if ctx.gate.closed else grads[0]
