@@ -45,7 +45,7 @@ def fast(conv: Any, x: Any, edge_index: Any) -> Tensor:
         (reduce,),
         width=_widest(modules, u.size(1)),
         parameters=streaming.parameters_of(modules),
-        steady=streaming.row_by_row(modules),
+        steady=streaming.row_by_row(modules, random=True),
     )
     record_of(conv).plan = f"first Linear on nodes, the rest of nn on edges, {how}"
     return out

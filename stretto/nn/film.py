@@ -60,7 +60,7 @@ def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, 
         (reduce,),
         width=width,
         parameters=streaming.parameters_of(act),
-        steady=streaming.row_by_row(act),
+        steady=streaming.row_by_row(act, random=True),
         patience=16,  # the message is two operations: in blocks it takes 1.3 times as long as stock
     )
     record_of(conv).plan = f"relations in turn, messages {how}"

@@ -26,7 +26,6 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
     if (edge_attr is None) != (conv.edge_dim is None):
         raise Decline("edge_attr and edge_dim disagree")
     graph = (edges.graph_between if edge_attr is None else edges.plain_graph)(conv, edge_index, x_src, x_dst)
-    width = conv.out_channels
     record_of(conv).plan = "node-side Linears, gate and sum over the cached index"
     if edge_attr is None:
         key, query, value = conv.lin_key(x_dst), conv.lin_query(x_src), conv.lin_value(x_src)
@@ -34,9 +33,7 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
             options = {"act": "sigmoid", "act2": "identity", "reduce": reduce}
             out = edge_messages(graph, key, query, None, None, value, None, **options)
         else:
-            query, value = edges.at_sources(graph, torch.cat([query, value], dim=1)).split(width, dim=1)
-            gate = conv.act(edges.at_targets(graph, key) + query)
-            out = edges.reduce_edges(graph, gate * value, reduce)
+            out = _gated(conv, graph, key, torch.cat([query, value], dim=1), None, None, reduce)
     else:
         attr = edges.one_per_edge(graph, edge_attr, x_src)
         if attr.dim() != 2:
@@ -56,17 +53,20 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
     return out if conv.bias is None else out + conv.bias
 
 
-def _gated(conv: Any, graph: Graph, key: Tensor, source: Tensor, attr: Tensor, weight: Tensor, reduce: str) -> Tensor:
-    """Reduce act(key_i + query_j + e W_1') (value_j + e W_2'). source [m, 2 k], attr [E, d], weight [2 k, d]."""
+def _gated(
+    conv: Any, graph: Graph, key: Tensor, source: Tensor, attr: Tensor | None, weight: Tensor | None, reduce: str
+) -> Tensor:
+    """Reduce act(key_i + query_j [+ e W_1']) (value_j [+ e W_2']). source [m, 2 k], attr [E, d], weight [2 k, d]."""
     width = key.size(1)
-    small = graph.num_edges * 2 * width * key.element_size() < streaming.LARGE
-    if small and type(conv.act) is torch.nn.Sigmoid and reduce in ("sum", "mean") and not hooked(conv.act):
+    fused = type(conv.act) is torch.nn.Sigmoid and reduce in ("sum", "mean") and not hooked(conv.act)
+    if fused and attr is not None and weight is not None and not streaming.large(graph, 2 * width, key):
         (query, value), (gate_e, value_e) = source.chunk(2, dim=1), (attr @ weight.t()).chunk(2, dim=1)
         options = {"act": "sigmoid", "act2": "identity", "reduce": reduce}
         return edge_messages(graph, key, query, gate_e, None, value, value_e, **options)
 
-    def message(own: Tensor, other: Tensor, edge: Tensor) -> Tensor:
-        query, value = torch.addmm(other, edge, weight.t()).split(width, dim=1)
+    def message(own: Tensor, other: Tensor, edge: Tensor | None = None) -> Tensor:
+        sums = other if edge is None or weight is None else torch.addmm(other, edge, weight.t())
+        query, value = sums.split(width, dim=1)
         return conv.act(own + query) * value
 
     acts = [conv.act]
@@ -78,8 +78,8 @@ def _gated(conv: Any, graph: Graph, key: Tensor, source: Tensor, attr: Tensor, w
         attr,
         (reduce,),
         width=2 * width,
-        parameters=[weight, *streaming.parameters_of(acts)],
-        steady=streaming.row_by_row(acts),
+        parameters=[*([] if weight is None else [weight]), *streaming.parameters_of(acts)],
+        steady=streaming.row_by_row(acts, random=True),
     )
     record_of(conv).plan = f"node-side Linears, gates {how}"
     return out

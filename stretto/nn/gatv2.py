@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.nn.functional import leaky_relu
 
-from stretto.nn import edges, gat
+from stretto.graph import Graph
+from stretto.nn import edges, gat, streaming
 from stretto.nn.base import Decline, note_attention, weight_of
 from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer
+from stretto.ops.edge_mlp import edge_mlp
 from stretto.ops.projections import plus, projections
 
 
@@ -44,15 +47,18 @@ def fast(
     else:
         x_l, x_r = projections(x_src, [to_left])[0], projections(x_dst, [to_right])[0]
     x_l, x_r = x_l.view(-1, heads, width), x_r.view(-1, heads, width)
-    edge = None if edge_attr is None else conv.lin_edge(edge_attr).view(-1, heads, width)
+    scores = _scores(conv, graph, x_r, x_l, edge_attr)
+    if scores is None:
+        edge = None if edge_attr is None else conv.lin_edge(edge_attr).view(-1, heads, width)
+        terms: Any = (None, x_r, x_l, edge)
+        form, att = "gatv2", conv.att.view(heads, width)
+    else:
+        terms, form, att = (x_l, None, None, scores), "given", None
     found = attention(
         graph,
-        None,
-        x_r,
-        x_l,
-        edge,
-        form="gatv2",
-        att=conv.att.view(heads, width),
+        *terms,
+        form=form,
+        att=att,
         negative_slope=conv.negative_slope,
         dropout=drop,
         return_weights=wanted,
@@ -60,7 +66,8 @@ def fast(
         bias=conv.bias if conv.concat else None,
     )
     out, alpha = found if isinstance(found, tuple) else (found, None)
-    note_attention(conv, "alpha (X W'), one pass", graph.num_edges, heads * width, x_src)
+    plan = "alpha (X W'), one pass" if scores is None else "alpha (X W'), scores in blocks of edges"
+    note_attention(conv, plan, graph.num_edges, heads * width, x_src)
     if out.dim() == 3:
         out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
     if conv.res is not None:
@@ -68,3 +75,19 @@ def fast(
     if conv.bias is not None and not conv.concat:
         out = plus(out, conv.bias)
     return (out, (gat.edges_of(conv, graph, edge_index), alpha)) if wanted else out
+
+
+def _scores(conv: Any, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor | None) -> Tensor | None:
+    """att . leaky_relu(x_i + x_j + e W'), where e W' is too large to be made: in blocks of edges. -> [E, h] or None."""
+    heads, width = conv.heads, conv.out_channels
+    if edge_attr is None or not streaming.large(graph, heads * width, x_l) or not streaming.row_by_row([conv.lin_edge]):
+        return None
+    att = conv.att.view(heads, width)
+
+    def score(own: Tensor, other: Tensor, edge: Tensor) -> Tensor:
+        terms = own + other + conv.lin_edge(edge).view(-1, heads, width)
+        return (leaky_relu(terms, conv.negative_slope) * att).sum(dim=-1)
+
+    learnt = [att, *streaming.parameters_of([conv.lin_edge])]
+    made: Tensor = edge_mlp(graph, score, x_r, x_l, edge_attr, parameters=learnt, reduce="each", block=streaming.BLOCK)
+    return made

@@ -30,20 +30,21 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     if width != x_src.size(1) or (x_dst is not None and x_dst.size(1) != width):
         raise Decline("x and edge_attr differ in width")
     record_of(conv).plan = "nn(sum relu(X_j + E) + c X), messages made and summed in one pass"
-    large = graph.num_edges * width * x_src.element_size() >= streaming.LARGE
-    if conv.lin is not None and (large or reduce not in ("sum", "mean")):
+    large = streaming.large(graph, width, x_src)
+    if (large and conv.lin is not None) or reduce not in ("sum", "mean"):
         (out,), how = streaming.reduced(
             graph,
-            lambda other, edge: (other + conv.lin(edge)).relu(),
+            lambda other, edge: (other + (edge if conv.lin is None else conv.lin(edge))).relu(),
             None,
             x_src,
             attr,
             (reduce,),
             width=width,
             parameters=streaming.parameters_of([conv.lin]),
-            steady=streaming.row_by_row([conv.lin]),
+            steady=conv.lin is None or streaming.row_by_row([conv.lin]),
         )
-        record_of(conv).plan = f"nn(sum relu(X_j + E W') + c X), messages {how}"
+        edge = "E" if conv.lin is None else "E W'"
+        record_of(conv).plan = f"nn({reduce} relu(X_j + {edge}) + c X), messages {how}"
         return network(conv.nn, out if x_dst is None else out + (1 + conv.eps) * x_dst)
     if reduce == "sum" and x_dst is x_src and not conv.eps.requires_grad:
         scale = 1.0 + number(conv.eps)
@@ -58,10 +59,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
         return network(conv.nn, rooted_messages(graph, x_src, attr, scale, found.pairs, act="relu"))
     if conv.lin is not None:
         attr = conv.lin(attr)
-    if reduce in ("sum", "mean"):
-        out = edge_messages(graph, None, x_src, attr, act="relu", reduce=reduce)
-    else:
-        out = edges.reduce_edges(graph, (edges.at_sources(graph, x_src) + attr).relu(), reduce)
+    out = edge_messages(graph, None, x_src, attr, act="relu", reduce=reduce)
     return network(conv.nn, out if x_dst is None else out + (1 + conv.eps) * x_dst)
 
 

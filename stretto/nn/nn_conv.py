@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.models import MLP
 
-from stretto.nn import edges
+from stretto.graph import Graph
+from stretto.nn import edges, streaming
 from stretto.nn.base import LINEAR, Decline, hooked, record_of
 from stretto.nn.gin import rest_of_mlp
 from stretto.ops.attention import attention
+from stretto.ops.edge_mlp import edge_mlp
 from stretto.ops.spmm import spmm
 
 
@@ -30,13 +32,11 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     hidden = last.weight.size(1)
     if graph.num_rows * hidden > 4 * graph.num_edges * o and graph.num_rows * hidden * i > 1 << 16:
         raise Decline("few edges: node x hidden sums would be larger than the messages")
-    h = attr
-    for module in before:
-        h = module(h)
     weight = last.weight.view(i, o, -1).permute(2, 0, 1)
     record_of(conv).plan = "(sum h (x) X_j) W, no matrix per edge"
-    u = attention(graph, x_src.unsqueeze(1), edge=h, form="weight")
-    assert isinstance(u, Tensor)
+    u = _outer_in_blocks(conv, graph, x_src, attr, before)
+    if u is None:
+        u = _outer(graph, x_src, streaming.run(before, attr))
     out = u.reshape(-1, hidden * i) @ weight.reshape(hidden * i, o)
     if last.bias is not None:  # a bias of the matrix multiplies the sum of x_j; as one more hidden unit it would copy h
         out = torch.addmm(out, spmm(graph, x_src), last.bias.view(i, o))
@@ -45,6 +45,34 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     if x_dst is not None and conv.root_weight:
         out = out + conv.lin(x_dst)
     return out if conv.bias is None else out + conv.bias
+
+
+def _outer(graph: Graph, x: Tensor, h: Tensor) -> Tensor:
+    """sum over edges of h (x) x_j. x [m, i], h [E, k] -> [n, k, i]."""
+    made = attention(graph, x.unsqueeze(1), edge=h, form="weight")
+    assert isinstance(made, Tensor)
+    return made
+
+
+def _outer_in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, before: list[Any]) -> Tensor | None:
+    """_outer() of what the modules before the last Linear make of attr, where that is too large to be kept; or None."""
+    widest = max((m.weight.size(0) for m in before if type(m) in LINEAR), default=0)
+    if not before or type(before[0]) not in LINEAR or not streaming.large(graph, widest, x):
+        return None
+    if not streaming.row_by_row(before, random=True):
+        return None
+    record_of(conv).plan = "(sum h (x) X_j) W, h in blocks of edges"
+    made: Tensor = edge_mlp(
+        graph,
+        lambda block, other, edge: _outer(block, other, streaming.run(before, edge)),
+        None,
+        x,
+        attr,
+        parameters=streaming.parameters_of(before),
+        reduce="function",
+        block=streaming.BLOCK,
+    )
+    return made
 
 
 def _ending_in_linear(nn: Any) -> tuple[list[Any], Any]:

@@ -152,7 +152,7 @@ def _aggregate_edges(
         wanted,
         width=towers * width,
         parameters=parameters,
-        steady=streaming.row_by_row(inner),
+        steady=streaming.row_by_row(inner, random=True),
         own=None if deeper else own,
     )
     record_of(conv).plan = f"aggregations of messages made on edges, {how}, scalers after the GEMM"

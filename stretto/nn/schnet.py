@@ -29,7 +29,11 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor, edge_attr: 
     if attr.dim() != 2 or length.dim() != 1:
         raise Decline("edge_attr is not a matrix, or edge_weight not a vector")
     plain = type(conv.nn) is torch.nn.Sequential and not hooked(conv.nn)
-    shared = plain and streaming.row_by_row(m for m in conv.nn if type(m) is not ShiftedSoftplus or hooked(m))
+    if plain and streaming.large(graph, _widest(conv), x) and type(conv.nn[0]) in LINEAR:
+        made = _in_blocks(conv, graph, x, attr, length)
+        if made is not None:
+            return made
+    shared = plain and streaming.row_by_row(conv.nn)
     found = features_of(graph, attr, length, shared=shared)
     pairs = None if found is None else found.pairs
     record_of(conv).plan = "sum of W_e X_j, one pass" + ("; one filter for both directions" if pairs else "")
@@ -41,6 +45,34 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor, edge_attr: 
             return made
         filters = _filters(conv, plain, found)
     return conv.lin2(product_messages(graph, conv.lin1(x), filters, pairs))
+
+
+def _widest(conv: Any) -> int:
+    """Of the arrays that a layer with a Sequential makes for each edge."""
+    return max([conv.lin2.weight.size(1), *(m.weight.size(0) for m in conv.nn if type(m) in LINEAR)])
+
+
+def _in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, length: Tensor) -> Tensor | None:
+    """The layer with filters made in blocks of edges, and made again in backward; None where they must see all."""
+    if not streaming.row_by_row(conv.nn, random=True):
+        return None
+
+    def message(other: Tensor, features: Tensor, far: Tensor) -> Tensor:
+        return other * (_run(conv.nn, True, features) * _window(conv, far))
+
+    (out,), how = streaming.reduced(
+        graph,
+        message,
+        None,
+        conv.lin1(x),
+        (attr, length),
+        ("sum",),
+        width=_widest(conv),
+        parameters=streaming.parameters_of(conv.nn),
+        steady=True,
+    )
+    record_of(conv).plan = f"sum of W_e X_j, filters {how}"
+    return conv.lin2(out)
 
 
 def _at_once(conv: Any, graph: Graph, x: Tensor, found: Features) -> Tensor | None:

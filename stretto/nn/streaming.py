@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch_geometric.nn.dense import Linear
+from torch_geometric.nn.models.schnet import ShiftedSoftplus
 from torch_geometric.nn.norm import BatchNorm
 
 from stretto.graph import Graph
@@ -39,32 +41,50 @@ ROW_BY_ROW = (
     nn.Tanh,
     nn.Sigmoid,
     nn.Softplus,
+    ShiftedSoftplus,
     nn.Hardtanh,
     nn.LayerNorm,
 )
 IN_EVAL = (nn.BatchNorm1d, nn.Dropout)  # these too, once they are not training
 
 
-def row_by_row(modules: Iterable[Any]) -> bool:
-    """Whether a chain of modules may see edges in blocks: no batch statistics, no random numbers, nobody watching."""
+def row_by_row(modules: Iterable[Any], *, random: bool = False) -> bool:
+    """Whether a chain of modules may see edges in blocks: no batch statistics, no random numbers, nobody watching.
+
+    random: whether Dropout in training may be among them. In blocks it drops other values than all at once: the same
+    distribution and reproducible by seed, not the same bits.
+    """
     for module in modules:
         if not isinstance(module, nn.Module) or hooked(module):
             return False
         if type(module) is nn.Sequential or type(module) is BatchNorm:  # PyG's wraps torch's
-            if not row_by_row(module.children()):
+            if not row_by_row(module.children(), random=random):
                 return False
         elif type(module) in IN_EVAL:
-            if module.training or (isinstance(module, nn.BatchNorm1d) and module.running_mean is None):
+            drawn = random and type(module) is nn.Dropout
+            if module.training and not (drawn and replayable()):
+                return False
+            if isinstance(module, nn.BatchNorm1d) and module.running_mean is None:
                 return False
         elif type(module) not in ROW_BY_ROW:
             return False
     return True
 
 
+def replayable() -> bool:
+    """Whether backward can draw random numbers again: not while a CUDA graph is captured."""
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
 def parameters_of(modules: Iterable[Any]) -> list[Tensor]:
     """What a chain of modules learns, each once."""
     found = {id(p): p for module in modules if isinstance(module, nn.Module) for p in module.parameters()}
     return list(found.values())
+
+
+def large(graph: Graph, width: int, like: Tensor, patience: int = 1) -> bool:
+    """Whether one array of edges x width is so large that it is not to be made."""
+    return graph.num_edges * width * like.element_size() >= patience * LARGE
 
 
 def reduced(
@@ -84,9 +104,9 @@ def reduced(
     """Every reduction of function(row_i, col_j, edge), and how they were made.
 
     row [n, ...], col [m, ...], edge [E, ...], or several of each -> [n, k] each; reduce: names as edge_mlp takes them.
-    width: of the widest array per edge. steady: whether blocks of edges give what all edges at once give. patience: how
-    many times LARGE an array may be; more than 1 where making messages twice costs more time than stock takes. own
-    [n, k]: added to max and min (not to the others), as if every message of a row had it.
+    width: of the widest array per edge. steady: whether blocks of edges give what all edges at once give (a Dropout
+    among them may draw others). patience: how many times LARGE an array may be; more than 1 where making messages twice
+    costs more time than stock takes. own [n, k]: added to max and min (not to the others), as if every message of a row had it.
     """
     rows, cols, given = listed(row), listed(col), listed(edge)
     like = next(t for t in (*rows, *cols, *given))
@@ -97,11 +117,6 @@ def reduced(
     at_ends = [*(edges.at_targets(graph, t) for t in rows), *(edges.at_sources(graph, t) for t in cols)]
     message = function(*at_ends, *given)
     return [_at_once(graph, message, name, own) for name in reduce], "at once"
-
-
-def large(graph: Graph, width: int, like: Tensor, patience: int = 1) -> bool:
-    """Whether an array of `width` channels an edge is to be made in blocks."""
-    return graph.num_edges * width * like.element_size() >= patience * LARGE
 
 
 def _at_once(graph: Graph, message: Tensor, name: str, own: Tensor | None) -> Tensor:
