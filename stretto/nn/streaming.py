@@ -106,7 +106,8 @@ def reduced(
     row [n, ...], col [m, ...], edge [E, ...], or several of each -> [n, k] each; reduce: names as edge_mlp takes them.
     width: of the widest array per edge. steady: whether blocks of edges give what all edges at once give (a Dropout
     among them may draw others). patience: how many times LARGE an array may be; more than 1 where making messages twice
-    costs more time than stock takes. own [n, k]: added to max and min (not to the others), as if every message of a row had it.
+    costs more time than stock takes. own [n, k]: added to max and min (not to the others), as if every message of a row
+    had it.
     """
     rows, cols, given = listed(row), listed(col), listed(edge)
     like = next(t for t in (*rows, *cols, *given))
