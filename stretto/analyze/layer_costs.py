@@ -45,7 +45,7 @@ class LayerCost:
     def rows(self) -> list[dict[str, Any]]:
         """The three forms: "form", "work", "flops", "depth", "steps". As published also as usually implemented."""
         known = self.published
-        found = []
+        found: list[dict[str, Any]] = []
         if known:
             found += [
                 {"form": "published", "work": readable(known["work"]), "flops": known["work here"],

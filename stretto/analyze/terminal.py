@@ -43,16 +43,16 @@ def show(out: Console, report: Report) -> None:
     out.print(table("memory", facts.memory_rows(report), ("memory", "bytes", "note")))
     out.print(table("sparse and dense", facts.split_rows(report), ("work", "flops", "bytes")))
     layers = [_short(row) for cost in report.costs for row in cost.rows()]
-    columns = ("layer", "class", "form", "work", "flops", "depth", "steps")
+    columns: tuple[str, ...] = ("layer", "class", "form", "work", "flops", "depth", "steps")
     out.print(table("work and depth by layer", layers, columns))
-    bounds = ("workers", "T_P at least", "T_P at most", "speed-up at least", "speed-up at most")
-    out.print(table("Brent's bounds, in flops of one processor", facts.brent_rows(report), bounds))
+    columns = ("workers", "T_P at least", "T_P at most", "speed-up at least", "speed-up at most")
+    out.print(table("Brent's bounds, in flops of one processor", facts.brent_rows(report), columns))
     forms = [{**form.to_dict(), "W/D": form.parallelism} for form in report.forms]
     out.print(table("forms of parallelism", forms, ("level", "form", "available", "degree", "W/D")))
     _strategies(out, report)
-    bounds = ("key", "where", "published bound", "as implemented", "published", "implemented")
+    columns = ("key", "where", "published bound", "as implemented", "published", "implemented")
     rows = [{k: _readable(v) for k, v in row.items()} for row in report.inconsistencies]
-    out.print(table("published bound and what runs", rows, bounds))
+    out.print(table("published bound and what runs", rows, columns))
     if report.checks:
         columns = ("what", "unit", "predicted", "counted", "measured", "predicted / true", "note")
         checks = [{**row, "predicted / true": row["ratio"]} for row in report.checks]
