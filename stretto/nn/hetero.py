@@ -1,4 +1,4 @@
-"""HANConv and HGTConv: attention between types of nodes, each relation's (HAN) or all relations' (HGT) in one pass."""
+"""HANConv and HGTConv: attention between types of nodes, over all relations in one pass."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.nn.conv.han_conv import group
 
 from stretto.graph import Graph
+from stretto.graph_formats import index_dtype
 from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, check_input, record_of
 from stretto.ops.attention import attention
@@ -33,28 +34,32 @@ def _checked(conv: Any, x_dict: Any, edge_index_dict: Any) -> None:
 def fast_han(conv: Any, x_dict: Any, edge_index_dict: Any, return_semantic_attention_weights: bool = False) -> Any:
     """What HANConv.forward computes."""
     _checked(conv, x_dict, edge_index_dict)
-    graphs = {
-        kind: adjacency.graph_of(conv, edge_index, x_dict[kind[0]].size(0), x_dict[kind[2]].size(0))
+    graphs = [
+        adjacency.graph_of(conv, edge_index, x_dict[kind[0]].size(0), x_dict[kind[2]].size(0))
         for kind, edge_index in edge_index_dict.items()
-    }
+    ]
     heads, width = conv.heads, conv.out_channels // conv.heads
     x = {kind: conv.proj[kind](value).view(-1, heads, width) for kind, value in x_dict.items()}
-    found: dict[str, list[Tensor]] = {kind: [] for kind in x_dict}
-    for kind, graph in graphs.items():
+    values, left, right = [], [], []
+    for kind in edge_index_dict:
         source, target = x[kind[0]], x[kind[2]]
         name = "__".join(kind)
-        out = attention(
-            graph,
-            source,
-            (target * conv.lin_dst[name]).sum(dim=-1),
-            (source * conv.lin_src[name]).sum(dim=-1),
-            form="gat",
-            negative_slope=conv.negative_slope,
-            dropout=conv.dropout if conv.training else 0.0,
-        )
-        assert isinstance(out, Tensor)
-        found[kind[2]].append(out.reshape(-1, conv.out_channels).relu())
-    record_of(conv).plan = "alpha X per relation, one pass each"
+        values.append(source)
+        left.append((target * conv.lin_dst[name]).sum(dim=-1))
+        right.append((source * conv.lin_src[name]).sum(dim=-1))
+    out = attention(
+        _side_by_side(graphs),
+        *(torch.cat(parts) for parts in (values, left, right)),
+        form="gat",
+        negative_slope=conv.negative_slope,
+        dropout=conv.dropout if conv.training else 0.0,
+    )
+    assert isinstance(out, Tensor)
+    record_of(conv).plan = "alpha X, all relations in one pass"
+    found: dict[str, list[Tensor]] = {kind: [] for kind in x_dict}
+    each = out.reshape(-1, conv.out_channels).relu().split([graph.num_rows for graph in graphs])
+    for kind, part in zip(edge_index_dict, each, strict=True):
+        found[kind[2]].append(part)
     grouped = {kind: group(outs, conv.q, conv.k_lin) for kind, outs in found.items()}
     results = {kind: out for kind, (out, _) in grouped.items()}
     if return_semantic_attention_weights:
@@ -94,6 +99,31 @@ def fast_hgt(conv: Any, x_dict: Any, edge_index_dict: Any) -> dict[str, Tensor |
             value = alpha * value + (1 - alpha) * x_dict[kind]
         results[kind] = value
     return results
+
+
+def _side_by_side(graphs: list[Graph]) -> Graph:
+    """Relations as the blocks of a diagonal, each with its own rows and columns; not sorted anew, kept on the first."""
+    if len(graphs) == 1:
+        return graphs[0]
+
+    def make() -> tuple[Graph, Any]:
+        pointers, columns, ids = [graphs[0].csr.rowptr[:1]], [], []
+        num_rows = num_cols = num_edges = 0
+        for graph in graphs:
+            csr = graph.edge_csr
+            pointers.append(csr.rowptr[1:] + num_edges)
+            columns.append(csr.columns() + num_cols)
+            order = torch.arange(csr.num_edges, device=csr.device) if csr.edge_id is None else csr.edge_id.long()
+            ids.append(order + num_edges)
+            num_rows, num_cols, num_edges = num_rows + csr.num_rows, num_cols + csr.num_cols, num_edges + csr.num_edges
+        dtype = index_dtype(max(num_rows, num_cols), num_edges)
+        col, edge_id = torch.cat(columns).to(dtype), torch.cat(ids).to(dtype)
+        # The other graphs are held: an id says nothing once its object is gone.
+        return Graph.of_pointers(torch.cat(pointers), col, num_cols, edge_id=edge_id), graphs[1:]
+
+    key = ("side by side", tuple(id(graph) for graph in graphs))
+    found: Graph = graphs[0].derived(key, make)[0]
+    return found
 
 
 def _joined(conv: Any, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any]) -> Graph:

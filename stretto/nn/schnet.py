@@ -29,7 +29,7 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor, edge_attr: 
     if attr.dim() != 2 or length.dim() != 1:
         raise Decline("edge_attr is not a matrix, or edge_weight not a vector")
     plain = type(conv.nn) is torch.nn.Sequential and not hooked(conv.nn)
-    if plain and streaming.large(graph, _widest(conv), x) and type(conv.nn[0]) in LINEAR:
+    if plain and len(conv.nn) and type(conv.nn[0]) in LINEAR and streaming.large(graph, _widest(conv), x):
         made = _in_blocks(conv, graph, x, attr, length)
         if made is not None:
             return made

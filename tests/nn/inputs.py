@@ -50,7 +50,7 @@ def gradients_of(conv: Any, data: Data) -> list[Tensor]:
 
     args = [leaf(a) if i in data.learned else a for i, a in enumerate(data.args)]
     found = conv(*args, **data.kwargs)
-    results = [t for t in _flat(found) if t.is_floating_point()]
+    results = [t for t in flat(found) if t.is_floating_point()]
     leaves += [p for p in conv.parameters() if p.requires_grad]
     generator = torch.Generator().manual_seed(3)
     total = sum((r * torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r.dtype)).sum() for r in results)
@@ -59,11 +59,12 @@ def gradients_of(conv: Any, data: Data) -> list[Tensor]:
     return [r.detach() for r in results] + zeros
 
 
-def _flat(found: Any) -> list[Tensor]:
+def flat(found: Any) -> list[Tensor]:
+    """The tensors of a layer's result."""
     if isinstance(found, Tensor):
         return [found] if found.layout == torch.strided else [found.to_dense()]
     parts = found.values() if isinstance(found, dict) else found
-    return [t for part in parts if part is not None for t in _flat(part)]
+    return [t for part in parts if part is not None for t in flat(part)]
 
 
 def _features(n: int, dtype: torch.dtype, width: int = IN, seed: int = 0) -> Tensor:

@@ -139,6 +139,7 @@ ATTENTION: dict[type, Spec] = {
         ({}, {"heads": 2}, {"heads": 2, "out": 6, "negative_slope": 0.5}),
         ({"flow": "target_to_source"},),
         ("hetero", "hetero_one_way", "semantic"),
+        random=({"dropout": 0.4}, {"dropout": 0.4, "heads": 2, "out": 6}),
     ),
     pyg.HGTConv: Spec(
         lambda **o: pyg.HGTConv(CHANNELS, o.pop("out", OUT), METADATA, **o),

@@ -36,6 +36,43 @@ def test_dropout_of_han():
         assert not torch.equal(runs[0][kind], exact[kind])
 
 
+@pytest.mark.parametrize("make", [pyg.HGTConv, pyg.HANConv], ids=lambda c: c.__name__)
+def test_all_relations_are_one_pass(make, monkeypatch):
+    """Relations of unlike sizes and one without edges: one call of attention for all of them."""
+    from stretto.nn import hetero as module
+
+    calls, before = [], module.attention
+    monkeypatch.setattr(module, "attention", lambda *args, **options: calls.append(1) or before(*args, **options))
+    sizes = {"a": 30, "b": 20, "c": 10}
+    counts = {
+        ("a", "to", "b"): 90,
+        ("b", "to", "a"): 70,
+        ("a", "self", "a"): 60,
+        ("a", "two", "b"): 40,
+        ("b", "x", "c"): 0,
+    }
+    torch.manual_seed(0)
+    edges = {
+        kind: torch.stack([torch.randint(sizes[kind[0]], (count,)), torch.randint(sizes[kind[2]], (count,))])
+        for kind, count in counts.items()
+    }
+    x = {kind: torch.randn(count, 5, dtype=torch.float64, requires_grad=True) for kind, count in sizes.items()}
+    stock = make(5, 4, (list(sizes), list(edges)), heads=2).double()
+    fast = stretto.accelerate(copy.deepcopy(stock))
+    for step in range(2):
+        found = []
+        for layer in (stock, fast):
+            out = [value for value in layer(x, edges).values() if value is not None]
+            total = sum(value.pow(2).sum() for value in out)
+            leaves = [*x.values(), *layer.parameters()]
+            found.append([*out, *torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)])
+        assert len(calls) == step + 1
+        for wanted, got in zip(*found, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+        edges["a", "two", "b"] = edges["a", "two", "b"].flip(1)  # the same graph in another order
+    assert record_of(fast).path == "fast"
+
+
 def test_a_changed_relation_is_seen():
     torch.manual_seed(0)
     stock = pyg.HGTConv(CHANNELS, 4, METADATA, heads=2).double()
