@@ -6,7 +6,7 @@ Each entry is a function fast(layer, *args) that computes what the layer's own f
 from __future__ import annotations
 
 import torch_geometric.nn as pyg
-from torch_geometric.nn.models import GAT, GCN, GraphSAGE
+from torch_geometric.nn.models import GAT, GCN, GraphSAGE, MetaLayer
 from torch_geometric.nn.models.attentive_fp import GATEConv
 from torch_geometric.nn.models.schnet import CFConv
 
@@ -32,6 +32,7 @@ from stretto.nn import (
     hops,
     hypergraph,
     le,
+    meta,
     mf,
     models,
     nn_conv,
@@ -83,6 +84,7 @@ CONVS: dict[type, Fast] = {
     pyg.HANConv: hetero.fast_han,
     pyg.HGTConv: hetero.fast_hgt,
     pyg.HeteroConv: relations.fast,
+    MetaLayer: meta.fast,
 }
 
 # What every other layer, a user's own included, aggregates with: the same mechanism, one level further down.

@@ -26,13 +26,13 @@ SMALL = {"SAGEConv": 260_000, "GraphConv": 260_000, "GINConv": 260_000}  # edges
 _glimpsed: weakref.WeakKeyDictionary[Any, dict[int, weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()
 
 
-def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int) -> None:
+def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int, flow: str) -> None:
     """Decline a small edge_index on a GPU that this layer has not seen before and nobody has built the graph of."""
     if not isinstance(edge_index, Tensor) or not edge_index.is_cuda or edge_index.layout != torch.strided:
         return
     if edge_index.size(1) < min(fewest, SMALL.get(type(conv).__name__, 0)):
         raise Small(base.SMALL)
-    if edge_index.size(1) >= fewest or Graph.is_known(edge_index, sizes, flow=conv.flow):
+    if edge_index.size(1) >= fewest or Graph.is_known(edge_index, sizes, flow=flow):
         return
     seen = _glimpsed.setdefault(conv, {})
     known = seen.get(id(edge_index))
@@ -44,17 +44,20 @@ def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int) -> 
     raise Small("a small batch not seen before: stock costs a GPU's host less than building its graph")
 
 
-def graph_of(conv: Any, edge_index: Any, num_src: int, num_dst: int, passing: int | None = None) -> Graph:
-    """The graph of a conv's input, rows the nodes that receive messages under the conv's flow."""
-    sizes = (num_dst, num_src) if conv.flow == "target_to_source" else (num_src, num_dst)
-    pass_by(conv, edge_index, sizes, PASSING if passing is None else passing)
+def graph_of(
+    conv: Any, edge_index: Any, num_src: int, num_dst: int, passing: int | None = None, flow: str | None = None
+) -> Graph:
+    """The graph of a conv's input, rows the nodes that receive messages under the conv's flow, or the one given."""
+    flow = conv.flow if flow is None else flow
+    sizes = (num_dst, num_src) if flow == "target_to_source" else (num_src, num_dst)
+    pass_by(conv, edge_index, sizes, PASSING if passing is None else passing, flow)
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dtype not in _INDEX:
         raise Decline(f"edge_index is {edge_index.dtype}")
     if isinstance(edge_index, Tensor) and edge_index.dim() != 2:
         raise Decline("edge_index is a sparse matrix of vectors")
     if isinstance(edge_index, Tensor):
         _coalesced(edge_index)
-    if conv.flow == "target_to_source":
+    if flow == "target_to_source":
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             raise Decline("flow target_to_source with a sparse matrix")
         return Graph.of(edge_index, (num_dst, num_src), flow="target_to_source")

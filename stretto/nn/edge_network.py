@@ -26,6 +26,7 @@ TARGET, SOURCE, EDGE = range(3)  # where a value lives: at the node that receive
 # Channels from which on W (x_i - x_j) is taken as W x_i - W x_j. Narrower ones are coordinates: of two points close to
 # each other and far from the origin, the difference has digits that the two products have lost.
 WIDE = 8
+FEW = 1024  # nodes on which a Linear costs nothing, however few the edges
 PATIENCE = 4  # of networks with nothing to move: blocks then only add the work of making messages twice
 
 
@@ -60,13 +61,17 @@ class Network:
     steady: bool  # whether blocks of edges give what all edges at once give
     moved: bool  # whether a Linear acts on nodes
 
+    def check(self, graph: Graph) -> int:
+        """streaming's patience with this network, or Decline where it would be stock's work."""
+        like = next(t for group in self.terms for t in group)
+        if not self.moved and not (self.steady and streaming.large(graph, self.kept, like, PATIENCE)):
+            raise Decline("no Linear of it acts on more edges than there are nodes, and blocks of them would not pay")
+        return 1 if self.moved else PATIENCE
+
     def run(self, graph: Graph, reduce: str) -> tuple[Tensor, str]:
         """One reduction (or "each") of all messages, and how it was made, or Decline."""
+        patience = self.check(graph)
         row, col, edge = self.terms
-        patience = 1 if self.moved else PATIENCE
-        like = next(t for t in (*row, *col, *edge))
-        if not self.moved and not (self.steady and streaming.large(graph, self.kept, like, patience)):
-            raise Decline("no Linear of it acts on more edges than there are nodes, and blocks of them would not pay")
         (out,), how = streaming.reduced(
             graph,
             self.function,
@@ -204,11 +209,11 @@ def _apart(
 def _combination(node: fx.Node, leaves: Mapping[fx.Node, Value], num_edges: int) -> dict[fx.Node, int]:
     """The rows of nodes that a part of the input is, or is the sum or difference of; nothing: it is made on edges.
 
-    Nodes more numerous than edges stay: a product an edge is then less work.
+    Many nodes, and more than edges, stay: a product an edge is then less work.
     """
     if node in leaves:
         found = leaves[node]
-        return {node: 1} if found.place != EDGE and found.tensor.size(0) <= num_edges else {}
+        return {node: 1} if found.place != EDGE and found.tensor.size(0) <= max(num_edges, FEW) else {}
     sign = {"add": 1, "sub": -1}.get(name_of(node), 0)
     ends: Any = node.args
     if not sign or len(ends) != 2 or not all(isinstance(end, fx.Node) and end in leaves for end in ends):
@@ -267,16 +272,20 @@ def _assembled(
             if node in moved:
                 known[node] = _finished(moved[node], [known[key] for key in sums[node]], known)
                 continue
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
-            if node.op == "call_module":
-                known[node] = modules[str(node.target)](*args)
-            elif node.op == "call_method":
-                known[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            else:
-                known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            known[node] = execute(node, known, modules)
         return known[output]
 
     return Network(terms, function, shape, kept, [p for p in parameters if p.requires_grad], steady, bool(moved))
+
+
+def execute(node: fx.Node, known: Mapping[Any, Any], modules: Mapping[str, Any]) -> Any:
+    """What a call gives for values that are known."""
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+    if node.op == "call_module":
+        return modules[str(node.target)](*args)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _node_terms(moved: Moved, leaves: Mapping[fx.Node, Value]) -> list[tuple[int, Tensor]]:

@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import torch_geometric.utils
 from torch import fx
 
 from stretto.nn import functional
@@ -115,19 +114,20 @@ def _stand_in(value: Any) -> Any:
     name = getattr(value, "__name__", "")
     if name in ACTS and value in (getattr(torch, name, None), getattr(torch.nn.functional, name, None)):
         return value
-    if value is SCATTER or value is functional.FUNCTIONS[SCATTER]:
-        return _scatter
+    if any(value is stock or value is ours for stock, ours in functional.FUNCTIONS.items() if _is_scatter(stock)):
+        return scatter
     return None
 
 
-SCATTER = torch_geometric.utils.scatter
+def _is_scatter(function: Any) -> bool:
+    return function.__name__ == "scatter"
 
 
-def _scatter(src: Any, index: Any, dim: int = 0, dim_size: Any = None, reduce: str = "sum") -> Any:
-    """PyG's scatter as one call, its arguments in their order."""
+def scatter(src: Any, index: Any, dim: int = 0, dim_size: Any = None, reduce: str = "sum") -> Any:
+    """PyG's scatter in a trace: one call of this function, its arguments in their order."""
     if not isinstance(src, fx.Proxy):
         raise Untraceable("it scatters no tensor of its own")
-    return src.tracer.create_proxy("call_function", SCATTER, (src, index, dim, dim_size, reduce), {})
+    return src.tracer.create_proxy("call_function", scatter, (src, index, dim, dim_size, reduce), {})
 
 
 class _Closed:

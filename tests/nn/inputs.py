@@ -199,6 +199,13 @@ def weights_wanted(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
     return replace(_call(graph, spec, dtype), kwargs={"return_attention_weights": True})
 
 
+def meta(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
+    """Features of nodes, of edges and of two graphs, and which graph a node is of."""
+    data = _call(graph, replace(spec, edge="attr"), dtype)
+    batch = torch.arange(data.args[0].size(0)) % 2
+    return replace(data, args=(*data.args, _features(2, dtype, 4, 8), batch), learned=(0, 2, 3))
+
+
 def hetero(graph: str, spec: Spec, dtype: torch.dtype) -> Data:
     """Two types of nodes, three relations between them."""
     edge_index, (m, n) = ZOO[graph]()
@@ -262,6 +269,7 @@ INPUTS: dict[str, Callable[[str, Spec, torch.dtype], Data]] = {
     "weights_wanted": weights_wanted,
     "lengths": lengths,
     "lengths_grad": lengths_grad,
+    "meta": meta,
     "hetero": hetero,
     "hetero_one_way": hetero_one_way,
     "hetero_twice": hetero_twice,

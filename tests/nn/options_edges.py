@@ -9,6 +9,15 @@ import torch_geometric.nn as pyg
 from torch.nn import BatchNorm1d, Dropout, Linear, ReLU, Sequential, Tanh
 from torch_geometric.nn.models.schnet import CFConv, ShiftedSoftplus
 
+from tests.nn.meta_models import (
+    EdgeModel,
+    EdgesByLookup,
+    GlobalModel,
+    NodeModel,
+    ResidualEdges,
+    SourceNodes,
+    TwiceScattered,
+)
 from tests.nn.spec import DIM, IN, OUT, PLAIN, RELATIONS, Spec, sequential
 
 _ALL = ["mean", "min", "max", "std", "var", "sum"]
@@ -51,7 +60,28 @@ _RELATIONAL = (
     {"flow": "target_to_source"},
 )
 
+
+def _meta(edge: Any = EdgeModel, node: Any = NodeModel, rest: Any = GlobalModel) -> torch.nn.Module:
+    return pyg.MetaLayer(*(None if model is None else model() for model in (edge, node, rest)))
+
+
 EDGES: dict[type, Spec] = {
+    pyg.MetaLayer: Spec(
+        _meta,
+        (
+            {},
+            {"edge": ResidualEdges},
+            {"edge": lambda: EdgeModel(norm=True)},
+            {"node": SourceNodes},
+            {"node": lambda: NodeModel(norm=True)},
+            {"node": TwiceScattered},
+            {"edge": None},
+            {"node": None},
+            {"rest": None},
+        ),
+        ({"edge": EdgesByLookup}, {"edge": None, "node": None}, {"edge": None, "node": TwiceScattered}),
+        ("meta",),
+    ),
     pyg.RGCNConv: Spec(
         lambda **o: pyg.RGCNConv(IN, o.pop("out", OUT), RELATIONS, **o),
         (*_RELATIONAL, {"aggr": "max"}, {"aggr": "min", "num_bases": 2}, {"is_sorted": True}),

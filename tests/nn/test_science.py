@@ -15,6 +15,8 @@ from torch_geometric.utils import scatter
 
 import stretto
 from stretto import datasets
+from stretto.nn import functional
+from stretto.ops import segment_reduce
 
 GRAPHS = 24
 MOLECULES = "qm9-20k"
@@ -84,6 +86,19 @@ def compare(make, call, inputs, rtol=1e-8, dtype=torch.float64):
     return models[1]
 
 
+@pytest.fixture
+def scattered(monkeypatch):
+    """The reductions that PyG's scatter and softmax left to segment_reduce, which they do under patch() alone."""
+    names = []
+
+    def counted(src, index, *args, **options):
+        names.append(options["reduce"])
+        return segment_reduce(src, index, *args, **options)
+
+    monkeypatch.setattr(functional, "segment_reduce", counted)
+    return names
+
+
 def fast_layers(model):
     return [row.conv for row in stretto.report(model).rows if row.path == "fast"]
 
@@ -115,7 +130,7 @@ def test_schnet_trained_on_forces():
     compare(schnet, forces, [extras["pos"].double()])
 
 
-def test_dimenet(monkeypatch):
+def test_dimenet(monkeypatch, scattered):
     _, _, batch, extras = batch_of(MOLECULES)
     z, pos = extras["z"][batch < 6].long(), extras["pos"][batch < 6].double()
     monkeypatch.setattr(dimenet, "radius_graph", near)
@@ -125,10 +140,12 @@ def test_dimenet(monkeypatch):
     def make():
         return pyg.DimeNetPlusPlus(8, 1, 2, 8, 4, 8, num_spherical=3, num_radial=3, cutoff=3.0)
 
-    compare(make, lambda m, pos: m(z, pos, batch[batch < 6]), [pos], rtol=1e-6)
+    model = compare(make, lambda m, pos: m(z, pos, batch[batch < 6]), [pos], rtol=1e-6)
+    assert stretto.report(model).rows == []  # no layer of it is a MessagePassing: it is all scatter
+    assert scattered.count("sum") >= 5  # two interactions over triplets, three outputs over edges
 
 
-def test_visnet(monkeypatch):
+def test_visnet(monkeypatch, scattered):
     _, _, batch, extras = batch_of(MOLECULES)
     z, pos, small = extras["z"][batch < 6].long(), extras["pos"][batch < 6].float(), batch[batch < 6]
     if "radius_graph" not in inspect.getsource(visnet):
@@ -141,7 +158,10 @@ def test_visnet(monkeypatch):
     def call(model, pos):
         return model(z, pos, small)[0]
 
-    compare(make, call, [pos], rtol=1e-3, dtype=torch.float32)  # it makes arrays of floats itself
+    model = compare(make, call, [pos], rtol=1e-3, dtype=torch.float32)  # it makes arrays of floats itself
+    assert fast_layers(model) == ["NeighborEmbedding"]
+    assert all("its own" in row.reason for row in stretto.report(model).rows if row.path == "stock")
+    assert scattered.count("sum") >= 4  # of scalars and of vectors, in the aggregate() of both such layers
 
 
 def test_attentive_fp():
@@ -217,7 +237,7 @@ class GlobalModel(torch.nn.Module):
         return self.mlp(torch.cat([u, scatter(x, batch, dim=0, reduce="max")], dim=1))
 
 
-def test_meta_layer():
+def test_meta_layer(scattered):
     index, n, batch, _ = batch_of(MOLECULES)
     inputs = [torch.randn(s, dtype=torch.float64) for s in ((n, 6), (index.size(1), 3), (GRAPHS, 4))]
 
@@ -229,7 +249,11 @@ def test_meta_layer():
             x, attr, u = layer(x, index, attr, u, batch)
         return u
 
-    compare(make, call, inputs)
+    model = compare(make, call, inputs)
+    assert fast_layers(model) == ["MetaLayer"] * 2
+    for row in stretto.report(model).rows:
+        assert row.plan.count("first Linear on nodes") == 2
+    assert set(scattered) == {"max"}  # the global model's: those of the node model are made with its messages
 
 
 class Classifier(torch.nn.Module):
