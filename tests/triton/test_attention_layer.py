@@ -1,12 +1,15 @@
 """Whole attention layers as one step: against the same made of plain ops, played from a tape, and edited in place."""
 
+import copy
 from contextlib import nullcontext
 from importlib import import_module
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 
-from stretto import Graph, kernels
+from stretto import Graph, accelerate, kernels
+from stretto.nn import record_of
 
 FORMS = ("gat", "gatv2", "dot")
 HEADS, WIDTH, INNER, NODES = 2, 4, 8, 11
@@ -174,3 +177,27 @@ def test_what_is_not_made_for_it_is_not_taken(graph, device, triton_kernels):
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
             assert not layers.takes(graph, x, WIDTH, bias, *parameters)
     assert device == "cuda" or not layers.takes(graph, x, WIDTH, bias, *parameters)
+
+
+@pytest.mark.parametrize("conv", ["GATConv", "GATv2Conv"])
+@pytest.mark.parametrize("bias", [0.01, 1e4])
+def test_a_large_bias_costs_no_digits(conv, bias, graph, device, triton_kernels):
+    """As one step while the bias is small; beyond the values it is added afterwards."""
+    torch.manual_seed(0)
+    stock = getattr(pyg, conv)(INNER, WIDTH, heads=HEADS).to(device)
+    torch.nn.init.constant_(stock.bias, bias)
+    fast, exact = accelerate(copy.deepcopy(stock)), copy.deepcopy(stock).double()
+    x = torch.randn(NODES, INNER, device=device)
+    cotangent = torch.randn(NODES, HEADS * WIDTH, device=device)
+
+    def gradients(layer, dtype):
+        leaf = x.detach().to(dtype).requires_grad_()
+        out = layer(leaf, graph.edge_index)
+        return torch.autograd.grad(out, [leaf, *layer.parameters()], cotangent.to(dtype))
+
+    with kernels.forced(triton_kernels):
+        found = gradients(fast, torch.float32)
+    assert record_of(fast).path == "fast", record_of(fast).reason
+    assert ("one step" in record_of(fast).plan) == (bias < 1)
+    for mine, true in zip(found, gradients(exact, torch.float64), strict=True):
+        torch.testing.assert_close(mine.double(), true, rtol=1e-4, atol=2e-5)
