@@ -33,13 +33,20 @@ STRETTO_INLINE Activated<A> activate(int64_t kind, Vec<A> u) {
     const Vec<A> one = broadcast<A>(1);
     if (kind == STRETTO_ACT_ONE) return {one, Vec<A>{}};
     if (kind == STRETTO_ACT_IDENTITY) return {u, one};
-    if (kind == STRETTO_ACT_RELU) return {(u > 0) | (u != u) ? u : Vec<A>{}, u > 0 ? one : Vec<A>{}};
+    if (kind == STRETTO_ACT_RELU)  // NaN passes, as in torch
+        return {u <= 0 ? Vec<A>{} : u, u <= 0 ? Vec<A>{} : one};
     const Vec<A> t = exponential_of(u > 0 ? -u : u);  // e^-|u|, never large
     const Vec<A> half = one / (one + t);
     const Vec<A> sigmoid = u > 0 ? half : t * half;
     if (kind == STRETTO_ACT_SIGMOID) return {sigmoid, sigmoid * (one - sigmoid)};
     if (kind == STRETTO_ACT_SOFTPLUS) return {((u > 0) | (u != u) ? u : Vec<A>{}) + log_one_plus(t), sigmoid};
     return {u * sigmoid, sigmoid * (one + u * (one - sigmoid))};  // silu
+}
+
+// grad times the slope of an activation. Where ReLU is 0 nothing passes, not even a NaN, as in torch.
+template <class A>
+STRETTO_INLINE Vec<A> through(int64_t kind, Vec<A> grad, Vec<A> slope) {
+    return kind == STRETTO_ACT_RELU ? (slope > 0 ? grad : Vec<A>{}) : grad * slope;
 }
 
 // First, Second: the activations where they are known when compiling, or -1.
@@ -170,9 +177,9 @@ struct EdgeMessages {
             const Activated<A> f = activate<A>(kind(0), u[v]);
             if (two()) {
                 const Activated<A> h = activate<A>(kind(1), w[v]);
-                d0[v] = up * h.value * f.slope, d1[v] = up * f.value * h.slope;
+                d0[v] = through<A>(kind(0), up * h.value, f.slope), d1[v] = through<A>(kind(1), up * f.value, h.slope);
             } else {
-                d0[v] = up * f.slope, d1[v] = V{};
+                d0[v] = through<A>(kind(0), up, f.slope), d1[v] = V{};
             }
         }
     }

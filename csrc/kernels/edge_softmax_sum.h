@@ -97,7 +97,8 @@ struct SoftmaxSum {
                             const Vec<A> weighted = load_lanes(grad + i * K + k, n) * p,
                                          off = y.value - load_lanes(out + i * K + k, n);
                             store_lanes(part + k, load_lanes(part + k, n) + weighted * off * y.value, n);
-                            const Vec<A> d = weighted * (m.detached ? broadcast<A>(1) : A(1) + heat * off) * y.slope;
+                            const Vec<A> flow = weighted * (m.detached ? broadcast<A>(1) : A(1) + heat * off),
+                                         d = through<A>(m.act, flow, y.slope);
                             store_lanes(into + k, load_lanes(into + k, n) + d, n);
                             if (m.dedge) store_lanes(static_cast<T*>(m.dedge) + e * K + k, d, n);
                         }

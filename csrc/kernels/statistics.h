@@ -241,10 +241,11 @@ struct Statistics {
                 const auto extremum = [&](int64_t at, V value, V ties, V flow) {
                     if (at < 0) return V{};
                     // scatter_reduce counts the zero its result starts from among those that attain 0.
-                    const V part = flow / (ties + (value + shift == 0 ? broadcast<A>(1) : V{}));
+                    const V whole = value + shift;
+                    const V part = flow / (ties + (whole == 0 ? broadcast<A>(1) : V{}));
                     store_lanes(to + at + k, value, n);
-                    store_lanes(to + at + K + k, value == value ? part : value, n);
-                    return part * ties;
+                    store_lanes(to + at + K + k, whole == whole ? part : whole, n);
+                    return whole == whole ? part * ties : whole;
                 };
                 const V low = extremum(least, -load_lanes(state + Least * K + k, n),
                                        load_lanes(state + LeastTies * K + k, n), of(STRETTO_STATISTIC_MIN));

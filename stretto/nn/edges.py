@@ -15,7 +15,7 @@ from stretto.nn.base import Decline, check_input, weight_of
 from stretto.nn.base import is_stock as is_stock  # layers ask edges for it
 from stretto.nn.sage import destinations
 from stretto.ops import gather_rows, segment_reduce
-from stretto.ops.rows import has_edges
+from stretto.ops.rows import only_reached
 
 SUM = ("add", "sum")
 
@@ -179,11 +179,6 @@ def plus_own(graph: Graph, value: Tensor, own: Tensor, reduce: str) -> Tensor:
     else:
         moved = value + own
     return only_reached(graph, moved)
-
-
-def only_reached(graph: Graph, value: Tensor) -> Tensor:
-    """value, and 0 for nodes without edges, whatever it is there. [n, ...]"""
-    return torch.where(has_edges(graph, torch.bool).view(-1, *([1] * (value.dim() - 1))), value, 0.0)
 
 
 def bias_of(linear: Any) -> Tensor:

@@ -16,6 +16,7 @@ from stretto.graph import Graph
 from stretto.nn import adjacency, edges, streaming
 from stretto.nn.base import Decline, hooked, record_of
 from stretto.ops import edge_messages, spmm
+from stretto.ops.rows import has_edges
 
 
 def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
@@ -80,7 +81,7 @@ def _rectified(graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, reduce: str
     threshold = torch.where(partly, beta / size, -most)  # -most: nobody passes
     above = edge_messages(graph, threshold, h, act="relu", reduce=reduce)
     below = edge_messages(graph, threshold, -h, act="relu", reduce=reduce)
-    count = graph.degree.to(h.dtype).unsqueeze(1) if reduce == "sum" else edges.has_edges(graph, h.dtype)
+    count = graph.degree.to(h.dtype).unsqueeze(1) if reduce == "sum" else has_edges(graph, h.dtype)
     linear = torch.where(always, gamma, zero) * spmm(graph, h, reduce=reduce) + torch.where(always, beta, zero) * count
     return torch.addcmul(linear, size, torch.where(gamma < 0, below, above))
 

@@ -22,6 +22,7 @@ from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer, takes
 from stretto.ops.folded_bias import larger, some_rows
 from stretto.ops.projections import plus, projections
+from stretto.ops.rows import all_reached
 from stretto.tune.profile import profile
 
 SMALLEST = 1e-6  # scale of a channel below which its attention vector cannot be divided by it
@@ -97,10 +98,12 @@ def fast(
     plan = "(alpha X) W', logits X (W' a)" if first else "alpha (X W'), logits X (W' a)"
     note_attention(conv, plan, graph.num_edges, heads * width, x_src)
     rest = bias
-    if first and heads == 1 and rest is not None and widened.takes(out.flatten(1), weight):
+    reached = not first or (conv.add_self_loops and graph.num_rows <= graph.num_cols) or all_reached(graph)
+    if first and heads == 1 and rest is not None and reached and widened.takes(out.flatten(1), weight):
         out, rest = widened.widened(out.flatten(1), weight, rest), None
     elif first:
         out = project(out, weight, conv.concat)
+        out = out if reached else edges.only_reached(graph, out)
     elif out.dim() == 3:
         out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
     if conv.res is not None and x_dst is not None:

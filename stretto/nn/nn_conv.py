@@ -40,6 +40,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     out = u.reshape(-1, hidden * i) @ weight.reshape(hidden * i, o)
     if last.bias is not None:  # a bias of the matrix multiplies the sum of x_j; as one more hidden unit it would copy h
         out = torch.addmm(out, spmm(graph, x_src), last.bias.view(i, o))
+    out = edges.only_reached(graph, out)
     if reduce == "mean":
         out = out * graph.mean_scale(out.dtype).unsqueeze(1)
     if x_dst is not None and conv.root_weight:

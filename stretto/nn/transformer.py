@@ -61,7 +61,7 @@ def fast(
     out = results[0]
     note_attention(conv, "alpha (X W_v'), one pass", graph.num_edges, heads * width, x_src)
     if edge_weight is not None:
-        out = out + torch.einsum("nhd,hcd->nhc", results[1], edge_weight)
+        out = edges.only_reached(graph, out + torch.einsum("nhd,hcd->nhc", results[1], edge_weight))
     out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
     if conv.root_weight:
         root = skip[0] if skip else conv.lin_skip(x_dst)

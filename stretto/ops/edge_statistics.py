@@ -21,7 +21,7 @@ from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
 from stretto.ops.extremum import extremum
 from stretto.ops.op import Op, Sample
-from stretto.ops.rows import gather_rows, has_edges, sum_edges
+from stretto.ops.rows import gather_rows, only_reached, sum_edges
 from stretto.ops.segment import segment_reduce
 from stretto.ops.spmm import spmm
 
@@ -90,14 +90,16 @@ def _in_turn(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]
     if wanted & {"sum", "mean"}:
         mean = spmm(graph, x, reduce="mean")
         if own is not None:
-            mean = torch.where(has_edges(graph, torch.bool), mean + own, 0.0)
+            mean = only_reached(graph, mean + own)
         found["mean"] = mean
         found["sum"] = mean * graph.degree.to(x.dtype).unsqueeze(1)
     for name in wanted & {"min", "max"}:
         found[name] = extremum(graph, x, None, name, own)
     if wanted & {"var", "std"}:
-        # One centre for all rows: the variance does not change, and a large common mean costs no digits.
-        centred = x - x.detach().mean(0) if x.size(0) else x
+        # One centre for all rows: the variance does not change, and a large common mean costs no digits. What is not
+        # finite must not reach other rows by way of it.
+        centre = x.detach().mean(0) if x.size(0) else x.new_zeros(x.size(1))
+        centred = x - torch.where(centre.isfinite(), centre, 0.0)
         first = spmm(graph, centred, reduce="mean")
         found["var"] = (spmm(graph, centred * centred, reduce="mean") - first * first).clamp(min=0)
         found["std"] = _root(found["var"])

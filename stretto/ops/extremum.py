@@ -13,7 +13,7 @@ from stretto.graph import Graph
 from stretto.kernels import reference
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
-from stretto.ops.rows import has_edges
+from stretto.ops.rows import only_reached
 
 
 def extremum(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, own: Tensor | None = None) -> Tensor:
@@ -39,9 +39,7 @@ def run(
 
 def with_own(graph: Graph, most: Tensor, own: Tensor | None) -> Tensor:
     """The extremum of the messages plus own_i; 0 for rows without neighbours. most, own [n, ...]"""
-    if own is None:
-        return most
-    return torch.where(has_edges(graph, torch.bool).view(-1, *([1] * (most.dim() - 1))), most + own, 0.0)
+    return most if own is None else only_reached(graph, most + own)
 
 
 def shares(out: Tensor, most: Tensor, ties: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:

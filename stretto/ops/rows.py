@@ -59,6 +59,18 @@ def has_edges(graph: Graph, dtype: torch.dtype) -> Tensor:
     return graph.derived(("has edges", dtype), lambda: (graph.degree > 0).to(dtype).unsqueeze(1))
 
 
+def all_reached(graph: Graph) -> bool:
+    """Whether every node is known to receive messages; kept. A device is not asked: the host would have to wait."""
+    return graph.device.type == "cpu" and graph.derived("all reached", lambda: bool((graph.degree > 0).all()))
+
+
+def only_reached(graph: Graph, value: Tensor) -> Tensor:
+    """value, and 0 for nodes without edges, whatever it is there; free where there are none. [n, ...]"""
+    if all_reached(graph):
+        return value
+    return torch.where(has_edges(graph, torch.bool).view(-1, *([1] * (value.dim() - 1))), value, 0.0)
+
+
 def sum_edges(graph: Graph, src: Tensor) -> Tensor:
     """Sum of every destination's messages, src [E, ...] in the order of edge_index -> [n, ...]."""
     if library.recorded(src):

@@ -55,6 +55,23 @@ def test_edge_messages(csr, case, device, triton_kernels, transposed):
             close(g, w, F32)
 
 
+@pytest.mark.parametrize("case", [CASES[0], CASES[1]], ids=["relu", "identity"])
+def test_what_is_not_finite_passes_as_in_torch(case, make, device, triton_kernels, transposed):
+    """ReLU passes a gradient at NaN and stops a NaN where it is 0; no activation has slope 1, also at infinity."""
+    csr, acts = make("isolated"), case[2]
+    tensors = terms(csr, case, 5, F32, device)
+    tensors[1][0, :2] = torch.tensor([torch.nan, torch.inf], device=device)
+    grad = values(device, F32, csr.num_rows, 5)
+    grad[6] = torch.nan
+    needs = tuple(t is not None for t in tensors)
+    other = transposed(csr)
+    got = triton_kernels.edge_messages_grad(csr, other, tensors, acts, grad, needs)
+    wanted = reference_edge.edge_messages_grad(csr, other, tensors, acts, grad, needs)
+    for g, w, need in zip(got, wanted, needs, strict=True):
+        if need:
+            torch.testing.assert_close(g, w, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [F64, F16, BF16])
 @pytest.mark.parametrize("width", [1, 130])
 def test_edge_messages_widths_and_types(width, dtype, make, device, triton_kernels, transposed):

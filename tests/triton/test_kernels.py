@@ -111,6 +111,22 @@ def test_extremum_grad(csr, reduce, weights, device, triton_kernels, transposed)
         close(got[1], wanted[1], F32)
 
 
+def test_extremum_grad_of_nan(make, device, triton_kernels, transposed):
+    """A maximum of NaN reaches the gradient of all its entries, as in torch, and of no others."""
+    csr = make("hub")
+    x = values(device, F32, csr.num_cols, 5)
+    x[2, 1] = torch.nan
+    for weight in (None, values(device, F32, csr.num_edges)):
+        out, _ = reference.spmm(csr, x, weight, reduce="max")
+        share = values(device, F32, *out.shape)
+        need = {"need_x": True, "need_weight": weight is not None}
+        got = triton_kernels.spmm_extremum_grad(transposed(csr), x, weight, out, share, **need)
+        wanted = reference.spmm_extremum_grad(transposed(csr), x, weight, out, share, **need)
+        assert got[0].isnan().any()
+        for mine, theirs in zip(got, wanted, strict=True):
+            torch.testing.assert_close(mine, theirs, equal_nan=True)
+
+
 def test_extremum_grad_in_low_precision(make, device, triton_kernels, transposed):
     csr = make("hub")
     for dtype in (BF16, F16, F64):

@@ -1,4 +1,4 @@
-"""The activations of edge messages in Triton, by their codes in csrc/abi.h: value and slope."""
+"""The activations of edge messages in Triton, by their codes in csrc/abi.h: value, and gradient."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def value_of(u, ACT: tl.constexpr):
 
 
 @jit
-def slope_of(u, ACT: tl.constexpr):
-    """act'(u)"""
+def through(grad, u, ACT: tl.constexpr):
+    """grad * act'(u). Where ReLU is 0 nothing passes, not even a NaN; at NaN all does, as in torch."""
     if ACT == IDENTITY:
-        return u * 0.0 + 1.0
+        return grad
     elif ACT == RELU:
-        return tl.where(u > 0, 1.0, 0.0).to(u.dtype)
+        return tl.where(u <= 0, 0.0, grad)
     else:
         s, _ = sigmoid(u)
         if ACT == SIGMOID:
-            return s * (1.0 - s)
+            return grad * (s * (1.0 - s))
         elif ACT == SOFTPLUS:
-            return s
+            return grad * s
         else:
-            return s * (1.0 + u * (1.0 - s))
+            return grad * (s * (1.0 + u * (1.0 - s)))

@@ -14,7 +14,7 @@ from torch import Tensor
 from stretto.kernels.csr import Csr
 from stretto.kernels.reference_edge import ACTS
 from stretto.kernels.schema import REDUCES, accumulate_type
-from stretto.kernels.triton.activations import slope_of, value_of
+from stretto.kernels.triton.activations import through, value_of
 from stretto.kernels.triton.launch import jit, kernel
 from stretto.kernels.triton.operands import acc_of, at_entry, locate, offsets, power, tiles, vector
 from stretto.kernels.triton.pieces import Pieces, pieces
@@ -87,7 +87,7 @@ def _pieces(
             if BACKWARD:
                 if not BY_ROW:
                     up = tl.load(grad + at_far, mask=inside, other=0.0).to(ACC)
-                d = tl.where(inside, up * slope_of(u, ACT), 0.0)
+                d = tl.where(inside, through(up, u, ACT), 0.0)
                 acc += d
                 if dedge is not None:
                     tl.store(dedge + at_edge, d.to(dedge.dtype.element_ty), mask=inside)
@@ -99,8 +99,8 @@ def _pieces(
             if BACKWARD:
                 if not BY_ROW:
                     up = tl.load(grad + at_far, mask=inside, other=0.0).to(ACC)
-                d = tl.where(inside, up * second * slope_of(u, ACT), 0.0)
-                d2 = tl.where(inside, up * first * slope_of(u2, ACT2), 0.0)
+                d = tl.where(inside, through(up * second, u, ACT), 0.0)
+                d2 = tl.where(inside, through(up * first, u2, ACT2), 0.0)
                 acc += d
                 acc2 += d2
                 if dedge is not None:

@@ -20,9 +20,10 @@ SIZES = ["windows", "chunk", "width"]
 
 @jit
 def flowing(v, w, out, share, at, inside, X: tl.constexpr):
-    """share where the message v * w, in the type of x, equals out; else 0."""
-    hit = inside & ((v * w).to(X) == tl.load(out + at, mask=inside, other=0.0))
-    return tl.load(share + at, mask=hit, other=0.0)
+    """share where the message v * w, in the type of x, equals out; else 0. A NaN reaches all entries, as in torch."""
+    most = tl.load(out + at, mask=inside, other=0.0)
+    part = tl.load(share + at, mask=inside & ((v * w).to(X) == most), other=0.0)
+    return tl.where(most == most, part, most.to(part.dtype))
 
 
 @kernel(*SIZES, "heads", "head_width")

@@ -15,7 +15,7 @@ from torch import Tensor
 from stretto.kernels.csr import Csr
 from stretto.kernels.reference_edge import ACTS
 from stretto.kernels.schema import accumulate_type
-from stretto.kernels.triton.activations import slope_of, value_of
+from stretto.kernels.triton.activations import through, value_of
 from stretto.kernels.triton.attention_forward import rescale
 from stretto.kernels.triton.column_sum import column_sum
 from stretto.kernels.triton.edge_messages import blocks, leave, merge
@@ -158,7 +158,7 @@ def _backward(
         acc_heat += tl.where(inside, flow * beyond * y, 0.0)
         if not DETACHED:
             flow = flow * (1.0 + warmth * beyond)
-        d = tl.where(inside, flow * slope_of(u, ACT), 0.0)
+        d = tl.where(inside, through(flow, u, ACT), 0.0)
         acc += d
         if dedge is not None:
             tl.store(dedge + at_edge, d.to(dedge.dtype.element_ty), mask=inside)
