@@ -16,6 +16,7 @@ from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, hooked, record_of
 from stretto.ops import spmm
 from stretto.ops.edge_softmax_sum import softmax_sum
+from stretto.ops.rows import has_edges
 
 SIMPLE = ("add", "sum", "mean", "max", "min")
 SEVERAL = {  # what may stand in a list of aggregations, each reduced by itself
@@ -107,7 +108,7 @@ def _softmax(aggr: Any, graph: Graph, x: Tensor, message: Any, reduced: Any) -> 
 
     (sums,) = reduced(weighed, ("sum",), most, learnt)
     total, out = sums.chunk(2, dim=1)
-    return (out / torch.where(edges.has_edges(graph, acc) > 0, total, 1)).to(x.dtype)
+    return (out / torch.where(has_edges(graph, torch.bool), total, 1)).to(x.dtype)
 
 
 def _power_mean(aggr: Any, mean: Any) -> Tensor:
