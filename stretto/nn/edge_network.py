@@ -121,9 +121,11 @@ def network(
             if shapes[node] is None:
                 raise Decline(f"{name_of(node)}() of it may see more than one edge at a time")
         else:
-            module = modules[str(node.target)]
+            module, given = modules[str(node.target)], shapes[node.all_input_nodes[0]]
+            if given is None or len(given) != 1:  # a Linear or a norm of [E] would see all edges
+                raise Decline(f"self.{node.target} is given a number an edge, not a row")
             chain = _chain(module)
-            shapes[node], width = _through(chain, shapes[node.all_input_nodes[0]])
+            shapes[node], width = _through(chain, given)
             kept, steady = kept + width, steady and _by_rows(module, chain)
             if (found := _apart(node, module, leaves, shapes, graph.num_edges)) is not None:
                 moved[node] = found
@@ -153,7 +155,7 @@ def _chain(module: Any) -> list[Any]:
     return [module.lins[0], *rest_modules(module)] if type(module) is MLP else [module]
 
 
-def _through(chain: Sequence[Any], shape: Shape | None) -> tuple[Shape | None, int]:
+def _through(chain: Sequence[Any], shape: Shape) -> tuple[Shape, int]:
     """The shape of a row after a chain of modules, and the channels of all arrays on the way."""
     total = 0
     for module in chain:
@@ -163,7 +165,7 @@ def _through(chain: Sequence[Any], shape: Shape | None) -> tuple[Shape | None, i
             shape = (module.weight.size(0),)
         elif type(module) not in (*streaming.ROW_BY_ROW, *streaming.IN_EVAL, streaming.BatchNorm):
             raise Decline(f"its network holds a {type(module).__name__}")
-        total += shape[0] if shape else 1
+        total += shape[0]
     return shape, total
 
 

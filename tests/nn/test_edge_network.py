@@ -177,18 +177,28 @@ def test_peak_memory_does_not_grow_with_the_edges(kind, monkeypatch):
     assert peaks[1] < 60000 * 4 * 8  # not one array of a few channels an edge
 
 
-def test_point_net():
-    """A layer of PyG's own: net([x_j, pos_j - pos_i]), maximum."""
+def _of(*widths):
+    return pyg.MLP(list(widths), norm=None)
+
+
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        (lambda: pyg.PointNetConv(_of(IN + 3, HIDDEN, DIM), Linear(DIM, 4)), lambda m, x, pos, i: m(x, pos, i)),
+        (lambda: pyg.PointGNNConv(_of(IN, 3), _of(IN + 3, 5), _of(5, IN)), lambda m, x, pos, i: m(x, pos, i)),
+        (lambda: type("Mine", (pyg.EdgeConv,), {})(_of(2 * IN, HIDDEN, DIM)), lambda m, x, pos, i: m(x, i)),
+    ],
+    ids=["PointNetConv", "PointGNNConv", "a class derived from EdgeConv"],
+)
+def test_layers_of_pyg(make, call, how):
     index, (n, _) = ZOO["unsorted"]()
-    net = lambda: Sequential(Linear(IN + 3, HIDDEN), ReLU(), Linear(HIDDEN, DIM))  # noqa: E731
-    torch.manual_seed(0)
-    stock = pyg.PointNetConv(net(), Linear(DIM, 4)).double()
-    fast = stretto.accelerate(copy.deepcopy(stock))
+    stock, fast = pair(make)
     args = [values(n, IN), values(n, 3, seed=2)]
-    wanted, got = (gradients(m, args, call=lambda x, pos, m=m: m(x, pos, index)) for m in (stock, fast))
+    wanted, got = (gradients(m, args, call=lambda x, pos, m=m: call(m, x, pos, index)) for m in (stock, fast))
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b)
     assert record_of(fast).path == "fast", record_of(fast).reason
+    assert how in record_of(fast).plan
 
 
 def test_patch_reaches_them():

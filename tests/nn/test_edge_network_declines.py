@@ -177,6 +177,20 @@ class Function(Mesh):
         return self.function(self.net(torch.cat([x_i, x_j, attr], dim=-1)))
 
 
+class NormOfNumbers(Mesh):
+    """LayerNorm of [E]: the mean of all edges."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(50)
+
+    def forward(self, x, pos, edge_index, attr, w):
+        return self.propagate(edge_index, x=x, attr=attr, w=w)
+
+    def message(self, x_i, x_j, attr, w):
+        return self.net(torch.cat([x_i, x_j, attr], dim=-1)) * self.norm(w).view(-1, 1)
+
+
 class Own(Mesh):
     """A module of the user's own."""
 
@@ -200,6 +214,7 @@ RUN_AS_STOCK = {
     OnEdgesOnly: "no Linear of it acts on more edges",
     Function: "not a module",
     Own: "holds a Twice",
+    NormOfNumbers: "a number an edge",
     TakesIndex: "special arguments",
 }
 
