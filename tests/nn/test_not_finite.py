@@ -144,8 +144,8 @@ def layer_of(name: str) -> Any:
 
 
 def cases() -> Iterator[tuple[str, str]]:
-    """Layers and what they may meet. Scores that grow with the inputs have a test of their own: there gradients are sums
-    of large terms that cancel."""
+    """Layers and what they may meet. Scores that grow with the inputs have a test of their own: there gradients are
+    sums of large terms that cancel."""
     scored = {name.split()[0] for name in SCORES}
     for name, (_, takes_attr) in LAYERS.items():
         for change in CHANGES:
