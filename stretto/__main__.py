@@ -1,4 +1,4 @@
-"""`python -m stretto SCRIPT.py args` runs the script with the plug-in on; anything else is the command line."""
+"""`python -m stretto SCRIPT args` runs the script with the plug-in on; anything else is the command line."""
 
 import importlib
 import importlib.util
@@ -10,7 +10,7 @@ from stretto.errors import StrettoError, expect
 
 
 def run_script(script: str, arguments: list[str]) -> None:
-    """Run `script` as `python SCRIPT.py arguments` would, with the plug-in on."""
+    """Run `script` as `python SCRIPT arguments` would, with the plug-in on, also in processes that it starts."""
     try:
         expect(Path(script).is_file(), f"no script {script!r}")
         expect(importlib.util.find_spec("stretto.plugin") is not None, "this build has no plug-in to run a script with")
@@ -19,17 +19,20 @@ def run_script(script: str, arguments: list[str]) -> None:
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     importlib.import_module("stretto.plugin").patch()
+    importlib.import_module("stretto.spawned").reach()
     runpy.run_path(script, run_name="__main__")
 
 
 def main() -> None:
-    """A script if the first argument names one, else the command line."""
-    if len(sys.argv) > 1 and sys.argv[1].endswith(".py"):
-        run_script(sys.argv[1], sys.argv[2:])
-    else:
+    """A script if the first argument names one, else the command line. A command goes before a file of its name."""
+    first = sys.argv[1] if len(sys.argv) > 1 else ""
+    if not first.endswith(".py"):
         from stretto import cli
 
-        cli.main()
+        if first in (*cli.COMMANDS, "bench") or not Path(first).is_file():
+            cli.main()
+            return
+    run_script(first, sys.argv[2:])
 
 
 if __name__ == "__main__":

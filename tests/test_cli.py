@@ -17,6 +17,7 @@ from stretto import cli
 from stretto.errors import StrettoError
 
 runner = CliRunner()
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def python(*arguments, cwd=None, **env):
@@ -136,6 +137,71 @@ def test_script_may_fail_with_its_own_error(tmp_path):
     result = python("-m", "stretto", str(tmp_path / "script.py"))
     assert result.returncode == 1
     assert "KeyError: 'mine'" in result.stderr
+
+
+# PyG's own pattern of training on several processes; nothing of it knows stretto.
+DDP = """
+import os, sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.nn import GCNConv
+
+def run(rank, world_size, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(GCNConv(6, 3))
+    model(torch.randn(30, 6) + rank, torch.randint(30, (2, 140))).sum().backward()
+    grads = torch.cat([p.grad.flatten() for p in model.parameters()])
+    stretto = sys.modules.get("stretto")
+    path = stretto.report(model.module).rows[0].path if stretto else "stock"
+    sys.stdout.write(f"rank {rank} {path} {__name__} {sys.argv[1:]} {grads.sum():.4f}\\n")
+    sys.stdout.flush()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    assert "stretto" in sys.modules
+    mp.spawn(run, args=(2, int(sys.argv[1])), nprocs=2)
+"""
+
+
+def test_processes_that_a_script_starts_are_patched(tmp_path):
+    script = tmp_path / "train"  # a script need not end in .py
+    script.write_text(DDP)
+    port = str(20000 + os.getpid() % 20000)
+    result = python("-m", "stretto", str(script), port, cwd=ROOT, STRETTO_CACHE=str(tmp_path / "cache"))
+    assert result.returncode == 0, result.stderr
+    lines = sorted(result.stdout.strip().splitlines())
+    name = "__mp_main__"
+    assert [line.rsplit(" ", 1)[0] for line in lines] == [f"rank {r} fast {name} ['{port}']" for r in range(2)]
+    assert len({line.rsplit(" ", 1)[1] for line in lines}) == 1
+
+
+def test_a_process_started_by_a_started_process_is_patched(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, multiprocessing\n"
+        "spawn = multiprocessing.get_context('spawn')\n"
+        "def work(depth):\n"
+        "    print(depth, sys.modules['stretto'].is_patched(), flush=True)\n"
+        "    if depth < 2:\n"
+        "        child = spawn.Process(target=work, args=(depth + 1,))\n"
+        "        child.start(), child.join()\n"
+        "if __name__ == '__main__':\n"
+        "    work(0)\n"
+    )
+    result = python("-m", "stretto", str(script), cwd=ROOT)
+    assert result.stdout.split("\n") == ["0 True", "1 True", "2 True", ""], result.stderr
+
+
+def test_a_command_goes_before_a_file_of_its_name(tmp_path):
+    (tmp_path / "doctor").write_text("print('the file')\n")
+    where = {"PYTHONPATH": str(ROOT), "STRETTO_CACHE": str(tmp_path / "cache")}
+    result = python("-m", "stretto", "doctor", "--help", cwd=tmp_path, **where)
+    assert "the file" not in result.stdout
+    assert "Usage" in result.stdout
 
 
 def test_the_library_does_not_need_the_command_line():

@@ -25,7 +25,7 @@ LAYERS = (
     ("compile", "loader"),
     ("nn", "dist"),
     ("plugin", "report", "inference"),
-    ("__main__", "cli", "bench", "analyze", "profile", "train", "convert", "demo", "doctor"),
+    ("__main__", "spawned", "cli", "bench", "analyze", "profile", "train", "convert", "demo", "doctor"),
 )
 ROW = {unit: row for row, units in enumerate(LAYERS) for unit in units}
 PYG_FROM, PYG_TOO = ROW["nn"], ("loader",)  # torch_geometric is imported from this row on, and in these
