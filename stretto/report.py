@@ -13,7 +13,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation
 
 from stretto import kernels, settings
-from stretto.compile import CHOOSER, normalise
+from stretto.compile import CHOOSER, Plan, normalise
 from stretto.compile.plan import ways
 from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, generic
 from stretto.nn.base import Record, record_of, why_stock
@@ -181,7 +181,7 @@ class Explanations:
             parts.append(
                 f"{title} on {layer.backend}: chosen by {layer.how}; {avoided}\n"
                 + table(heads, rows)
-                + f"\nnormalisation of A: {layer.normalisation}"
+                + (f"\nnormalisation of A: {layer.normalisation}" if layer.normalisation else "")
                 + _line(layer.race)
             )
         return "\n\n".join(parts)
@@ -236,13 +236,16 @@ def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
                 avoided,
                 backend=backend,
                 race=race,
-                normalisation=_normalisation(fuses=not settings.torch_kernels()),
+                normalisation=_normalisation(decision.candidates[0]),
             )
         )
     return Explanations(layers)
 
 
-def _normalisation(fuses: bool) -> str:
+def _normalisation(plan: Any) -> str:
+    if not isinstance(plan, Plan):
+        return ""
+    fuses = not settings.torch_kernels()
     kept = ways(fuses)
     dropped = [how for how in normalise.MEANING if how not in kept and (fuses or how != normalise.FUSED)]
     text = "; ".join(normalise.MEANING[how] for how in kept)

@@ -232,11 +232,11 @@ class _UpdateFirst(nn.Module):
         self.conv = conv
 
     def forward(self, *inputs: Any) -> Tensor:
-        before, gat.aggregate_first = gat.aggregate_first, lambda *sizes: False
+        before, gat.ordered = gat.ordered, lambda *given: (False, None)
         try:
             return self.conv(*inputs)
         finally:
-            gat.aggregate_first = before
+            gat.ordered = before
 
 
 def _error(got: list[Tensor], wanted: list[Tensor]) -> float:

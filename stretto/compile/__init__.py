@@ -6,6 +6,7 @@ from stretto.compile.execute import Adjacency
 from stretto.compile.expr import Expression, Leaf, Sparse, Term, Transpose
 from stretto.compile.hoist import HOIST
 from stretto.compile.joint import Product, joint
+from stretto.compile.orders import Order, Trial, best_order
 from stretto.compile.plan import Plan, Request, plans
 
 __all__ = [
@@ -14,12 +15,15 @@ __all__ = [
     "Adjacency",
     "Expression",
     "Leaf",
+    "Order",
     "Plan",
     "Product",
     "Request",
     "Sparse",
     "Term",
     "Transpose",
+    "Trial",
+    "best_order",
     "constant",
     "joint",
     "linear",

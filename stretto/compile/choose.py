@@ -24,7 +24,7 @@ from stretto.compile.expr import Diagonal, Expression, Leaf, MatMul, Sizes, Spar
 from stretto.compile.layer import run
 from stretto.compile.plan import Plan, Ranking, Request, plans, rank
 from stretto.tune import machine, store
-from stretto.tune.profile import profile
+from stretto.tune.profile import Profile, profile
 
 logger = logging.getLogger("stretto")
 
@@ -33,6 +33,7 @@ MOST_TRIED = 3
 WARM = 3  # steps that are not timed: they build the graph and fault pages in, and the third use of an array moves it
 TRIES = 3
 HYSTERESIS = 0.95  # the predicted best is replaced only by a plan at least this much faster
+COUNTS = ("n", "m", "E", "P")  # sizes that differ from batch to batch
 SMALL = 1 << 20  # gathered values below which the prediction stands: timing would measure noise
 
 
@@ -42,10 +43,10 @@ class Decision:
 
     ranking: Ranking
     sizes: Sizes
-    candidates: list[Plan]
-    chosen: Plan | None = None
+    candidates: list[Any]  # plans, or orders (orders.py)
+    chosen: Any = None
     how: str = "predicted"
-    times: dict[Plan, list[float]] = field(default_factory=dict)
+    times: dict[Any, list[float]] = field(default_factory=dict)
     warm: int = 0
 
 
@@ -60,14 +61,20 @@ class Chooser:
 
     def pick(self, key: Hashable, request: Request, sizes: Sizes, like: Tensor) -> tuple[Plan, Decision]:
         """The plan to run now, and the decision it belongs to."""
+        return self.settle(key, lambda profile: rank(request, sizes, like.element_size(), profile), sizes, like)
+
+    def settle(
+        self, key: Hashable, ranked: Callable[[Profile], Ranking], sizes: Sizes, like: Tensor
+    ) -> tuple[Any, Decision]:
+        """What to run now of what `ranked` finds for this machine's rates, and the decision it belongs to."""
         decision = self._decisions.get(key)
         if decision is None:
-            decision = self._decide(key, request, sizes, like)
+            decision = self._decide(key, ranked, sizes, like)
         if decision.chosen is not None:
             return decision.chosen, decision
         return min(decision.candidates, key=lambda p: len(decision.times.get(p, ()))), decision
 
-    def record(self, key: Hashable, plan: Plan, seconds: float) -> None:
+    def record(self, key: Hashable, plan: Any, seconds: float) -> None:
         """A timing of a plan inside a real step; settles the decision when every candidate has enough."""
         decision = self._decisions.get(key)
         if decision is None or decision.chosen is not None:
@@ -99,9 +106,9 @@ class Chooser:
             self._decisions.clear()
             self._kept = None
 
-    def _decide(self, key: Hashable, request: Request, sizes: Sizes, like: Tensor) -> Decision:
+    def _decide(self, key: Hashable, ranked: Callable[[Profile], Ranking], sizes: Sizes, like: Tensor) -> Decision:
         free = settings.tuning() and not torch.are_deterministic_algorithms_enabled()
-        ranking = rank(request, sizes, like.element_size(), profile(like.device, measure=free))
+        ranking = ranked(profile(like.device, measure=free))
         best_time = ranking.predicted[0][0]
         candidates = [plan for seconds, plan in ranking.predicted if seconds <= CLOSE * best_time][:MOST_TRIED]
         decision = Decision(ranking, sizes, candidates)
@@ -202,14 +209,14 @@ def signature(
     wanted = tuple(n for n in names if tensors[n].requires_grad) if torch.is_grad_enabled() else ()
     sizes = _sizes(expression, tensors, sparse)
     hoisted = constant_nodes(expression, tensors, sparse, scalars or {}, sizes) if hoist else ()
-    rounded = _rounded(tuple(sizes.items()))
+    near = rounded(tuple(sizes.items()))
     if not settings.torch_kernels():
-        key = (expression, wanted, hoisted, rounded, first.dtype, first.device.type, "stretto")
+        key = (expression, wanted, hoisted, near, first.dtype, first.device.type, "stretto")
         return key, Request(expression, wanted, hoisted), sizes
     # torch's kernels leave the normalisation to us; ours fuse it, which no other way can beat (plan.ways).
     scales = tuple((n, a.row_scale is not None, a.col_scale is not None) for n, a in sparse.items() if a.scaled)
     normalised = "".join(f" {name}{'S' * row}{'T' * col}" for name, row, col in scales)
-    key = (expression, wanted, hoisted, rounded, first.dtype, first.device.type, "torch" + normalised)
+    key = (expression, wanted, hoisted, near, first.dtype, first.device.type, "torch" + normalised)
     return key, Request(expression, wanted, hoisted, scales, fuses=False), sizes
 
 
@@ -261,11 +268,11 @@ def _sizes(expression: Expression, tensors: dict[str, Tensor], sparse: dict[str,
 
 
 @functools.lru_cache(maxsize=4096)
-def _rounded(sizes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    """Node and edge counts in quarter octaves, widths as they are."""
-    return tuple((n, round(4 * math.log2(size)) if n in ("n", "m", "E") and size else size) for n, size in sizes)
+def rounded(sizes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """Counts of nodes, edges and pairs in quarter octaves, widths as they are."""
+    return tuple((n, round(4 * math.log2(size)) if n in COUNTS and size else size) for n, size in sizes)
 
 
 def _small(sizes: Sizes) -> bool:
-    width = max(size for name, size in sizes.items() if name not in ("n", "m", "E", "weighted", "fresh"))
+    width = max(size for name, size in sizes.items() if name not in (*COUNTS, "weighted", "fresh"))
     return sizes["E"] * width < SMALL

@@ -131,7 +131,13 @@ BATCHED = 2.0
 
 
 def sum_first_on_gpu(profile: Profile, edges: int, rows: int, i: int, heads: int, width: int) -> bool:
-    """Whether GAT's weighted sum should be taken of x [m, i] before the projection to heads * width, on a GPU.
+    """Whether GAT's weighted sum should be taken of x [m, i] before the projection to heads * width, on a GPU."""
+    project_first, sum_first = gat_on_gpu(profile, edges, rows, i, heads, width)
+    return sum_first < project_first
+
+
+def gat_on_gpu(profile: Profile, edges: int, rows: int, i: int, heads: int, width: int) -> tuple[float, float]:
+    """Seconds of GAT's step on a GPU, projecting x [m, i] to heads * width first, and summing it first.
 
     Forward gathers i values an edge rather than heads * width; backward gathers the gradient of the sum, heads * i,
     rather than heads * width.
@@ -144,4 +150,39 @@ def sum_first_on_gpu(profile: Profile, edges: int, rows: int, i: int, heads: int
     gemms = 3 * 2.0 * rows * i * heads * width / profile.gemm
     project_first = gemms + 2 * gathered(heads * width) + 4 * rows * heads * width * b / profile.stream
     sums = gathered(i) + gathered(heads * i) + 8 * rows * heads * i * b / profile.stream
-    return BATCHED * gemms + sums < project_first
+    return project_first, BATCHED * gemms + sums
+
+
+# On the CPU a gathered value costs about four products with values that are there; measured.
+PRODUCT = 0.25
+
+
+def gat_on_cpu(profile: Profile, sizes: Sizes, heads: int, value_bytes: int, passes: int) -> tuple[float, float]:
+    """Seconds of GAT on the CPU: x [m, i] projected to o columns first, and summed first. passes: 3 with gradients.
+
+    Summing first gathers i values an edge, and multiplies each with a weight per head; its small GEMMs per head ask
+    for a margin.
+    """
+    edges, i, o = sizes["E"], sizes["i"], sizes["o"]
+    rate = profile.gather_rate(max(i, o) * value_bytes)
+    project_first = edges * o * (1 + PRODUCT) * value_bytes / rate + 2.0 * sizes["m"] * i * o / profile.gemm
+    margin = 1.5
+    sum_first = (
+        margin * edges * i * (1 + heads * PRODUCT) * value_bytes / rate + 2.0 * sizes["n"] * i * o / profile.gemm
+    )
+    return passes * project_first, passes * sum_first
+
+
+def rgcn_seconds(profile: Profile, sizes: Sizes, bases: int, value_bytes: int, passes: int) -> tuple[float, float]:
+    """Seconds of RGCN by P pairs of relation and node, and by bases: sum_b (sum_r c_rb A_r) X V_b."""
+    edges, n, pairs, i, o = (sizes[name] for name in ("E", "n", "P", "i", "o"))
+    b = value_bytes
+
+    def gathered(count: int, width: int) -> float:
+        return count * width * b / profile.gather_rate(width * b)
+
+    by_pairs = gathered(edges, i) + gathered(pairs, o) + 2.0 * pairs * i * o / profile.gemm
+    by_pairs += (2 * pairs * (i + o) + n * o) * b / profile.stream
+    by_bases = gathered(edges, i) * (1 + bases * PRODUCT) + 2.0 * n * bases * i * o / profile.gemm
+    by_bases += (2 * n * bases * i + n * o + 3 * edges * bases) * b / profile.stream
+    return passes * by_pairs, passes * by_bases

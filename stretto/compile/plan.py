@@ -10,6 +10,7 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from stretto.compile import cost, normalise
 from stretto.compile.cost import Work
@@ -212,13 +213,13 @@ def _contains(bag: dict[tuple[str, ...], int], other: dict[tuple[str, ...], int]
 
 @dataclass
 class Ranking:
-    """Plans with predicted seconds, cheapest first, and what was measured of them since."""
+    """Plans, or orders (orders.py), with predicted seconds, cheapest first, and what was measured of them since."""
 
-    predicted: list[tuple[float, Plan]]
-    measured: dict[Plan, float] = field(default_factory=dict)
+    predicted: list[tuple[float, Any]]
+    measured: dict[Any, float] = field(default_factory=dict)
 
     @property
-    def best(self) -> Plan:
+    def best(self) -> Any:
         return self.predicted[0][1]
 
 

@@ -21,7 +21,7 @@ from torch_geometric.nn import aggr as stock_aggr
 from torch_geometric.nn.dense import Linear
 
 from stretto import settings
-from stretto.compile import Plan
+from stretto.compile import Order, Plan
 from stretto.errors import fail
 from stretto.kernels import DTYPES
 from stretto.ops import advice
@@ -108,6 +108,12 @@ def note_attention(module: torch.nn.Module, plan: str, num_edges: int, columns: 
     """What a layer without a choice of plans does, and the messages [edges, columns] it does not build."""
     record = record_of(module)
     record.plan, record.avoided = plan, num_edges * columns * x.element_size()
+
+
+def note_order(module: torch.nn.Module, order: Order, key: Hashable) -> None:
+    """The order of evaluation chosen for a layer that has several, and what the decision is kept under."""
+    record = record_of(module)
+    record.key, record.plan = key, order.name
 
 
 Fast = Callable[..., Any]

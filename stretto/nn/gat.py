@@ -12,10 +12,11 @@ from torch import Tensor
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from stretto import settings
-from stretto.compile.cost import sum_first_on_gpu
+from stretto.compile import Order, Trial, best_order
+from stretto.compile.cost import gat_on_cpu, gat_on_gpu
 from stretto.graph import Graph
 from stretto.nn import adjacency, edges, folds
-from stretto.nn.base import SMALL, Decline, Small, hooked, note_attention, weight_of, why_stock
+from stretto.nn.base import SMALL, Decline, Small, hooked, note_attention, note_order, weight_of, why_stock
 from stretto.nn.features import linear_of_nonzeros
 from stretto.ops import library, widened
 from stretto.ops.attention import attention
@@ -23,7 +24,7 @@ from stretto.ops.attention_layer import attention_layer, takes
 from stretto.ops.folded_bias import larger, some_rows
 from stretto.ops.projections import plus, projections
 from stretto.ops.rows import all_reached
-from stretto.tune.profile import profile
+from stretto.tune.profile import Profile
 
 SMALLEST = 1e-6  # scale of a channel below which its attention vector cannot be divided by it
 
@@ -55,11 +56,16 @@ def fast(
     check_weights_wanted(edge_index, return_attention_weights)
     graph, edge_attr = looped(conv, given, edge_attr)
     heads, width = conv.heads, conv.out_channels
-    first = aggregate_first(graph, x_src.size(1), heads, width)
     one = own and weight_dst is weight  # the two ends share features and weight
+    first, trial = ordered(conv, graph, x_src, weight)
+    if trial is not None and not return_attention_weights:
+        x_src, weight = trial.enter(x_src, weight)
+        x_dst, weight_dst = x_src if own else x_dst, weight if one else weight_dst
+    else:
+        trial = None
     parts = (weight, att_src, att_dst)
     if one and not first and whole(conv, graph, x_src, edge_attr, return_attention_weights, parts, (weight, None)):
-        note_attention(conv, "alpha (X W'), one step", graph.num_edges, heads * width, x_src)
+        note_attention(conv, REUSE, graph.num_edges, heads * width, x_src)
         drop = conv.dropout if conv.training else 0.0
         return attention_layer(graph, "gat", heads, x_src, bias, parts, slope=conv.negative_slope, dropout=drop)
     if one and not first and few_launches_decide(conv, graph):
@@ -95,8 +101,7 @@ def fast(
         bias=bias if conv.concat and not first else None,
     )
     out, alpha = found if isinstance(found, tuple) else (found, None)
-    plan = "(alpha X) W', logits X (W' a)" if first else "alpha (X W'), logits X (W' a)"
-    note_attention(conv, plan, graph.num_edges, heads * width, x_src)
+    note_attention(conv, FOLDED if first else REUSE, graph.num_edges, heads * width, x_src)
     rest = bias
     reached = not first or (conv.add_self_loops and graph.num_rows <= graph.num_cols) or all_reached(graph)
     if first and heads == 1 and rest is not None and reached and widened.takes(out.flatten(1), weight):
@@ -110,6 +115,8 @@ def fast(
         out = out + conv.res(x_dst)
     if rest is not None and (first or not conv.concat):
         out = plus(out, rest)
+    if trial is not None:
+        out = trial.leave(out)
     return (out, (edges_of(conv, graph, edge_index), alpha)) if wanted else out
 
 
@@ -196,17 +203,39 @@ class _FoldBoth(torch.autograd.Function):
         return dweight, datts[..., 0].reshape(att_src.shape), datts[..., 1].reshape(att_dst.shape)
 
 
-def aggregate_first(graph: Graph, i: int, heads: int, width: int) -> bool:
-    """Whether to sum x (one gather of i, heads * i products per edge) before the GEMM rather than x W' after it.
+# Equal orders of evaluation. (alpha X) W' with logits of X W', which the literature calls recompute, is the folded one
+# and another GEMM besides: no input makes it the better one.
+REUSE, FOLDED = "alpha (X W'), logits X (W' a)", "(alpha X) W', logits X (W' a)"
 
-    Per edge a gathered value costs about four products; the small GEMMs per head ask for a margin. A GPU's rates are
-    known from its profile.
-    """
-    if graph.device.type == "cuda":
-        measure = settings.tuning() and not torch.are_deterministic_algorithms_enabled()
-        rates = profile(graph.device, measure=measure)
-        return sum_first_on_gpu(rates, graph.num_edges, graph.num_rows, i, heads, width)
-    return 1.5 * i * (1 + heads / 4) < 1.25 * heads * width and graph.num_edges > 2 * graph.num_rows
+
+def ordered(conv: Any, graph: Graph, x: Tensor, weight: Tensor) -> tuple[bool, Trial | None]:
+    """Whether to sum x (one gather of i, heads * i products per edge) before the GEMM rather than x W' after it; and
+    what times it, while that is not settled."""
+    i, heads, columns = x.size(1), conv.heads, weight.size(0)
+    wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    mark = ("order of GAT", i, heads, columns, x.dtype, wanted, settings.torch_kernels())
+    settled = graph._derived.get(mark)
+    if settled is not None:
+        note_order(conv, *settled)
+        return settled[0].name == FOLDED, None
+    sizes = {"n": graph.num_rows, "m": graph.num_cols, "E": graph.num_edges, "i": i, "o": columns, "h": heads}
+    size = x.element_size()
+    reuse = Order(REUSE, (columns,), graph.num_cols * columns * size)
+    folded = Order(FOLDED, (heads * i,), graph.num_rows * heads * i * size)
+
+    def priced(rates: Profile) -> list[tuple[float, Order]]:
+        if x.device.type == "cuda":
+            times = gat_on_gpu(rates, graph.num_edges, graph.num_rows, i, heads, columns // heads)
+        else:
+            times = gat_on_cpu(rates, sizes, heads, size, 3 if wanted else 1)
+        few = graph.num_edges <= 2 * graph.num_rows  # a sum that hardly adds anything saves nothing
+        return list(zip(times, (reuse,) if few and x.device.type == "cpu" else (reuse, folded), strict=False))
+
+    order, trial, key = best_order("GAT", priced, sizes, x, wanted)
+    note_order(conv, order, key)
+    if trial is None:
+        graph._derived[mark] = (order, key)
+    return order.name == FOLDED, trial
 
 
 def project(u: Tensor, weight: Tensor, concat: bool) -> Tensor:

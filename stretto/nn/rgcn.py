@@ -14,11 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stretto.compile import Order, Trial, best_order
+from stretto.compile.cost import rgcn_seconds
 from stretto.graph import Graph
 from stretto.nn import adjacency, edges
-from stretto.nn.base import Decline, record_of
+from stretto.nn.base import Decline, note_order, record_of
 from stretto.ops import gather_rows, segment_matmul, spmm
 from stretto.ops.attention import attention
+from stretto.tune.profile import Profile
 
 
 @dataclass
@@ -81,30 +84,63 @@ def _relational(conv: Any, x: Tensor, x_dst: Tensor, edge_index: Any, edge_type:
     relations = _relations(conv, graph, edge_type)
     if not x.is_floating_point():
         return _lookup(conv, graph, relations, x, reduce)
-    pairs, n = relations.bounds[-1], graph.num_rows
-    bases, count = conv.num_bases, conv.num_relations
-    if bases is not None and reduce in ("sum", "mean") and pairs > n * bases:
-        return _by_bases(conv, graph, relations, x, reduce)
-    weight = conv.weight
+    bases, weight = conv.num_bases, conv.weight
+    if bases is not None and reduce in ("sum", "mean"):
+        order, trial = _ordered(conv, graph, relations, x)
+        if trial is not None:
+            x, weight = trial.enter(x, weight)
+        if order.name == BASES:
+            out = _by_bases(conv, weight, graph, relations, x, reduce)
+        else:
+            out = _by_pairs(conv, _merged(conv, weight), relations, x, reduce)
+        return out if trial is None else trial.leave(out)
     if bases is not None:
-        weight = (conv.comp @ weight.view(bases, -1)).view(count, conv.in_channels_l, conv.out_channels)
+        weight = _merged(conv, weight)
+    record_of(conv).plan = PAIRS if conv.num_blocks is None else PAIRS + ", W_r block-diagonal"
+    return _by_pairs(conv, weight, relations, x, reduce)
+
+
+PAIRS, BASES = "pairs: sum_r (A_r X) W_r", "bases: sum_b (sum_r c_rb A_r) X V_b"
+
+
+def _ordered(conv: Any, graph: Graph, relations: Relations, x: Tensor) -> tuple[Order, Trial | None]:
+    """By pairs or by bases; and what times it, while that is not settled."""
+    n, count, bases = graph.num_rows, relations.bounds[-1], conv.num_bases
+    i, o, size = conv.in_channels_l, conv.out_channels, x.element_size()
+    sizes = {"n": n, "m": graph.num_cols, "E": graph.num_edges, "P": count, "i": i, "o": o, "b": bases}
+    wanted = torch.is_grad_enabled() and (x.requires_grad or conv.weight.requires_grad)
+
+    def priced(rates: Profile) -> list[tuple[float, Order]]:
+        orders = Order(PAIRS, (i, o), count * i * size), Order(BASES, (bases * i,), n * bases * i * size)
+        return list(zip(rgcn_seconds(rates, sizes, bases, size, 3 if wanted else 1), orders, strict=True))
+
+    order, trial, key = best_order("RGCN", priced, sizes, x, wanted)
+    note_order(conv, order, key)
+    return order, trial
+
+
+def _merged(conv: Any, weight: Tensor) -> Tensor:
+    """W_r = sum_b c_rb V_b. [R, i, o]."""
+    of_relations = conv.comp @ weight.view(conv.num_bases, -1)
+    return of_relations.view(conv.num_relations, conv.in_channels_l, conv.out_channels)
+
+
+def _by_pairs(conv: Any, weight: Tensor, relations: Relations, x: Tensor, reduce: str) -> Tensor:
+    """One row per pair of relation and node meets the relation's weight."""
     u = spmm(relations.into, x, reduce=reduce)
     if conv.num_blocks is not None:
-        record_of(conv).plan = "pairs: sum_r (A_r X) W_r, W_r block-diagonal"
         return spmm(relations.out, _by_blocks(u, relations.bounds, weight))
-    record_of(conv).plan = "pairs: sum_r (A_r X) W_r"
     return spmm(relations.out, segment_matmul(u, relations.bounds, weight))
 
 
-def _by_bases(conv: Any, graph: Graph, relations: Relations, x: Tensor, reduce: str) -> Tensor:
+def _by_bases(conv: Any, weight: Tensor, graph: Graph, relations: Relations, x: Tensor, reduce: str) -> Tensor:
     """U[i, b] = sum over edges of c[type, b] / count * x_j, then one GEMM over all bases."""
-    record_of(conv).plan = "bases: sum_b (sum_r c_rb A_r) X V_b"
     merged = gather_rows(conv.comp, relations.edge_type)
     if reduce == "mean":
         merged = merged * _shares(relations, x.dtype).unsqueeze(1)
     u = attention(graph, x.unsqueeze(1), edge=merged, form="weight")
     assert isinstance(u, Tensor)
-    return u.reshape(u.size(0), -1) @ conv.weight.view(-1, conv.out_channels)
+    return u.reshape(u.size(0), -1) @ weight.view(-1, conv.out_channels)
 
 
 def _by_blocks(u: Tensor, bounds: list[int], weight: Tensor) -> Tensor:
