@@ -18,7 +18,7 @@ ORDERS = ("given", "shuffled", "sorted", "by degree")
 LAWS = ("real", "power law", "regular", "grid")
 SPARSITIES = (0.0, 0.9, 0.5, 0.99)
 DENSITIES = (1.0, 0.1, 0.5, 0.01)
-SIZES = (1.0, 0.25, 4.0)  # of the number of edges or nodes that was found
+SIZES = (1.0, 0.25, 4.0)  # times the number of edges or nodes of the base
 DIRECTIONS = ("forward", "both")
 ALIGNED = 64  # bytes
 
@@ -57,7 +57,8 @@ def points(base: Point, cores: int) -> Iterator[Point]:
     yield base
     axes: dict[str, tuple[object, ...]] = {
         "order": ORDERS, "direction": DIRECTIONS, "width": WIDTHS, "law": LAWS, "sparsity": SPARSITIES,
-        "dtype": tuple(DTYPES), "index": ("int64", "int32"), "density": DENSITIES, "edges": SIZES, "nodes": SIZES,
+        "dtype": tuple(DTYPES), "index": ("int64", "int32"), "density": DENSITIES,
+        "edges": tuple(size * base.edges for size in SIZES), "nodes": tuple(size * base.nodes for size in SIZES),
         "aligned": (True, False), "threads": tuple(range(1, cores + 1)) if base.device == "cpu" else (),
         "cache": ("warm", "cold"), "compiled": (False, True),
     }  # fmt: skip

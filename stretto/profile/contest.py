@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,8 @@ from stretto.tune.timing import Timing, in_a_row, measure, ratio, timed
 REPEATS = 20
 LEAST = 5  # samples without which a row tells nothing
 FLUSH = 1 << 25  # values read between two samples with a cold cache
+HOPELESS = 20.0  # times as long as the op that runs: such a candidate would eat the time of the others
+SHORT = 5e-3  # seconds that anybody may take
 DOUBLES = 6  # fp64 copies of the largest tensor that a check may hold, with the results of the candidates
 
 Candidates = dict[str, Callable[..., Tensor]]
@@ -89,7 +92,7 @@ def contest(trial: Trial, point: Point, pace: Pace) -> list[dict[str, Any]]:
     left = None
     if pace.seconds is not None:
         spent = time.perf_counter() - started
-        left = max(pace.seconds - spent, min(2 * LEAST * once, pace.most - spent))
+        left = max(pace.seconds - spent, min((LEAST + 2) * once, pace.most - spent))
     cold = point.cache == "cold"
 
     def after(name: str) -> None:
@@ -158,8 +161,9 @@ def _agree(
         wanted.append(torch.autograd.grad(expected, wide, torch.ones_like(expected))[0])
     right: dict[str, Callable[[], object]] = {}
     rows: list[dict[str, Any]] = []
-    once = 0.0
-    for name, function in table.items():
+    once, usual = 0.0, math.inf
+    first = sorted(table.items(), key=lambda item: item[0] != trial.native)  # what the others are held to
+    for name, function in first:
         call = _both(function, source) if both else _once(function, source)
         row = empty_row(trial.family, name, point)
         rows.append(row)
@@ -169,11 +173,18 @@ def _agree(
             row["reason"] = f"raises: {str(error).splitlines()[0]}"
             continue
         row["error"] = max(relative_error(g, w) for g, w in zip(got, wanted, strict=True))
-        if row["error"] <= LIMITS[point.dtype]:
-            right[name] = call
-            once += seconds
-        else:
+        if not row["error"] <= LIMITS[point.dtype]:
             row["reason"] = f"wrong: relative error {row['error']:.1e}, allowed {LIMITS[point.dtype]:.0e}"
+            continue
+        if name == trial.native:
+            usual = max(SHORT, seconds)
+        if seconds > HOPELESS * usual:
+            seconds = timed(call)[1]  # the first call may have prepared something
+        if seconds > HOPELESS * usual:
+            row["reason"] = f"{seconds / usual:.0f} times as long as {trial.native} in one call: not timed"
+            continue
+        right[name] = call
+        once += seconds
     return right, rows, once
 
 

@@ -182,12 +182,14 @@ def op_advice(profile: Profile) -> list[dict[str, Any]]:
         times, low, high = best["speedup"]
         better = low > TIE
         took = sum(g.seconds for g in profile.groups if (g.name, g.phase, g.shapes, g.layout) == key)
+        said = f"{best['candidate']}: {times:.2f}x ({low:.2f}-{high:.2f}) the speed of {native}, which runs"
+        said = f"{native}, which runs, is the fastest" if best["candidate"] == native else said + verdict(low, high)
+        part = min(best["edges"], best["nodes"])
         rows[-1] |= {
             "advice": f"use {best['candidate']}" if better else "nothing to gain",
             "speedup": (times, low, high),
             "saves_ms": took * 1e3 * (1 - 1 / times) if better else 0.0,
-            "reason": f"{best['candidate']}: {times:.2f}x ({low:.2f}-{high:.2f}) the speed of {native}, which runs"
-            + verdict(low, high),
+            "reason": said + (f" (on {part:.1%} of its rows)" if part < 1 else ""),
         }
     return rows
 

@@ -53,6 +53,13 @@ class RowSite:
         """What is moved; torch.compile is for torch's own ops."""
         return AXES[:-1] if self.native == "stretto" else AXES
 
+    scale = "edges"  # the axis by which it is cut where all of it takes too long
+
+    @property
+    def size(self) -> int:
+        """Entries of the index."""
+        return self.index.numel()
+
     def run(self, point: Point, pace: Pace) -> list[dict[str, Any]]:
         """Every candidate at one point."""
         return run_point(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 TIE = 1.05  # a winner leads by more than this, at the lower end of its interval
 COMPILING = 15.0  # seconds that torch.compile may take: with less left it is not begun
+CALLS = 66  # of an op at one point at least: half a dozen candidates, checked, warmed up and timed a few times
+FEWEST = 512  # rows that are not cut any further
 TICKS = 0.2  # seconds between two words about the time left
 SKIPPED = "none"  # the axis of a row that says why an op was not swept
 
@@ -42,6 +44,14 @@ def sites(profile: Profile, share: float) -> tuple[list[Site], list[tuple[Group,
     known = {id(s.group) for s in found} | {id(group) for group, _ in left}
     left += [(g, f"no candidates for the family {g.family!r}") for g in profile.hot(share) if id(g) not in known]
     return sorted(found, key=lambda s: -s.group.seconds), left
+
+
+def cut(seconds: float, size: int, a_part: float) -> int:
+    """Of an op that takes so long on `size` rows: the part of them, a power of two, that a point has time for."""
+    times = 1
+    while seconds / times * CALLS > a_part and size // times > FEWEST:
+        times *= 2
+    return times
 
 
 def schedule(queues: list[tuple[Site, list[Point]]], axes: list[int]) -> Iterator[tuple[Site, Point, int]]:
@@ -84,8 +94,11 @@ def sweep(
     queues: list[tuple[Site, list[Point]]] = []
     axes: list[int] = []
     bases: dict[int, Point] = {}
+    a_part = budget / (len(found) + max((len(site.axes) for site in found[:1]), default=1))
     for site in found:
-        base = bases[id(site)] = replace(start, width=site.width, dtype=_word(site.group))
+        slowest = max(profile.trace.ops[i].seconds for i in site.group.ops)
+        part = {site.scale: 1 / cut(slowest, site.size, a_part)}
+        base = bases[id(site)] = replace(start, width=site.width, dtype=_word(site.group), **part)  # type: ignore[arg-type]
         cells = [p for p in points(base, cores) if p.moved(base) in site.axes]
         queues.append((site, cells))
         axes.append(len({p.moved(base) for p in cells}) - 1)
@@ -103,7 +116,7 @@ def sweep(
                 )
                 continue
             tick = _teller(progress, f"{site.group.name}, {axis}", end, clock)
-            pace = Pace(repeats, left / promised, left, tick)
+            pace = Pace(repeats, left / promised, min(left, 2 * left / promised), tick)
             # Who is not to be had is told once.
             told = [row for row in site.run(point, pace) if axis == "base" or not row.get("missing")]
             rows += [{**_label(site.group, axis), **row} for row in told]

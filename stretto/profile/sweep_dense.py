@@ -55,6 +55,13 @@ class DenseSite:
     kept: bool = False  # of a scaling: whether every step has the same factor
     axes: tuple[str, ...] = PLAIN
 
+    scale = "nodes"  # the axis by which it is cut where all of it takes too long
+
+    @property
+    def size(self) -> int:
+        """Rows."""
+        return self.rows
+
     def run(self, point: Point, pace: Pace) -> list[dict[str, Any]]:
         """Every candidate at one point."""
         family, rows = self.group.family, max(1, round(self.rows * point.nodes))
@@ -188,6 +195,13 @@ class SparseSite:
     width: int
     reduce: str = "sum"
     weighted: bool = False
+
+    scale = "edges"  # the axis by which it is cut where all of it takes too long
+
+    @property
+    def size(self) -> int:
+        """Entries of the matrix."""
+        return self.edges.size(1)
 
     @property
     def axes(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from stretto.profile.axes import Point
 from stretto.profile.contest import LEAST, Pace, empty_row
 from stretto.profile.recommend import op_advice, verdict
 from stretto.profile.row_sites import RowSite, run_point, site
-from stretto.profile.sweep import sites, sweep
+from stretto.profile.sweep import cut, sites, sweep
 from stretto.profile.sweep_dense import DenseSite, SparseSite
 
 BASE = Point(width=8)
@@ -215,6 +215,45 @@ def test_a_point_that_does_not_fit_is_left_out(monkeypatch):
     assert row["reason"].startswith("needs")
 
 
+def test_an_op_that_takes_long_is_swept_on_a_part_of_its_rows(monkeypatch):
+    """As large a part as its share of the budget has time for; every point of the site moves away from that."""
+    assert cut(1e-4, 10**6, 1.0) == 1
+    assert cut(1.0, 10**6, 1.0) == 128
+    assert cut(1.0, 700, 1.0) == 2  # no fewer than some hundred rows
+    profile = profiled("gcn")
+    for op in profile.trace:
+        op.seconds = 1.0 if op.cost.family == "gather" else 1e-6
+    rows, _ = spent(monkeypatch, profile, 1000.0)
+    for row in rows:
+        if row["axis"] == "base":
+            assert (row["edges"] < 1) == (row["family"] == "gather")
+    gathers = [row for row in rows if row["family"] == "gather" and row["axis"] not in ("none", "edges")]
+    assert len({row["edges"] for row in gathers if row["shapes"] == gathers[0]["shapes"]}) == 1
+
+
+def test_a_hopeless_candidate_is_not_timed(monkeypatch):
+    from stretto.profile import candidates, contest
+
+    index = torch.arange(5)
+    takes = {"index_select": [1.0], "slow": [100.0] * 2, "slow at first": [100.0, 1.0]}  # seconds of its calls
+    running = []
+
+    def way(name):
+        return lambda x: running.append(name) or x[index]
+
+    def timed(call):
+        got = call()
+        return got, takes[running[-1]].pop(0)
+
+    monkeypatch.setattr(contest, "timed", timed)
+    ways = {name: way(name) for name in ("slow", "slow at first", "index_select")}
+    monkeypatch.setitem(candidates.FAMILIES, "gather", lambda *_, **__: (ways, {}))
+    rows = {row["candidate"]: row for row in run_point("gather", index, 5, BASE, repeats=3)}
+    assert rows["slow"]["reason"] == "100 times as long as index_select in one call: not timed"
+    assert running.count("slow") == 2
+    assert rows["slow at first"]["reason"] == rows["index_select"]["reason"] == ""
+
+
 def test_too_few_samples_are_no_result():
     rows = run_point("gather", torch.arange(20), 20, BASE, pace=Pace(20, seconds=0.0))
     assert {row["reason"] for row in rows if not row.get("missing")} == {"the budget left no time for it"}
@@ -230,6 +269,11 @@ def test_the_bar_moves_within_a_point():
     assert len(ticks) >= 3 * 4
 
 
+def op_advice_of(profile, row, at) -> str:
+    profile.sweeps = [{**at, **row, "ci_ms": (1.0, 1.0)}]
+    return op_advice(profile)[0]["reason"]
+
+
 def test_advice_names_what_runs():
     profile = profiled("sage")
     at = {"op": "aten::gather", "phase": "backward", "shapes": "s", "layout": "ce", "site": "convs.0", "axis": "base"}
@@ -241,12 +285,16 @@ def test_advice_names_what_runs():
         "order": "given",
     }
     slow = {"candidate": "gather", "median_ms": 1.7, "native": "gather", "speedup": (1.0, 1.0, 1.0), "order": "given"}
+    at |= {"edges": 1.0, "nodes": 1.0}
     profile.sweeps = [{**at, **r, "ci_ms": (r["median_ms"],) * 2} for r in (fast, slow)]
     (row,) = op_advice(profile)
     assert row["advice"] == "use index_select"
     assert row["reason"] == "index_select: 1.70x (1.60-1.80) the speed of gather, which runs"
     profile.sweeps = [{**r, "speedup": (0.7, 0.6, 0.75)} for r in profile.sweeps[:1]]
     assert op_advice(profile)[0]["reason"].endswith("which runs: slower")
+    assert op_advice_of(profile, slow, at) == "gather, which runs, is the fastest"
+    profile.sweeps = [{**at, **fast, "speedup": (0.7, 0.6, 0.75), "ci_ms": (1.0, 1.0), "edges": 0.25}]
+    assert op_advice(profile)[0]["reason"].endswith("which runs: slower (on 25.0% of its rows)")
 
 
 def test_words_for_an_interval():
