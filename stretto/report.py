@@ -217,7 +217,8 @@ def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
             measured = decision.ranking.measured.get(plan)
             widths = [w.width for w in plan.works(decision.sizes, size) if w.kind == "spmm"]
             runs = plan.name == record.plan
-            variants = sorted({name for w in set(widths) for name in chosen(w, device.type)}) if runs else []
+            by_spmm = runs and isinstance(plan, Plan)
+            variants = sorted({name for w in set(widths) for name in chosen(w, device.type)}) if by_spmm else []
             kept = plan.kept_bytes(decision.sizes, size)
             candidates.append(
                 Candidate(

@@ -4,9 +4,10 @@ import json
 
 import pytest
 import torch
-from torch_geometric.nn import GATConv, GCNConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv
 
 import stretto
+from stretto.nn import gat
 from stretto.report import explain
 from stretto.tune.variants import VARIANTS
 
@@ -16,10 +17,10 @@ NODES, EDGES, WIDE, NARROW = 2000, 20000, 64, 16
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.second = GCNConv(WIDE, NARROW), GATConv(NARROW, 4)
+        self.first, self.second, self.third = GCNConv(WIDE, NARROW), GATConv(NARROW, 4), GATv2Conv(4, 4)
 
     def forward(self, x, edge_index):
-        return self.second(self.first(x, edge_index).relu(), edge_index)
+        return self.third(self.second(self.first(x, edge_index).relu(), edge_index), edge_index)
 
 
 @pytest.fixture
@@ -35,14 +36,17 @@ def explained(monkeypatch, tmp_path):
 
 
 def test_every_plan_is_told_and_one_is_chosen(explained):
-    first, second = explained.layers
+    first, second, third = explained.layers
     assert first.conv == "GCNConv"
     assert sum(candidate.chosen for candidate in first.candidates) == 1
     assert {width for c in first.candidates for width in c.spmm_widths} == {WIDE, NARROW}
     assert all(candidate.predicted_ms > 0 for candidate in first.candidates)
     assert first.avoided_bytes >= EDGES * NARROW * 4
-    assert not second.candidates  # attention has one way to run; the reason line tells it
-    assert second.reason
+    assert {c.plan for c in second.candidates} == {gat.REUSE, gat.FOLDED}
+    assert [c.plan for c in second.candidates if c.chosen] == [gat.REUSE]
+    assert not any(c.kernels for c in second.candidates)  # attention is a kernel of its own
+    assert not third.candidates  # it has one way to run; the reason line tells it
+    assert third.reason
 
 
 def test_the_chosen_plan_names_its_kernels(explained):
@@ -60,7 +64,7 @@ def test_as_text_and_as_json(explained):
     assert "messages never built" in text
     assert "->" in text
     layers = json.loads(explained.to_json())
-    assert [layer["layer"] for layer in layers] == ["first", "second"]
+    assert [layer["layer"] for layer in layers] == ["first", "second", "third"]
     assert layers[0]["backend"] == explained.layers[0].backend != ""
 
 
