@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation
 
 from stretto import kernels, settings
 from stretto.compile import CHOOSER, Plan, normalise
+from stretto.compile.choose import Decision
 from stretto.compile.plan import ways
-from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, generic
+from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, generic, messages
 from stretto.nn.base import Record, record_of, why_stock
 from stretto.nn.classes import STOCK, fast_of, stock_of
 from stretto.ops.spmm import chosen
@@ -40,8 +40,8 @@ class Report:
 
     rows: list[Row]
 
-    def to_dict(self) -> list[dict[str, str]]:
-        return [asdict(row) for row in self.rows]
+    def to_dict(self) -> dict[str, list[dict[str, str]]]:
+        return {"layers": [asdict(row) for row in self.rows]}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)
@@ -118,8 +118,8 @@ class Candidate:
     """One plan of a layer, with what it is predicted to take and what it took."""
 
     plan: str
-    predicted_ms: float
-    measured_ms: float | None
+    predicted_ms: float | None  # None: a layer with one plan, of which nothing need be predicted
+    measured_ms: float | None  # where there was a choice, in steps of training; else the forward of this call
     chosen: bool
     spmm_widths: list[int]
     kept_bytes: int
@@ -128,7 +128,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A layer's plans, cheapest predicted first, and the memory it avoids against gathering every message."""
+    """A layer's plans, cheapest predicted first, and the memory it avoids against stock, which builds every message."""
 
     layer: str
     conv: str
@@ -138,6 +138,7 @@ class Explanation:
     reason: str = ""
     backend: str = ""  # whose kernels: an instruction set, Triton, plain PyTorch
     race: str = ""  # with torch.compile of stock, under STRETTO_TUNE=full
+    forward_ms: float | None = None  # of this call; None: the layer ran inside another one's plan, or in torch.compile
     normalisation: str = ""  # of A, where it has one: the ways that can be best on these kernels, and the others
 
 
@@ -147,8 +148,8 @@ class Explanations:
 
     layers: list[Explanation] = field(default_factory=list)
 
-    def to_dict(self) -> list[dict[str, Any]]:
-        return [asdict(layer) for layer in self.layers]
+    def to_dict(self) -> dict[str, list[dict[str, Any]]]:
+        return {"layers": [asdict(layer) for layer in self.layers]}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)
@@ -156,31 +157,13 @@ class Explanations:
     def __str__(self) -> str:
         parts = []
         for layer in self.layers:
-            title = f"{layer.layer} ({layer.conv})"
-            if not layer.candidates:
-                avoided = (
-                    f"; {layer.avoided_bytes / 2**20:.0f} MiB of messages never built" if layer.avoided_bytes else ""
-                )
-                where = f" on {layer.backend}" if layer.backend else ""
-                parts.append(f"{title}{where}: {layer.reason}{avoided}" + _line(layer.race))
-                continue
-            rows = [
-                (
-                    "->" if c.chosen else "",
-                    c.plan,
-                    f"{c.predicted_ms:.2f}",
-                    "" if c.measured_ms is None else f"{c.measured_ms:.2f}",
-                    " ".join(map(str, c.spmm_widths)),
-                    f"{c.kept_bytes / 2**20:.1f}",
-                    " ".join(c.kernels),
-                )
-                for c in layer.candidates
-            ]
-            heads = ("", "plan", "predicted ms", "measured ms", "aggregation widths", "kept MiB", "kernels")
-            avoided = f"{layer.avoided_bytes / 2**20:.0f} MiB of messages never built"
+            where = f" on {layer.backend}" if layer.backend else ""
+            took = "" if layer.forward_ms is None else f"; forward took {layer.forward_ms:.2f} ms"
+            avoided = f"; {layer.avoided_bytes / 2**20:.1f} MiB of messages never built" if layer.avoided_bytes else ""
+            told = f"chosen by {layer.how}" if len(layer.candidates) > 1 else layer.reason or layer.how
             parts.append(
-                f"{title} on {layer.backend}: chosen by {layer.how}; {avoided}\n"
-                + table(heads, rows)
+                f"{layer.layer} ({layer.conv}){where}: {told}{took}{avoided}"
+                + _plans(layer)
                 + (f"\nnormalisation of A: {layer.normalisation}" if layer.normalisation else "")
                 + _line(layer.race)
             )
@@ -191,56 +174,74 @@ class Explanations:
 
 def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
     """Run the model once on the given input and tell, per layer, every plan there is, its cost, and the one chosen."""
-    with torch.set_grad_enabled(torch.is_grad_enabled()):
+    told = [(name, module) for name, module in _told(model) if not isinstance(module, Aggregation)]
+    compiled = _uncompiled(model) is not model or getattr(model, "_compiled_call_impl", None) is not None
+    with messages.observed([] if compiled else [module for _, module in told]) as seen:
         model(*args, **kwargs)
-    layers = []
-    for name, module in _uncompiled(model).named_modules():
-        if not isinstance(module, MessagePassing):
-            continue
-        record = record_of(module)
-        decision = CHOOSER.decision(record.key) if record.key is not None else None
-        title = name or "(model)"
-        race = "" if record.race is None else str(record.race)
-        if decision is None:
-            reason = record.reason or record.plan or "stock"
-            backend = kernels.name_of(_device_of(module)) if record.path == "fast" else ""
-            layers.append(
-                Explanation(
-                    title, type(module).__name__, record.path or "stock", [], record.avoided, reason, backend, race
-                )
-            )
-            continue
-        size = _element_size(args)
-        device = _device_of(module)
-        candidates = []
-        for seconds, plan in decision.ranking.predicted:
-            measured = decision.ranking.measured.get(plan)
-            widths = [w.width for w in plan.works(decision.sizes, size) if w.kind == "spmm"]
-            runs = plan.name == record.plan
-            by_spmm = runs and isinstance(plan, Plan)
-            variants = sorted({name for w in set(widths) for name in chosen(w, device.type)}) if by_spmm else []
-            kept = plan.kept_bytes(decision.sizes, size)
-            candidates.append(
-                Candidate(
-                    plan.name, seconds * 1e3, None if measured is None else measured * 1e3, runs, widths, kept, variants
-                )
-            )
-        widest = decision.sizes.get("o", 0)
-        avoided = decision.sizes["E"] * widest * size
-        backend = kernels.name_of(device)
-        layers.append(
-            Explanation(
-                title,
-                type(module).__name__,
-                decision.how,
-                candidates,
-                avoided,
-                backend=backend,
-                race=race,
-                normalisation=_normalisation(decision.candidates[0]),
-            )
+    return Explanations([_explained(name, module, seen.get(id(module))) for name, module in told])
+
+
+def _explained(name: str, module: torch.nn.Module, seen: messages.Seen | None) -> Explanation:
+    record, kind = record_of(module), type(module)
+    x = None if seen is None else seen.features
+    device = _device_of(module) if x is None else x.device
+    decision = CHOOSER.decision(record.key) if record.key is not None else None
+    running = None if decision is None else _running(record, decision)
+    forward = None if seen is None else seen.seconds * 1e3
+    how, reason, candidates = record.path or "stock", record.reason or ("" if record.plan else "stock"), []
+    if decision is not None and running is not None:
+        how, candidates = decision.how, _candidates(decision, running, device, 4 if x is None else x.element_size())
+    elif record.path == "fast":
+        how, candidates = "the only plan", [Candidate(record.plan, None, forward, True, [], 0)]
+    return Explanation(
+        name,
+        kind.__name__,
+        how,
+        candidates,
+        messages.avoided(module, stock_of(kind) or kind, record, seen),
+        reason,
+        kernels.name_of(device) if record.path == "fast" else "",
+        "" if record.race is None else str(record.race),
+        forward,
+        "" if decision is None else _normalisation(decision.candidates[0]),
+    )
+
+
+def _running(record: Record, decision: Decision) -> Plan | None:
+    """The plan of a decision that the layer ran last; None where it ran another one, of which nobody decided."""
+    plans = sorted((plan for _, plan in decision.ranking.predicted), key=lambda plan: -len(plan.name))
+    return next((plan for plan in plans if record.plan.startswith(plan.name)), None)  # a fold is told behind the plan
+
+
+def _candidates(decision: Decision, running: Plan, device: torch.device, size: int) -> list[Candidate]:
+    found = []
+    for seconds, plan in decision.ranking.predicted:
+        measured = decision.ranking.measured.get(plan)
+        widths = [w.width for w in plan.works(decision.sizes, size) if w.kind == "spmm"]
+        by_spmm = plan is running and isinstance(plan, Plan)
+        variants = sorted({name for w in set(widths) for name in chosen(w, device.type)}) if by_spmm else []
+        took = None if measured is None else measured * 1e3
+        kept = plan.kept_bytes(decision.sizes, size)
+        found.append(Candidate(plan.name, seconds * 1e3, took, plan is running, widths, kept, variants))
+    return found
+
+
+def _plans(layer: Explanation) -> str:
+    """The table of a layer's plans, on lines of its own; nothing for a layer that ran as stock."""
+    rows = [
+        (
+            "->" if c.chosen else "",
+            c.plan,
+            "" if c.predicted_ms is None else f"{c.predicted_ms:.2f}",
+            "" if c.measured_ms is None else f"{c.measured_ms:.2f}",
+            " ".join(map(str, c.spmm_widths)),
+            f"{c.kept_bytes / 2**20:.1f}" if c.spmm_widths else "",
+            " ".join(c.kernels),
         )
-    return Explanations(layers)
+        for c in layer.candidates
+    ]
+    heads = ("", "plan", "predicted ms", "measured ms", "aggregation widths", "kept MiB", "kernels")
+    return "\n" + table(heads, rows) if rows else ""
 
 
 def _normalisation(plan: Any) -> str:
@@ -264,11 +265,6 @@ def _uncompiled(model: torch.nn.Module) -> torch.nn.Module:
 
 def _device_of(module: torch.nn.Module) -> torch.device:
     return next((p.device for p in module.parameters()), torch.device("cpu"))
-
-
-def _element_size(args: tuple[Any, ...]) -> int:
-    floats = [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
-    return floats[0].element_size() if floats else 4
 
 
 def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -24,6 +24,7 @@ from stretto.nn.base import (
     check_input,
     hooked,
     in_place_of,
+    note_attention,
     note_path,
     owned,
     record_of,
@@ -127,17 +128,17 @@ def product(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:
     x, graph = _ends(conv, edge_index, values[message.source[:-2]], size)
     weight = None if message.weight is None else values[message.weight]
     if weight is None:
-        record_of(conv).plan = f"{reduce}(A, X)"
+        note_attention(conv, f"{reduce}(A, X)", graph.num_edges, x.size(1), x)
         return spmm(graph, x, reduce=reduce)
     if type(weight) not in (Tensor, torch.nn.Parameter) or weight.layout != torch.strided or weight.dtype != x.dtype:
         raise Decline(f"{message.weight} is no plain tensor of the input's type")
     count = graph.num_edges
     one_each = weight.shape == (count,) if message.column else weight.shape == (count, 1)
     if one_each or (message.column == "view" and weight.shape == (count, 1)):
-        record_of(conv).plan = f"{reduce}(A, w X)"
+        note_attention(conv, f"{reduce}(A, w X)", count, x.size(1), x)
         return spmm(graph, x, weight.reshape(-1), reduce=reduce)
     if not message.column and weight.shape == (count, x.size(1)) and reduce in ("sum", "mean"):
-        record_of(conv).plan = f"{reduce} of W_e X_j, one pass"
+        note_attention(conv, f"{reduce} of W_e X_j, one pass", count, x.size(1), x)
         return edge_messages(graph, None, x, None, None, None, weight, act="identity", act2="identity", reduce=reduce)
     raise Decline(f"{message.weight} has shape {list(weight.shape)}")
 

@@ -161,7 +161,7 @@ def test_report_explain_and_doctor_speak_of_the_device(tmp_path):
     assert all(row.kernel == "triton" and row.path == "fast" for row in stretto.report(net).rows)
     told = stretto.explain(net, x, edge_index)
     assert "on triton" in str(told)
-    assert told.layers[0].avoided_bytes >= 400_000 * 64 * 4
+    assert told.layers[0].avoided_bytes == 400_000 * 32 * 4
     attention = stretto.accelerate(torch_geometric.nn.GATConv(32, 64).cuda())
     assert "MiB of messages never built" in str(stretto.explain(attention, x, edge_index))
     profile.forget()  # another test may have measured, and kept it in a folder of its own

@@ -108,7 +108,7 @@ def test_the_choice_is_told_and_kept_on_disk(compiled_wins):
     assert "ms" in row.reason
     told = stretto.explain(layer, x, edge_index)
     assert COMPILED in str(told)
-    assert told.to_dict()[0]["race"]
+    assert told.to_dict()["layers"][0]["race"]
     (file,) = settings.cache_folder().glob("layers-*.json")
     (kept,) = json.loads(file.read_text())["choices"].values()
     assert kept["way"] == COMPILED
