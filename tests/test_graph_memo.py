@@ -270,3 +270,17 @@ def test_fork_after_use():
     child.join(60)
     assert child.exitcode == 0
     assert torch.equal(ops.spmm(Graph.of(edge_index, 40), x), expected)
+
+
+@pytest.mark.parametrize("way", ["numpy", ".data"])
+def test_an_edit_behind_torchs_back_is_seen_once_the_memo_is_cleared(way, fresh_memo):
+    edge_index = torch.tensor([[0, 1, 2], [1, 2, 3]])
+    x = torch.arange(5.0).unsqueeze(1)
+    assert ops.spmm(Graph.of(edge_index, 5), x).flatten().tolist() == [0, 0, 1, 2, 0]
+    if way == "numpy":
+        edge_index.numpy()[0] = 4
+    else:
+        edge_index.data[0] = 4
+    assert ops.spmm(Graph.of(edge_index, 5), x).flatten().tolist() == [0, 0, 1, 2, 0]  # as the documentation says
+    Graph.cache_clear()
+    assert ops.spmm(Graph.of(edge_index, 5), x).flatten().tolist() == [0, 4, 4, 4, 0]
