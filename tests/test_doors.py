@@ -205,3 +205,12 @@ def test_inside_torch_compile_the_report_says_that_stock_is_compiled(how):
     with torch.compiler.set_stance("force_eager"):
         run(X, EDGE_INDEX)
     assert {row.path for row in stretto.report(model).rows[:2]} == {"fast"}
+
+
+def test_a_layer_whose_explainer_was_switched_off_is_fast_whatever_was_copied_before():
+    """PyG puts propagate() on the instance then, and writes it anew onto the class of what it unpickles."""
+    conv, x, edge_index = pyg.GATConv(6, 3), torch.randn(5, 6), torch.tensor([[0, 1, 2], [1, 2, 3]])
+    conv.explain = False
+    pickle.loads(pickle.dumps(stretto.accelerate(pyg.GATConv(6, 3))))
+    stretto.accelerate(conv)(x, edge_index)
+    assert record_of(conv).path == "fast", record_of(conv).reason

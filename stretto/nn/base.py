@@ -294,8 +294,10 @@ def is_stock(module: Any, kind: type) -> bool:
 
 def _left_by_explainer(conv: Any, method: Any) -> bool:
     """Whether an attribute is the class's own method, put on the instance when PyG switched an explainer off."""
-    own = (getattr(type(conv), name, None) for name in ("_jinja_propagate", "_jinja_edge_updater"))
-    return getattr(method, "__func__", None) in tuple(f for f in own if f is not None)
+    # Of all its classes: PyG writes these anew onto the class of what it copies, ours too.
+    classes = [vars(kind) for kind in type(conv).__mro__]
+    own = [found.get(name) for found in classes for name in ("_jinja_propagate", "_jinja_edge_updater")]
+    return getattr(method, "__func__", None) in [f for f in own if f is not None]
 
 
 def check_input(x: Any, *others: Any) -> Tensor:

@@ -67,6 +67,7 @@ OPTIONS: dict[type, tuple[tuple[Callable[[Any], bool], str], ...]] = {
         (lambda c: c.K < 1, "K is 0"),
     ),
     pyg.TAGConv: ((lambda c: c.K < 1, "K is 0"),),
+    pyg.APPNP: ((lambda c: c.dropout > 0 and c.training, "dropout on edge weights is on"),),
     pyg.ARMAConv: ((lambda c: c.num_layers < 1, "num_layers is 0"),),
     pyg.ClusterGCNConv: (
         (lambda c: not c.add_self_loops, "add_self_loops=False: stock reads the diagonal of the user's own loops"),

@@ -65,7 +65,7 @@ def fast(
         trial = None
     parts = (weight, att_src, att_dst)
     if one and not first and whole(conv, graph, x_src, edge_attr, return_attention_weights, parts, (weight, None)):
-        note_attention(conv, REUSE, graph.num_edges, heads * width, x_src)
+        note_attention(conv, f"{REUSE}, one step", graph.num_edges, heads * width, x_src)
         drop = conv.dropout if conv.training else 0.0
         return attention_layer(graph, "gat", heads, x_src, bias, parts, slope=conv.negative_slope, dropout=drop)
     if one and not first and few_launches_decide(conv, graph):

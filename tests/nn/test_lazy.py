@@ -12,7 +12,7 @@ from torch.nn import Linear, Module, ReLU, Sequential
 
 import stretto
 from stretto.nn import record_of
-from tests.nn.inputs import _flat
+from tests.nn.inputs import flat
 from tests.nn.options import SPECS
 from tests.nn.options_attention import METADATA
 from tests.nn.spec import DIM, IN, OUT
@@ -59,7 +59,7 @@ def made(layer: str) -> Module:
 
 def called(model: Module, data):
     torch.manual_seed(2)  # the first call draws the weights
-    return _flat(model(*data.args, **data.kwargs))
+    return flat(model(*data.args, **data.kwargs))
 
 
 def close(got, wanted):
