@@ -159,6 +159,7 @@ def run(rank, world_size, port):
     path = stretto.report(model.module).rows[0].path if stretto else "stock"
     sys.stdout.write(f"rank {rank} {path} {__name__} {sys.argv[1:]} {grads.sum():.4f}\\n")
     sys.stdout.flush()
+    del model  # where it outlives the group, torch may hang: it then joins the group's threads with the GIL held
     dist.destroy_process_group()
 
 if __name__ == "__main__":

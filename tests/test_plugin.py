@@ -352,6 +352,7 @@ def _ddp(rank, port, queue):
     model(x, edge_index).sum().backward()
     grads = torch.cat([p.grad.flatten() for p in model.parameters()])
     queue.put((rank, grads.tolist(), {r.path for r in stretto.report(model.module).rows}))
+    del model  # where it outlives the group, torch may hang: it then joins the group's threads with the GIL held
     torch.distributed.destroy_process_group()
 
 
