@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from stretto import memory, settings
 from stretto.errors import StrettoError, expect
 from stretto.loader import swap
-from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, functional, generic, shadow, traced
+from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, fold_models, functional, generic, shadow, traced
 from stretto.nn.base import accelerated_forward, in_place_of, set_strict, strict_of, why_stock
 from stretto.nn.classes import fast_of, stock_of
 from stretto.nn.constructor import why_declined
@@ -62,7 +62,10 @@ def accelerate(model: M, *, strict: bool = False) -> M:
         assert fast is not None
         module.__class__ = fast
     for module in modules:
-        if stock_of(type(module)) is None and (made := traced.fast_class(module)) is not None:
+        if stock_of(type(module)) is not None:
+            continue
+        made = traced.fast_class(module) or fold_models.fast_class(module)
+        if made is not None:
             module.__class__ = made
     for layer in layers:
         set_strict(layer, (names[id(layer)] or "(model)") if strict else "")
@@ -133,6 +136,7 @@ def patch() -> None:
         memory.keep_for(_patch_memory)
         swap.install()  # PyG's names for loaders mean ours
         generic.install(CONVS)  # every other MessagePassing class, made before or after
+        fold_models.install()  # PyG's Sequential
         functional.install()  # scatter and softmax, and with them global_*_pool
     logger.info("stretto: patched %d layer classes", len(CONVS))
 
@@ -154,6 +158,7 @@ def unpatch() -> None:
             swap.remove()
             memory.let_go(_patch_memory)
             functional.remove()
+            fold_models.remove()
             generic.remove()
             for module in shadow.mismatched():
                 if stock_of(type(module)) is None:

@@ -15,7 +15,7 @@ from stretto import kernels, settings
 from stretto.compile import CHOOSER, Plan, normalise
 from stretto.compile.choose import Decision
 from stretto.compile.plan import ways
-from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, generic, messages
+from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, fold_models, generic, messages
 from stretto.nn.base import Record, record_of, why_stock
 from stretto.nn.classes import STOCK, fast_of, stock_of
 from stretto.ops.spmm import chosen
@@ -92,7 +92,8 @@ def _told(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     for name, module in _uncompiled(model).named_modules():
         kind = type(module)
         ours = stock_of(kind) is not None or (is_patched() and kind in CONVS)
-        layer = not isinstance(module, (Aggregation, *CONTAINERS)) and (isinstance(module, MessagePassing) or ours)
+        whole = isinstance(module, tuple(CONTAINERS)) or fold_models.is_container(kind)
+        layer = not whole and not isinstance(module, Aggregation) and (isinstance(module, MessagePassing) or ours)
         if layer or (isinstance(module, Aggregation) and id(module) not in parts):
             if isinstance(module, (Aggregation, MessagePassing)):
                 parts.update(id(m) for m in module.modules())
@@ -139,6 +140,7 @@ class Explanation:
     backend: str = ""  # whose kernels: an instruction set, Triton, plain PyTorch
     race: str = ""  # with torch.compile of stock, under STRETTO_TUNE=full
     forward_ms: float | None = None  # of this call; None: the layer ran inside another one's plan, or in torch.compile
+    folds: str = ""  # what follows the layer and is folded into its weights, or why it is not
     normalisation: str = ""  # of A, where it has one: the ways that can be best on these kernels, and the others
 
 
@@ -164,8 +166,9 @@ class Explanations:
             parts.append(
                 f"{layer.layer} ({layer.conv}){where}: {told}{took}{avoided}"
                 + _plans(layer)
-                + (f"\nnormalisation of A: {layer.normalisation}" if layer.normalisation else "")
-                + _line(layer.race)
+                + _line("folds", layer.folds)
+                + _line("normalisation of A", layer.normalisation)
+                + _line("beside torch.compile of stock", layer.race)
             )
         return "\n\n".join(parts)
 
@@ -203,6 +206,7 @@ def _explained(name: str, module: torch.nn.Module, seen: messages.Seen | None) -
         kernels.name_of(device) if record.path == "fast" else "",
         "" if record.race is None else str(record.race),
         forward,
+        _folds(record.plan),
         "" if decision is None else _normalisation(decision.candidates[0]),
     )
 
@@ -254,8 +258,8 @@ def _normalisation(plan: Any) -> str:
     return text + (f" ({' and '.join(dropped)} read or write more, whatever the input)" if dropped else "")
 
 
-def _line(race: str) -> str:
-    return f"\nbeside torch.compile of stock: {race}" if race else ""
+def _line(head: str, text: str) -> str:
+    return f"\n{head}: {text}" if text else ""
 
 
 def _uncompiled(model: torch.nn.Module) -> torch.nn.Module:
@@ -276,4 +280,10 @@ def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _short(plan: str) -> str:
-    return plan.split(";")[0]
+    told = _folds(plan)
+    return plan.split(";")[0] + (f"; {told}" if told else "")
+
+
+def _folds(plan: str) -> str:
+    """What the words of a plan tell behind it of folds."""
+    return next((part.strip() for part in plan.split(";")[1:] if "folded" in part), "")

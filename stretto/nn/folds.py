@@ -1,9 +1,9 @@
 """In inference, what follows a linear layer is folded into its weights: a BatchNorm with fixed statistics, a Linear.
 
 (A X W' + b) s + t is A X (diag(s) W)' + (b s + t): one pass over nodes x channels less. Only where the order of modules
-is known (PyG's GCN, GraphSAGE and GAT, the network inside a GINConv), in eval mode without gradients, and where nobody
-watches. The folded weights are made anew in every call, so that an edit of a parameter by any way is seen; that takes
-the time of a few rows, and nothing is folded where there are few.
+is known (PyG's GCN, GraphSAGE and GAT, the network inside a GINConv), or read from a model's own (fold_models.py), in
+eval mode without gradients, and where nobody watches. The folded weights are made anew in every call: an edit of
+a parameter by any way is seen. That takes the time of a few rows, and nothing is folded where there are few.
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ def fixed_norm(module: Any) -> bool:
         and inner.running_mean is not None
         and not hooked(module, inner)
     )
+
+
+def fits(norm: Any, width: int, like: Tensor) -> bool:
+    """Whether a norm is one of `width` channels, of the same type and on the same device as what it is given."""
+    inner = norm.module if type(norm) is BatchNorm else norm
+    held = (inner.running_mean, inner.running_var, inner.weight, inner.bias)
+    return all(t is None or (t.shape, t.dtype, t.device) == ((width,), like.dtype, like.device) for t in held)
 
 
 def scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:

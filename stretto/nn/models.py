@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stretto.loader import trim
 from stretto.nn import folds, gat, relations, sage
-from stretto.nn.base import LINEAR, Decline, Quiet, hooked, note_path, record_of
+from stretto.nn.base import LINEAR, Decline, Quiet, hooked, note_path
 from stretto.nn.sage import Summands
 
 
@@ -31,17 +31,14 @@ def fast_basic(model: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -
     for i, (conv, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
         inner = i < last or model.jk_mode is not None
         of = relations.summands(conv, (x, edge_index), given) if inner and (normed[i] or (ends and i == last)) else None
-        attended = _attended(conv, norm, x, edge_index) if of is None and inner and normed[i] else None
+        attended = attended_of(conv, norm, x, edge_index) if of is None and inner and normed[i] else None
         if attended is not None:
             x = attended
         elif of is None:
             x = conv(x, edge_index, **given)
             x = x if not inner else norm(x, None, None) if model.supports_norm_batch else norm(x)
         else:
-            of, told = _folded(model, of, norm if normed[i] else None, ends and i == last)
-            x = sage.evaluated(conv, of)
-            note_path(conv, None)
-            record_of(conv).plan += f"; {told} folded into the weights"
+            x = evaluated(conv, of, norm if normed[i] else None, model.lin if ends and i == last else None)
             if ends and i == last:
                 return x
         if inner:
@@ -51,7 +48,7 @@ def fast_basic(model: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -
     return model.lin(x) if hasattr(model, "lin") else x
 
 
-def _attended(conv: Any, norm: Any, x: Tensor, edge_index: Any) -> Tensor | None:
+def attended_of(conv: Any, norm: Any, x: Tensor, edge_index: Any) -> Tensor | None:
     """norm(conv(x)) of a GATConv with the norm folded into it, or None where that cannot be."""
     if not gat.takes_norm(conv, norm):
         return None
@@ -83,14 +80,17 @@ def _ends_linear(model: Any) -> bool:
     return plain and not hooked(model.norms[-1]) and model.lin.weight.size(0) <= model.lin.weight.size(1)
 
 
-def _folded(model: Any, of: Summands, norm: Any, ends: bool) -> tuple[Summands, str]:
+def evaluated(conv: Any, of: Summands, norm: Any, linear: Any) -> Tensor:
+    """linear(norm(what a layer adds up)) with both folded into its weights; None: there is no such module."""
     weights = [of.weight] if of.root_weight is None else [of.weight, of.root_weight]
     bias, told = of.bias, []
     if norm is not None:
         weights, bias = folds.normalised(norm, weights, bias)
         told.append("BatchNorm")
-    if ends:
-        weights, bias = folds.followed(model.lin, weights, bias)
+    if linear is not None:
+        weights, bias = folds.followed(linear, weights, bias)
         told.append("Linear")
     root = None if of.root_weight is None else weights[1]
-    return replace(of, weight=weights[0], root_weight=root, bias=bias), " and ".join(told)
+    x = sage.evaluated(conv, replace(of, weight=weights[0], root_weight=root, bias=bias))
+    note_path(conv, None).plan += f"; {' and '.join(told)} folded into the weights"
+    return x
