@@ -2,12 +2,15 @@
 
 Every op meets what it met in the model: its own indices, operands that the op before has just made or that lie a step
 back, and memory that was freed at the same place. What came into the step (parameters, features, the graph) is used as
-it lies in memory; what the step made is made again.
+it lies in memory; what the step made is made again. A tensor object that two ops are handed in the model is one object
+here too, and one that outlives a step is that very object: kernels remember by it what they derived (edge weights in
+the order of the rows).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -32,19 +35,21 @@ SMALLEST = np.float32(1e-40)
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor that the step made: a window on the memory of an earlier result."""
+    """A tensor that the step made: a window on the memory of an earlier result, or of something that came in."""
 
     slot: int
+    number: int  # of the tensor object: two windows of one number are one object
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+    learned: bool  # requires_grad: nothing is remembered of a tensor that changes in every step
 
     def of(self, storages: list[Any]) -> Tensor:
-        """The tensor in this run of the chain."""
+        """The tensor, as a new object."""
         storage = storages[self.slot]
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return empty.set_(storage, self.offset, self.size, self.stride)
+        return empty.set_(storage, self.offset, self.size, self.stride).requires_grad_(self.learned)
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,26 @@ def mapped(value: Any, change: Callable[[Tensor | Made], Any], buffer: Callable[
     return value
 
 
+class Standing(Recorder):
+    """Tensor objects that ops of a step are handed and that are still there after it."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload.model, full=False)
+        self._met: dict[int, weakref.ref[Tensor]] = {}
+        with self.recording():
+            workload.run(self)
+
+    def call(self, function: Any, name: str, args: Any, kwargs: Any, schema: Any) -> Any:
+        """Run one op and remember what it was handed."""
+        if not self._inside:
+            self._met.update((id(tensor), weakref.ref(tensor)) for tensor in _flat((args, kwargs)))
+        return super().call(function, name, args, kwargs, schema)
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        met = self._met.get(id(tensor))
+        return met is not None and met() is tensor
+
+
 class Tape(Recorder):
     """Records a chain. The step is watched as when it is timed, so that both run the same ops."""
 
@@ -95,14 +120,20 @@ class Tape(Recorder):
         super().__init__(workload.model, full=False)
         self.calls: list[Call] = []
         self.slots = 0
+        self.given: dict[int, Any] = {}  # slot -> memory that is there before the first op
         self._slot: dict[int, int] = {}  # storage -> slot, while it lives
         self._refs: dict[int, Any] = {}
         self._dropped: list[int] = []
-        self._copies: dict[int, Any] = {}  # storages that came in and are written to
+        self._came: dict[tuple[int, bool], int] = {}  # (storage that came in, whether it is written to) -> slot
+        self._objects: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}  # id -> (tensor, its storage, its number)
+        self._numbers = itertools.count()
         self._state = {storage_key(buffer) for buffer in workload.model.buffers()}  # batch norms write without saying
+        self._standing = Standing(workload)
+        workload.model.zero_grad(set_to_none=True)
         with self.recording():
             workload.run(self)
         self._refs.clear()
+        self._objects.clear()
 
     def call(self, function: Any, name: str, args: Any, kwargs: Any, schema: Any) -> Any:
         """Run one op and keep how to run it again."""
@@ -123,18 +154,31 @@ class Tape(Recorder):
         again = {self._slot.pop(key) for key in map(storage_key, fresh.values()) if key in self._slot}
         made.drops = (*made.drops, *sorted(again))
         made.makes = tuple((place, self._new(tensor)) for place, tensor in fresh.items())
+        if written:  # its tensors hold other values now: objects of a new version
+            self._objects = {i: found for i, found in self._objects.items() if found[1] not in written}
         return out
 
     def _keep(self, tensor: Any, written: set[int]) -> Any:
         key = storage_key(tensor)
+        copied = key in written or key in self._state
+        slot = self._slot.get(key)
+        if slot is None:
+            if not copied and tensor in self._standing:
+                return tensor
+            slot = self._came.get((key, copied))
+        if slot is None:
+            slot = self._came[key, copied] = self.slots
+            self.slots += 1
+            storage = tensor.untyped_storage()
+            self.given[slot] = storage.clone() if copied else storage
         window = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
-        if key in self._slot:
-            return Made(self._slot[key], *window)
-        if key not in written and key not in self._state:
-            return tensor.detach()
-        if key not in self._copies:
-            self._copies[key] = tensor.untyped_storage().clone()
-        return Made(0, *window).of([self._copies[key]])
+        return Made(slot, self._number(tensor, key), *window, tensor.requires_grad)
+
+    def _number(self, tensor: Tensor, key: int) -> int:
+        found = self._objects.get(id(tensor))
+        if found is None or found[0]() is not tensor:
+            found = self._objects[id(tensor)] = (weakref.ref(tensor), key, next(self._numbers))
+        return found[2]
 
     def _new(self, tensor: Tensor) -> int:
         key, slot = storage_key(tensor), self.slots
@@ -166,12 +210,22 @@ class Tape(Recorder):
         clock = Recorder(full=False, pages=True)
         clock._sync = self._sync
         clock._last = time.perf_counter()
-        storages: list[Any] = [None] * self.slots
-        remake = lambda value: value.of(storages) if isinstance(value, Made) else value  # noqa: E731
+        storages: list[Any] = [self.given.get(slot) for slot in range(self.slots)]
+        objects: dict[int, dict[Made, Tensor]] = {}  # slot -> its tensors
+
+        def remake(value: Any) -> Any:
+            if not isinstance(value, Made):
+                return value
+            kept = objects.setdefault(value.slot, {})
+            if value not in kept:
+                kept[value] = value.of(storages)
+            return kept[value]
+
         with torch.no_grad():
             for place, call in enumerate(self.calls):
                 for slot in call.drops:
                     storages[slot] = None
+                    objects.pop(slot, None)
                 args, kwargs = (instead or {}).get(place, (call.args, call.kwargs))
                 args, kwargs = mapped(args, remake, _taken), mapped(kwargs, remake, _taken)
                 if seen is not None:

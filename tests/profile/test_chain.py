@@ -15,7 +15,7 @@ from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
-from stretto.kernels import denormals, native, pool
+from stretto.kernels import cpu, denormals, native, pool
 from stretto.kernels.denormals import DenormalsAreZero
 from stretto.profile import chain
 from stretto.profile.chain import Made, Pooled, Tape, _flushing, mapped, results
@@ -254,6 +254,61 @@ def test_tiny_numbers_count_as_they_did(monkeypatch):
     monkeypatch.setattr(Recorder, "call", call)
     tape.run()
     assert found == inside
+
+
+def objects(recorder_call):
+    """Tensors that every kernel of ours is handed, as the recorder's `call` sees them: held, so that ids stay apart."""
+    found = []
+
+    def call(self, function, name, args, kwargs, schema):
+        if schema is None and not self._inside:
+            found.append(operands((args, kwargs)))
+        return recorder_call(self, function, name, args, kwargs, schema)
+
+    return found, call
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat", "sage", "bag of words"])
+def test_kernels_meet_the_same_objects_as_in_the_model(name, monkeypatch):
+    """Kernels remember by the object what they derived of a tensor: with others they would sort weights anew."""
+    if native.library() is None:
+        pytest.skip(f"native kernels are off: {native.why_not()}")
+    monkeypatch.setenv("STRETTO_TUNE", "analytic")
+    data = as_data(datasets.load_graph("cora")) if name == "bag of words" else graph()
+    model = stretto.accelerate(make("sage" if name == "bag of words" else name, data.x.size(1), 8, 7))
+    workload = Workload(model, data)
+    for _ in range(3):
+        workload.run()
+    tape = Tape(workload)
+    found, call = objects(Recorder.call)
+    sorted_anew, plain = [], cpu.gather_rows
+    monkeypatch.setattr(Recorder, "call", call)
+    monkeypatch.setattr(cpu, "gather_rows", lambda *args: sorted_anew.append(args) or plain(*args))
+
+    def meets(run):
+        found.clear()
+        sorted_anew.clear()
+        run()
+        return [*found], len(sorted_anew)
+
+    first, _ = meets(lambda: _step(workload))
+    second, in_model = meets(lambda: _step(workload))
+    (alone, outside), (again, _) = meets(tape.run), meets(tape.run)
+    assert outside == in_model
+    assert alone
+    stays = [[a is b for a, b in zip(x, y, strict=True)] for x, y in zip(first, second, strict=True)]
+    assert any(map(any, stays)) or name == "gat"  # whose kernels meet only what the step makes
+    for kept, a, b, c in zip(stays, second, alone, again, strict=True):
+        assert [x is y for x, y in zip(b, c, strict=True)] == kept
+        assert all(x is y for x, y, same in zip(a, b, kept, strict=True) if same)
+        assert [x.requires_grad for x in a] == [x.requires_grad for x in b]
+    assert pattern(second) == pattern(alone)
+
+
+def pattern(calls):
+    """Objects numbered in the order in which they are first met."""
+    numbers = {}
+    return [[numbers.setdefault(id(tensor), len(numbers)) for tensor in call] for call in calls]
 
 
 def test_verdicts():
