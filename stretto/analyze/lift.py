@@ -245,7 +245,7 @@ def _shapes(op: OpRecord) -> list[Any]:
 
 
 def peak(trace: Trace) -> int:
-    """Most bytes alive at once, from what the trace took and gave back."""
+    """Most bytes alive at once, from what the trace took and gave back and what its kernels took meanwhile."""
     events: list[tuple[int, int, int]] = []
     sizes = {}
     for index, number, _, size in trace.takes:
@@ -253,6 +253,8 @@ def peak(trace: Trace) -> int:
         events.append((index, 1, size))
     # What was freed before op i ran no longer counts when op i takes its own.
     events += [(index, 0, -sizes[number]) for index, number in trace.gives]
+    # What a kernel takes for itself lies beside its results, and is gone before the next op.
+    events += [(op.index, when, size) for op in trace if (own := op.scratch) for when, size in ((2, own), (3, -own))]
     live = most = 0
     for _, _, change in sorted(events, key=lambda event: event[:2]):
         live += change

@@ -1,43 +1,62 @@
-"""Memory that one of our kernels takes for itself on the CPU and gives back before it returns."""
+"""Memory that one of our kernels takes for itself on the CPU and gives back before it returns.
+
+Counted from what a trace keeps of the arguments, so that it is known for other sizes too (`lift.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from stretto.kernels.attention import TENSORS, Attention
+from stretto.analyze.specs import Matrix, Size, Spec
+from stretto.kernels.attention import TENSORS
 from stretto.kernels.cpu_attention import ROWS_PER_TASK
 from stretto.kernels.schema import accumulate_type
 
+Described = dict[str, Any]  # an Attention: "form", and a Spec or None for every tensor
 
-def scratch_bytes(kernel: str, args: tuple[Any, ...]) -> int:
-    """By the kernel's name, as kernel_costs.KERNELS has it, and its arguments."""
+
+def scratch_bytes(kernel: str, args: tuple[Any, ...]) -> Size:
+    """By the kernel's name, as kernel_costs.KERNELS has it, and its arguments as `describe` leaves them."""
     found = SCRATCH.get(kernel.removeprefix("stretto::"))
     return 0 if found is None else found(*args)
 
 
-def _attention(csr: Any, a: Attention, *_: Any) -> int:
+def _attention(csr: Matrix, a: Described, *_: Any) -> Size:
     """Numbers per node, edge or head are read in one piece, in the type of the sums."""
-    if a.values.device.type != "cpu":
-        return 0
-    rows = a.form in ("gatv2", "dot")
-    numbers = [a.att] if rows else [a.att, a.left, a.right, a.edge]
-    acc = accumulate_type(a.values.dtype)
-    return sum(t.numel() * acc.itemsize for t in numbers if t is not None and (t.dtype != acc or not t.is_contiguous()))
+    names = ("att",) if a["form"] in ("gatv2", "dot") else ("att", "left", "right", "edge")
+    acc = accumulate_type(_values(a).dtype)
+    numbers = [t for t in (a[name] for name in names) if t is not None]
+    return sum(t.numel * acc.itemsize for t in numbers if t.dtype != acc or not _in_one_piece(t))
 
 
-def _attention_grad(csr: Any, csr_t: Any, a: Attention, *rest: Any) -> int:
+def _attention_grad(csr: Matrix, csr_t: Matrix, a: Described, *rest: Any) -> Size:
     """The row sums of the softmax, d score where it is summed by destination and is no gradient itself, and the parts
     of a bias's gradient."""
-    if a.values.device.type != "cpu":
-        return 0
     need = dict(zip((*TENSORS, "bias"), rest[-1], strict=False))
-    item = accumulate_type(a.values.dtype).itemsize
-    of_edge = a.edge is not None and a.form not in ("gatv2", "dot") and need["edge"]
-    row_sum = csr.num_rows if a.form != "weight" else 0
+    values = _values(a)
+    of_edge = a["edge"] is not None and a["form"] not in ("gatv2", "dot") and need["edge"]
+    row_sum = csr.num_rows if a["form"] != "weight" else 0
     dscore = csr.num_edges if (need["left"] or need["query"]) and not of_edge else 0
-    parts = -(-csr.num_rows // ROWS_PER_TASK) * a.values.size(2) if need.get("bias") else 0
-    return _attention(csr, a) + (row_sum + dscore + parts) * a.heads * item
+    parts = -(-csr.num_rows // ROWS_PER_TASK) * values.shape[2] if need.get("bias") else 0
+    heads = next((a[name].shape[1] for name in ("left", "edge") if a[name] is not None), values.shape[1])
+    return _attention(csr, a) + (row_sum + dscore + parts) * heads * accumulate_type(values.dtype).itemsize
 
 
-SCRATCH: dict[str, Callable[..., int]] = {"attention": _attention, "attention_grad": _attention_grad}
+def _values(a: Described) -> Spec:
+    found = a["right"] if a["v"] is None else a["v"]
+    assert isinstance(found, Spec)
+    return found
+
+
+def _in_one_piece(t: Spec) -> bool:
+    """Whether it is contiguous. Strides are those of the trace, also where the first size is another by now."""
+    step = 1
+    for size, stride in zip(reversed(t.shape), reversed(t.stride), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+SCRATCH: dict[str, Callable[..., Size]] = {"attention": _attention, "attention_grad": _attention_grad}

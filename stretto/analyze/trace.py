@@ -62,6 +62,7 @@ class OpRecord:
     close: float = 1.0  # of rows at places that an index names, the share used shortly before or next to the last
     seconds: float = 0.0  # in the pass whose parts add up to the step
     typical: float = 0.0  # median over all passes
+    native: bool = False  # one of our kernels, on a processor
 
     @property
     def inputs(self) -> list[Spec]:
@@ -77,6 +78,11 @@ class OpRecord:
     def shapes(self) -> str:
         """Shapes of the inputs, "2708x1433, 1433x16"."""
         return ", ".join("x".join(map(str, spec.shape)) or "scalar" for spec in self.inputs)
+
+    @property
+    def scratch(self) -> Any:
+        """Bytes that it takes for itself and gives back before it returns."""
+        return scratch_bytes(self.name, self.args) if self.native else 0
 
     def recount(self) -> Cost:
         """The cost from what is kept, as when it was traced."""
@@ -309,8 +315,8 @@ class Recorder(TorchDispatchMode):
             self._producer[key] = record.index
             if not is_view:
                 self._take(tensor, spec, key, record.index)
-        if schema is None:
-            self.trace.peak_bytes = max(self.trace.peak_bytes, self._live + scratch_bytes(name, given))
+        record.native = schema is None and self._sync is None
+        self.trace.peak_bytes = max(self.trace.peak_bytes, self._live + record.scratch)
 
     def _take(self, tensor: Tensor, spec: Spec, key: int, index: int) -> None:
         """Count a new storage until it is freed."""

@@ -7,6 +7,8 @@ from torch.autograd.profiler import profile
 import stretto
 from stretto import datasets
 from stretto.analyze import validate
+from stretto.analyze.given import given
+from stretto.analyze.look import look
 from stretto.analyze.models import as_data, make
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
@@ -70,3 +72,5 @@ def test_memory_is_what_the_allocator_hands_out(name, fast, monkeypatch):
     if allocated is None:
         pytest.skip("this torch does not tell what its allocator hands out")
     assert workload.trace().peak_bytes == pytest.approx(allocated, rel=0.02)
+    if name == "gat":  # from a probe, too: also what its kernels take for themselves
+        assert look(workload, given(model, data)).trace.peak_bytes == pytest.approx(allocated, rel=0.02)
