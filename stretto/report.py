@@ -73,7 +73,8 @@ def report(model: torch.nn.Module) -> Report:
             if isinstance(module, Aggregation) and fast_of(kind) is None:
                 reason = "no fast path for this class"
             elif fast_of(kind) is None:
-                reason = f"no fast path for this class ({generic.why_not(kind)})"
+                why = f"no fast path for this class ({generic.why_not(kind)})"
+                reason = _joined(why, generic.stock_edge_update(kind))
             if type(getattr(module, "aggr_module", None)) in STOCK:
                 reason += "; its aggregation runs over the cached index"
             rows.append(Row(name, kind.__name__, "stock", "", "", reason))
@@ -81,9 +82,15 @@ def report(model: torch.nn.Module) -> Report:
         path = record.path or "not run yet"
         product = type(module) not in STOCK and type(module) not in CONVS  # of a class that is not in our tables
         reason = record.reason or (why_stock(module, aggregates_itself=product) or "")
+        if product:
+            reason = _joined(reason, generic.stock_edge_update(kind))
         kernel = {"fast": kernels.name_of(_device_of(module)), "compiled": "torch.compile"}.get(path, "")
         rows.append(Row(name, kind.__name__, path, record.plan, kernel, reason))
     return Report(rows)
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))
 
 
 def _told(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -104,6 +104,8 @@ LAYERS = {
     "EdgeConv": (lambda: pyg.EdgeConv(torch.nn.Linear(2 * IN, OUT)), (), OUT),
     "PNA": (lambda: pyg.PNAConv(IN, OUT, ["mean", "max"], ["identity"], DEGREES), (), IN),
     "SuperGAT": (lambda: pyg.SuperGATConv(IN, OUT, heads=2), (), 2 * OUT),
+    "ResGated": (lambda: pyg.ResGatedGraphConv(IN, OUT), (), OUT),
+    "CGConv": (lambda: pyg.CGConv(IN), (), IN),
     "ResGated, built": (lambda: pyg.ResGatedGraphConv(IN, OUT, act=torch.nn.Tanh()), (), 0),
     "EdgeConv, built": (
         lambda: pyg.EdgeConv(NETWORK(torch.nn.Linear(2 * IN, OUT), torch.nn.ReLU(), torch.nn.Linear(OUT, OUT))),
@@ -111,6 +113,39 @@ LAYERS = {
         0,
     ),
 }
+
+
+class Edges(pyg.MessagePassing):
+    """Computes a weight on every edge, then propagates: a product by that weight."""
+
+    def forward(self, x, edge_index):
+        w = self.edge_updater(edge_index, x=x)
+        return self.propagate(edge_index, x=x, w=w)
+
+    def edge_update(self, x_i, x_j):
+        return (x_i * x_j).sum(-1, keepdim=True)
+
+    def message(self, x_j, w):
+        return w * x_j
+
+
+class Updated(Edges):
+    def update(self, out):
+        return out + 1
+
+
+def test_what_runs_on_edges_before_the_product_is_told():
+    x = torch.randn(50, IN)
+    for kind, path in ((Edges, "fast"), (Updated, "stock")):
+        conv = stretto.accelerate(kind())
+        torch.testing.assert_close(conv(x, edges()), kind()(x, edges()))
+        (row,) = stretto.report(conv).rows
+        assert row.path == path
+        assert "edge_updater() runs as stock: edge_update() is its own" in row.reason
+    gat = stretto.accelerate(pyg.GATConv(IN, OUT))  # whose edge_update() is part of our kernel
+    gat(x, edges())
+    (row,) = stretto.report(gat).rows
+    assert (row.path, row.reason) == ("fast", "")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

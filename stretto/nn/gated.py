@@ -26,7 +26,7 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
     if (edge_attr is None) != (conv.edge_dim is None):
         raise Decline("edge_attr and edge_dim disagree")
     graph = (edges.graph_between if edge_attr is None else edges.plain_graph)(conv, edge_index, x_src, x_dst)
-    record_of(conv).plan = "node-side Linears, gate and sum over the cached index"
+    record_of(conv).plan = "node-side Linears, gate and sum in one pass"
     if edge_attr is None:
         key, query, value = conv.lin_key(x_dst), conv.lin_query(x_src), conv.lin_value(x_src)
         if type(conv.act) is torch.nn.Sigmoid and reduce in ("sum", "mean") and not hooked(conv.act):
@@ -98,7 +98,7 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     gates = (conv.lin_f, conv.lin_s)
     parts = [edges.split_weight(gate, x_src, *widths) for gate in gates]
     biases = (None, None) if all(g.bias is None for g in gates) else tuple(map(edges.bias_of, gates))
-    record_of(conv).plan = "node-side Linears, gate and sum over the cached index"
+    record_of(conv).plan = "node-side Linears, gate and sum in one pass"
     large = attr is not None and graph.num_edges * 2 * x_dst.size(1) * x_dst.element_size() >= streaming.LARGE
     linear = torch.nn.functional.linear
     if reduce == "sum" and attr is not None and not large and x_dst is x_src:

@@ -65,6 +65,12 @@ def why_not(kind: type) -> str | None:
     return None if detail is None else f"{reason}: {detail}"
 
 
+def stock_edge_update(kind: type) -> str:
+    """What report() says of a class that computes on edges before it propagates; empty: it does not."""
+    own = getattr(kind, "edge_update", MessagePassing.edge_update) is not MessagePassing.edge_update
+    return "edge_updater() runs as stock: edge_update() is its own" if own else ""
+
+
 def _own_propagate(kind: type) -> Any:
     """The propagate() of a class as it is without install(), or None where it inherits one."""
     found = kind.__dict__.get("propagate")
