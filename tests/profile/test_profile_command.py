@@ -7,7 +7,8 @@ import torch
 from typer.testing import CliRunner
 
 from stretto import StrettoError, cli
-from stretto.analyze import Machine
+from stretto.analyze import Machine, workers
+from stretto.errors import fail
 from stretto.profile.command import seconds
 
 MACHINE = Machine()
@@ -39,7 +40,11 @@ def test_command(tmp_path):
     assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
 
 
-def test_analyze_command(tmp_path):
+def test_analyze_command(tmp_path, monkeypatch):
+    """--validate asks for two workers; that they run is shown by test_validate_runs_two_workers (slow)."""
+    asked = []
+    for name in ("run_pull", "run_engine"):
+        monkeypatch.setattr(workers, name, lambda *args, name=name, **options: asked.append(name) or fail("none here"))
     machine, made = tmp_path / "machine.json", tmp_path / "mine.py"
     MACHINE.save(machine)
     made.write_text(
@@ -53,7 +58,10 @@ def test_analyze_command(tmp_path):
     )
     assert result.exit_code == 0, result.output
     assert "strategies, fastest first" in result.output
-    assert json.loads((tmp_path / "a.json").read_text())["checks"][0]["ratio"] == 1
+    checks = json.loads((tmp_path / "a.json").read_text())["checks"]
+    assert checks[0]["ratio"] == 1
+    assert asked == ["run_pull", "run_engine"]
+    assert [row["note"] for row in checks if row["note"]] == ["not run: none here"] * 2
     bad = CliRunner().invoke(cli.app, ["analyze", "gcn", "--procs", "two"])
     assert "'--procs' is 'two'" in str(bad.exception)
 
