@@ -113,7 +113,8 @@ def _edge_index(edges: Tensor) -> tuple[Tensor, Tensor]:
             f"Graph.of: 'edges' is {edges.dtype} of shape {list(edges.shape)}, "
             "wanted an edge_index of int64 or int32 and shape [2, E]"
         )
-    return edges[0], edges[1]
+    source, target = edges.unbind()
+    return source, target
 
 
 def _sparse(matrix: Any) -> tuple[Tensor, Tensor, tuple[int, int]]:

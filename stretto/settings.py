@@ -45,11 +45,18 @@ VARIABLES = {
 }
 
 
+# os.environ decodes at every look-up, which is felt in a layer's call: its own table is looked at instead.
+_TABLE = vars(os.environ)["_data"]
+_KEYS = {name: os.environ.encodekey(name) for name in VARIABLES}
+_TORCH = os.environ.encodevalue("torch")
+
+
 def get(name: str) -> str:
     """The variable's value, or its default."""
     if name not in VARIABLES:
         fail(f"settings: unknown variable {name!r}, wanted one of {', '.join(VARIABLES)}")
-    return os.environ.get(name, VARIABLES[name][0])
+    value = _TABLE.get(_KEYS[name])
+    return VARIABLES[name][0] if value is None else os.environ.decodevalue(value)
 
 
 def choice(name: str, allowed: tuple[str, ...]) -> str:
@@ -60,14 +67,9 @@ def choice(name: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
-# os.environ decodes at every look-up, which is felt where kernels are chosen: its own table is looked at instead.
-_TABLE = vars(os.environ)["_data"]
-_BACKEND, _TORCH = os.environ.encodekey("STRETTO_BACKEND"), os.environ.encodevalue("torch")
-
-
 def torch_kernels() -> bool:
     """Whether STRETTO_BACKEND=torch: no kernel of ours runs."""
-    return _TABLE.get(_BACKEND) == _TORCH
+    return _TABLE.get(_KEYS["STRETTO_BACKEND"]) == _TORCH
 
 
 def tuning() -> bool:

@@ -173,8 +173,8 @@ def of_few(
     n = row.numel()
     grain, grain_t = _grain(num_rows + n), _grain(num_cols + n)
     most = max(3 * (num_rows + n) // grain, 3 * (num_cols + n) // grain_t) + 3  # a row that is cut ends the task before
-    sizes = (num_rows + 1, num_cols + 1, 5 * most, 5 * most, 3 * most, 3 * most)
-    pointers, entries = torch.empty(sum(sizes), dtype=torch.int64), torch.empty(4, n, dtype=torch.int32)
+    at = num_rows + num_cols + 2  # of the tasks; those of the transpose and the hubs of both follow
+    pointers, entries = torch.empty(at + 16 * most, dtype=torch.int64), torch.empty(4, n, dtype=torch.int32)
     row, col = row.contiguous(), col.contiguous()
     facts = (ctypes.c_int64 * 12)()
     native.call(
@@ -195,18 +195,26 @@ def of_few(
     rows, cols, (in_order, same, *counts) = (facts[0], facts[1]), (facts[2], facts[3]), facts[4:]
     if rows[0] < 0 or rows[1] >= num_rows or cols[0] < 0 or cols[1] >= num_cols:
         return rows, cols, None, None
-    rowptr, rowptr_t, *cuts = pointers.split(sizes)
+    rowptr = pointers.narrow(0, 0, num_rows + 1)
     col, ids, col_t, ids_t = entries.unbind()
-    cut = _cut(cuts[0], cuts[2], *counts[:3])
+    cut = _cut(pointers, at, at + 10 * most, *counts[:3])
     csr = Csr(rowptr, col, None if in_order else ids, num_rows, num_cols, n, *cut)
     if same:
         return rows, cols, csr, Csr(rowptr, col, ids_t, num_cols, num_rows, n, *cut)
-    cut_t = _cut(cuts[1], cuts[3], *counts[3:])
+    rowptr_t = pointers.narrow(0, num_rows + 1, num_cols + 1)
+    cut_t = _cut(pointers, at + 5 * most, at + 13 * most, *counts[3:])
     return rows, cols, csr, Csr(rowptr_t, col_t, ids_t, num_cols, num_rows, n, *cut_t)
 
 
-def _cut(tasks: Tensor, hubs: Tensor, num_tasks: int, num_hubs: int, num_slots: int) -> tuple[Tensor, Tensor, int]:
-    return tasks[: 5 * num_tasks].view(num_tasks, 5), hubs[: 3 * num_hubs].view(num_hubs, 3), num_slots
+def _cut(
+    pointers: Tensor, tasks: int, hubs: int, num_tasks: int, num_hubs: int, num_slots: int
+) -> tuple[Tensor, Tensor, int]:
+    """tasks [T, 5] and hubs [H, 3] at these places among the pointers."""
+    return (
+        pointers.as_strided((num_tasks, 5), (5, 1), tasks),
+        pointers.as_strided((num_hubs, 3), (3, 1), hubs),
+        num_slots,
+    )
 
 
 def content_hash(tensor: Tensor) -> tuple[int, int] | None:

@@ -11,6 +11,8 @@ from stretto.kernels import native
 from stretto.kernels.cpu import struct
 from stretto.kernels.csr import Csr
 
+MANY = 1 << 16  # edges from which on memory for the most pairs they may be costs more than counting them first
+
 
 def find(csr: Csr, reverse: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The pairs of a matrix that is its own transpose, entry by entry; reverse [E]: the transpose's edge ids.
@@ -20,14 +22,19 @@ def find(csr: Csr, reverse: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     count = ctypes.c_int64()
     at, counted = struct(csr), ctypes.addressof(count)
-    native.call("stretto_pairs", at, reverse.data_ptr(), counted, None, None, None, None)
-    pairs = count.value
+    most = csr.num_edges
+    if most >= MANY:
+        native.call("stretto_pairs", at, reverse.data_ptr(), counted, None, None, None, None)
+        most = count.value
     number = torch.empty(csr.num_edges, dtype=reverse.dtype)
-    first, second = torch.empty(pairs, dtype=torch.int64), torch.empty(pairs, dtype=torch.int64)
-    ends = torch.empty(2, pairs, dtype=torch.int64)
-    places = (number.data_ptr(), first.data_ptr(), second.data_ptr(), ends.data_ptr())
-    native.call("stretto_pairs", at, reverse.data_ptr(), counted, *places)
-    return number, first, second, ends
+    found = torch.empty(4 * most, dtype=torch.int64)  # first, second, and both ends
+    start, step = found.data_ptr(), 8 * most
+    native.call(
+        "stretto_pairs", at, reverse.data_ptr(), counted, number.data_ptr(), start, start + step, start + 2 * step
+    )
+    pairs = count.value
+    ends = found.as_strided((2, pairs), (pairs, 1), 2 * most)
+    return number, found.narrow(0, 0, pairs), found.narrow(0, most, pairs), ends
 
 
 def alike(rows: Tensor, first: Tensor, second: Tensor) -> Tensor | None:

@@ -5,6 +5,7 @@ Everything that depends on the graph alone is kept on the Graph: it is computed 
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -159,15 +160,26 @@ def _normalised(
 
 
 def kept_for(graph: Any, key: Hashable, source: Any, make: Callable[[], Any]) -> Any:
-    """make()'s result, kept on the graph (or in another's `_derived`) while `source` is the same unchanged object."""
+    """make()'s result, kept on the graph (or in another's `_derived`) while `source` is the same unchanged object.
+
+    It goes with its source: a graph that is remembered longer does not hold what nobody can ask for again.
+    """
     mark = source._version if isinstance(source, Tensor) and not source.is_inference() else None
     found = graph._derived.get(key)
     if found is not None and mark is not None and found[0]() is source and found[1] == mark:
         return found[2]
     with lasting(), torch.no_grad():  # what an evaluation makes, training saves for backward
         made = make()
-    graph._derived[key] = (weakref.ref(source), mark, made)
+    graph._derived[key] = (weakref.ref(source, functools.partial(_forget, weakref.ref(graph), key)), mark, made)
     return made
+
+
+def _forget(owner: weakref.ref[Any], key: Hashable, source: weakref.ref[Any]) -> None:
+    """Drop what was kept for a source that is gone, unless something newer stands there."""
+    graph = owner()
+    found = None if graph is None else graph._derived.get(key)
+    if graph is not None and found is not None and found[0] is source:
+        graph._derived.pop(key, None)
 
 
 def _plain(edge_index: Any) -> Any:

@@ -27,12 +27,21 @@ def chain_of(*modules: Any) -> Chain | None:
 def _add(module: Any, stages: list[Any], tensors: list[Any]) -> bool:
     kind = type(module)
     if kind in LINEAR:
-        if hooked(module) or isinstance(module.weight, UninitializedParameter):
+        # Its own table: a module's attributes are looked up by a Python function. A weight that is not there is made
+        # by somebody else (a hook, a plain attribute).
+        weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+        if hooked(module) or weight is None or "bias" not in module._parameters:
             return False
-        stages.append(("dense", int(module.bias is not None)))
-        tensors += [module.weight] if module.bias is None else [module.weight, module.bias]
+        if isinstance(weight, UninitializedParameter):
+            return False
+        stages.append(("dense", int(bias is not None)))
+        tensors += [weight] if bias is None else [weight, bias]
     elif kind is torch.nn.Sequential:
-        return not hooked(module) and all(_add(inner, stages, tensors) for inner in module)
+        if hooked(module):
+            return False
+        for inner in module._modules.values():
+            if not _add(inner, stages, tensors):
+                return False
     elif kind is torch.nn.ReLU and not hooked(module):
         stages.append(("relu", None))
     elif kind is ShiftedSoftplus and not hooked(module):

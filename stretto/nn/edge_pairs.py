@@ -3,7 +3,6 @@ is made once for each pair, on half the edges."""
 
 from __future__ import annotations
 
-import types
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stretto.graph import Graph
-from stretto.kernels import native, pairs
+from stretto.kernels import Csr, native, pairs
 from stretto.nn import adjacency
 from stretto.ops.edge_packed import Pairs
 
@@ -56,7 +55,7 @@ def features_of(graph: Graph, attr: Tensor, length: Tensor | None = None, *, sha
     if length is None:
         kept: Features = adjacency.kept_for(graph, ("features", look), attr, make)
     else:
-        inner: Any = adjacency.kept_for(graph, ("features by length", look), attr, _holder)
+        inner: Any = adjacency.kept_for(graph, ("features by length", look), attr, _Holder)
         kept = adjacency.kept_for(inner, "length", length, make)
     if not kept.unsearched:
         return kept
@@ -90,20 +89,29 @@ def _shared(graph: Graph, attr: Tensor, length: Tensor | None, search: Any) -> F
 
 def _in_place(graph: Graph) -> bool:
     """Whether the graph and its transpose have their entries in the same places, on the CPU."""
-    return graph.device.type == "cpu" and native.library() is not None and graph.T.csr.rowptr is graph.csr.rowptr
+    return graph.device.type == "cpu" and native.library() is not None and _mirror(graph).rowptr is graph.csr.rowptr
+
+
+def _mirror(graph: Graph) -> Csr:
+    """The transpose's arrays; those that came with a mini-batch without a Graph around them, which costs as much."""
+    return graph.T.csr if graph._transposed is None else graph._transposed
 
 
 def _pairs_in_place(graph: Graph) -> tuple[Tensor, Tensor, Pairs] | None:
     """_pairs() where the entries of the transpose stand where those of their reverses do."""
-    csr, reverse = graph.edge_csr, graph.T.edge_csr.edge_id
+    csr, came = graph.edge_csr, graph._transposed
+    reverse = graph.T.edge_csr.edge_id if came is None else came.edge_id
     if csr.col is None or reverse is None:
         return None
     number, first, second, ends = pairs.find(csr, reverse)
     return first, second, Pairs(graph, number, ends, symmetric=True)
 
 
-def _holder() -> Any:
-    return types.SimpleNamespace(_derived={})
+class _Holder:
+    """What is kept for one tensor, by another."""
+
+    def __init__(self) -> None:
+        self._derived: dict[Any, Any] = {}
 
 
 def _pairs(graph: Graph) -> tuple[Tensor, Tensor, Pairs] | None:

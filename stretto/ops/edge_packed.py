@@ -84,13 +84,12 @@ class Pairs:
         """symmetric: whether graph and transpose have their entries in the same places."""
         self.number, self.ends = number, ends.contiguous()
         self.csr = _renumbered(graph.edge_csr, number)
-        self.csr_t = _renumbered(graph.T.edge_csr, number, self.csr.edge_id if symmetric else None)
+        self.csr_t = self.csr if symmetric else _renumbered(graph.T.edge_csr, number)
 
 
-def _renumbered(csr: Csr, number: Tensor, ids: Tensor | None = None) -> Csr:
-    if ids is None:
-        ids = number if csr.edge_id is None else number.index_select(0, csr.edge_id)
-        ids = ids.to(torch.int64 if csr.col is None else csr.col.dtype)
+def _renumbered(csr: Csr, number: Tensor) -> Csr:
+    ids = number if csr.edge_id is None else number.index_select(0, csr.edge_id)
+    ids = ids.to(torch.int64 if csr.col is None else csr.col.dtype)
     sizes = (csr.num_rows, csr.num_cols, csr.num_edges)
     return Csr(csr.rowptr, csr.col, ids, *sizes, csr.tasks, csr.hubs, csr.num_slots)
 

@@ -1,6 +1,7 @@
 """Layers with edge features on small graphs, which are one step of autograd: as stock, gradients of gradients too."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -109,6 +110,20 @@ def test_a_watched_module_is_called(name, steps):
     accelerate(conv)(*inputs(name, True))
     assert seen == [1]
     assert not steps
+
+
+@pytest.mark.parametrize("name", ["GINE", "CFConv"])
+def test_features_go_with_their_tensor(name, steps, monkeypatch):
+    """Graph.of remembers a mini-batch longer than its features live: what was made of them is not held by it."""
+    made = []
+    real = edge_pairs.pairs.alike
+    monkeypatch.setattr(edge_pairs.pairs, "alike", lambda *a: (made.append(weakref.ref(found := real(*a))), found)[1])
+    x, index, *features = inputs(name, True)
+    accelerate(LAYERS[name][1]().double())(x, index, *features)
+    assert made
+    assert all(found() is not None for found in made)
+    del features
+    assert all(found() is None for found in made)
 
 
 def test_large_graphs_are_not_one_step(steps, monkeypatch):

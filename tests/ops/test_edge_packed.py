@@ -147,7 +147,10 @@ def test_linear_of_data():
     same(linear_of_data(data, weight, None), torch.nn.functional.linear(attr, weight), [weight])
 
 
-def test_pairs_in_place_are_the_same_pairs(needs_native):
+@pytest.mark.parametrize("many", [1, 1 << 16])
+def test_pairs_in_place_are_the_same_pairs(many, needs_native, monkeypatch):
+    monkeypatch.setattr(pairs, "MANY", many)
+    Graph.cache_clear()
     index = symmetric_edges(30, 80)
     loops = torch.tensor([[3, 8], [3, 8]])
     both = torch.cat([index, loops], dim=1)
