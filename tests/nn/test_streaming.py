@@ -165,9 +165,10 @@ def test_attentive_fp_keeps_a_number_an_edge(monkeypatch):
     assert peaks[1] < 40000 * 32 * 4  # less than one array of messages
 
 
-def test_peak_memory_is_that_of_a_block():
+def test_peak_memory_is_that_of_a_block(monkeypatch):
     from stretto.bench.memory import peak_bytes
 
+    monkeypatch.setattr(streaming, "BLOCK", 512)
     torch.manual_seed(0)
     index = torch.randint(400, (2, 40000))
     x = torch.randn(400, 16, requires_grad=True)
