@@ -105,12 +105,17 @@ def _spmm(sparse: Sparse, sizes: Sizes, rows: int, cols: int, value_bytes: int) 
 def works_of(nodes: Iterable[Node], sizes: Sizes, value_bytes: int) -> list[Work]:
     """The kernel calls that compute a set of nodes; on a graph not met before, also its normalised edges."""
     found = [w for node in nodes for w in works(node, sizes, value_bytes)]
-    if sizes.get("fresh"):
-        # Two values gathered, multiplied, and put in the user's order, for every edge; once for either direction.
-        made = {sparse for sparse in map(matrix_of, nodes) if sparse is not None and sparse.form == "edges"}
-        edges = sizes["E"]
-        found += [Work("values", 1, 2.0 * edges, edges * (24 + 6 * value_bytes), 8.0 * edges, 4)] * len(made)
-    return found
+    return found + _fresh(nodes, sizes, value_bytes)
+
+
+def _fresh(nodes: Iterable[Node], sizes: Sizes, value_bytes: int) -> list[Work]:
+    """Normalised edges, made on a graph not met before."""
+    if not sizes.get("fresh"):
+        return []
+    # Two values gathered, multiplied, and put in the user's order, for every edge; once for either direction.
+    made = {sparse for sparse in map(matrix_of, nodes) if sparse is not None and sparse.form == "edges"}
+    edges = sizes["E"]
+    return [Work("values", 1, 2.0 * edges, edges * (24 + 6 * value_bytes), 8.0 * edges, 4)] * len(made)
 
 
 def matrix_of(node: Node) -> Sparse | None:
@@ -120,9 +125,24 @@ def matrix_of(node: Node) -> Sparse | None:
     return node.left if isinstance(node, MatMul) and isinstance(node.left, Sparse) else None
 
 
-def price(nodes: dict[Node, None], sizes: Sizes, value_bytes: int, profile: Profile) -> float:
-    """Seconds to compute a set of nodes."""
-    return sum(w.seconds(profile) for w in works_of(nodes, sizes, value_bytes))
+class Prices:
+    """Predicted seconds on one input; a node that many plans compute is priced once."""
+
+    def __init__(self, sizes: Sizes, value_bytes: int, profile: Profile) -> None:
+        self.sizes, self.value_bytes, self.profile = sizes, value_bytes, profile
+        self._known: dict[Node, float] = {}
+
+    def of(self, nodes: Iterable[Node]) -> float:
+        """Seconds to compute a set of nodes."""
+        fresh = _fresh(nodes, self.sizes, self.value_bytes)
+        return sum(map(self._node, nodes)) + sum(work.seconds(self.profile) for work in fresh)
+
+    def _node(self, node: Node) -> float:
+        found = self._known.get(node)
+        if found is None:
+            found = sum(work.seconds(self.profile) for work in works(node, self.sizes, self.value_bytes))
+            self._known[node] = found
+        return found
 
 
 # On a GPU: the products of a head with its own part of the weight run as a batch of thin GEMMs, which reach about half

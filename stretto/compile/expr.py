@@ -13,7 +13,7 @@ forward and backward, is equality.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 Sizes = dict[str, int]
@@ -23,7 +23,7 @@ def _kept_hash(self: Any) -> int:
     """The hash of a node, worked out once: nodes are looked up on every call of a layer."""
     found = self.__dict__.get("_hash")
     if found is None:
-        found = hash((type(self).__name__, *(getattr(self, f.name) for f in fields(self))))
+        found = hash((type(self), *self.__dict__.values()))
         object.__setattr__(self, "_hash", found)
     return found
 

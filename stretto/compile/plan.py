@@ -16,7 +16,7 @@ from stretto.compile import cost, normalise
 from stretto.compile.cost import Work
 from stretto.compile.expr import Diagonal, Expression, Leaf, MatMul, Node, Sizes, Sparse, Transpose, gradient, shape
 from stretto.compile.normalise import Scales
-from stretto.compile.rules import forms
+from stretto.compile.rules import Alike, alike, combinations, forms
 from stretto.compile.together import Groups, same_left, same_right
 from stretto.tune.profile import Profile
 
@@ -79,11 +79,15 @@ class Plan:
 
     def nodes(self) -> dict[Node, None]:
         """All nodes computed, each once."""
+        return self._nodes
+
+    @functools.cached_property
+    def _nodes(self) -> dict[Node, None]:
         return _computed((self.forward, *(node for _, node in self.gradients)), self.hoisted)
 
-    def seconds(self, sizes: Sizes, value_bytes: int, profile: Profile) -> float:
+    def seconds(self, prices: cost.Prices) -> float:
         """Predicted time."""
-        return cost.price(self.nodes(), sizes, value_bytes, profile)
+        return prices.of(self.nodes())
 
     def kept_bytes(self, sizes: Sizes, value_bytes: int = 4) -> int:
         """Bytes of intermediate values held from forward to backward."""
@@ -92,9 +96,17 @@ class Plan:
 
 def _computed(roots: tuple[Node, ...], hoisted: tuple[Node, ...]) -> dict[Node, None]:
     """All nodes that the roots take to compute, each once, when the hoisted ones are known."""
-    seen: dict[Node, None] = dict.fromkeys(hoisted)
+    found: dict[Node, None] = {}
     for root in roots:
-        _close(root, seen)
+        found.update(_needed(root, hoisted))
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _needed(root: Node, hoisted: tuple[Node, ...]) -> dict[Node, None]:
+    """_computed of one root, which many plans share; not to be edited."""
+    seen: dict[Node, None] = dict.fromkeys(hoisted)
+    _close(root, seen)
     for node in hoisted:
         seen.pop(node)
     return seen
@@ -116,10 +128,12 @@ def _close(node: Node, seen: dict[Node, None]) -> None:
 @functools.cache
 def plans(request: Request) -> tuple[Plan, ...]:
     """All plans for a request, without those that can never be the best whatever the sizes."""
-    gradients = [(leaf, forms(gradient(request.expression, leaf))) for leaf in request.wanted]
+    wanted = [gradient(request.expression, leaf) for leaf in request.wanted]
+    gradients = [(leaf, forms(each)) for leaf, each in zip(request.wanted, wanted, strict=True)]
+    choices = _choices([options for _, options in gradients], [alike(each) for each in wanted])
     found: dict[Plan, None] = {}
     for forward in forms(request.expression):
-        for chosen in _choices([options for _, options in gradients]):
+        for chosen in choices:
             picked = tuple((leaf, node) for (leaf, _), node in zip(gradients, chosen, strict=True))
             found[Plan(forward, picked, hoisted=request.hoisted)] = None
     best = _undominated(tuple(found))
@@ -148,12 +162,10 @@ def ways(fuses: bool) -> tuple[str, ...]:
     return tuple(found[plan] for plan in _undominated(tuple(found)))
 
 
-def _choices(options: list[tuple[Node, ...]]) -> list[tuple[Node, ...]]:
-    count = 1
-    for option in options:
-        count *= len(option)
-    if count <= MOST_PLANS:
-        return list(itertools.product(*options))
+def _choices(options: list[tuple[Node, ...]], kinds: list[Alike]) -> list[tuple[Node, ...]]:
+    found = combinations(options, kinds)
+    if len(found) <= MOST_PLANS:
+        return found
     groups = sorted({shape(o[0]) for o in options})
     return [
         tuple(o[ends[groups.index(shape(o[0]))]] for o in options)
@@ -225,5 +237,6 @@ class Ranking:
 
 def rank(request: Request, sizes: Sizes, value_bytes: int, profile: Profile) -> Ranking:
     """The plans of a request by predicted time on an input of these sizes."""
-    priced = [(plan.seconds(sizes, value_bytes, profile), plan) for plan in plans(request)]
+    prices = cost.Prices(sizes, value_bytes, profile)
+    priced = [(plan.seconds(prices), plan) for plan in plans(request)]
     return Ranking(sorted(priced, key=lambda pair: pair[0]))

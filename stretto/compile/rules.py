@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 
 from stretto.compile.expr import (
     Add,
@@ -22,6 +23,7 @@ from stretto.compile.expr import (
     Sparse,
     Term,
     Transpose,
+    shape,
     transpose,
 )
 
@@ -42,6 +44,7 @@ LAWS = {
 }
 
 MOST_COMBINATIONS = 64  # beyond this, the terms of a sum all take the same orientation: mixed ones share less
+Alike = tuple[Hashable, ...]
 
 
 @functools.cache
@@ -70,30 +73,37 @@ def multiply(left: Factor, right: Factor) -> Node | None:
     if isinstance(left, (Sparse, Diagonal)) and isinstance(right, (Sparse, Diagonal)):
         return None
     if isinstance(right, (Sparse, Diagonal)):  # right product, transpose of scaled rows
-        return Transpose(multiply(transpose(right), transpose(left)))  # type: ignore[arg-type]
+        return _turned(multiply(transpose(right), transpose(left)))
     if isinstance(left, Diagonal):
-        return MatMul(left, right)
+        return _product(left, right)
     if isinstance(left, Sparse):  # powers are chains
         single = Sparse(left.name, left.rows, left.cols, 1, left.transposed, left.form)
         product: Node = right
         for _ in range(left.power):
-            product = MatMul(single, product)
+            product = _product(single, product)
         return product
     if isinstance(left, Transpose) and isinstance(right, Transpose):  # transpose of a product: one node for both
-        return Transpose(MatMul(right.of, left.of))
+        return _turned(_product(right.of, left.of))
+    return _product(left, right)
+
+
+# One object for equal products: to compare chains of hops link by link would take longer than to price them.
+@functools.cache
+def _product(left: Factor, right: Node) -> Node:
     return MatMul(left, right)
+
+
+@functools.cache
+def _turned(node: Node) -> Node:
+    return Transpose(node)
 
 
 @functools.cache
 def forms(expression: Expression) -> tuple[Node, ...]:
     """Every order of evaluation of a sum of products that is not dominated whatever the input."""
     choices = [_of_term(term) for term in expression]
-    count = 1
-    for choice in choices:
-        count *= len(choice)
-    if count <= MOST_COMBINATIONS:
-        combined = list(itertools.product(*choices))
-    else:  # all first, all last
+    combined = combinations(choices, [alike((term,)) for term in expression])
+    if len(combined) > MOST_COMBINATIONS:  # all first, all last
         combined = [tuple(c[0] for c in choices), tuple(c[-1] for c in choices)]
     found: dict[Node, None] = {}
     for terms in combined:
@@ -104,6 +114,35 @@ def forms(expression: Expression) -> tuple[Node, ...]:
             found[terms[0] if len(terms) == 1 else Add(terms)] = None
     found.update(dict.fromkeys(_factored(expression)))
     return tuple(found)
+
+
+def alike(expression: Expression) -> Alike:
+    """What expressions that differ in powers of A and in their weights alone have in common: A X W1', A^2 X W2'."""
+    return tuple((_unpowered(term.factors[:-1]), _sizes(term.factors[-1])) for term in expression)
+
+
+def _unpowered(factors: Sequence[Factor]) -> Alike:
+    return tuple(replace(f, power=1) if isinstance(f, Sparse) else f for f in factors)
+
+
+def _sizes(factor: Factor) -> Hashable:
+    return type(factor), shape(factor)
+
+
+def combinations(choices: Sequence[tuple[Node, ...]], kinds: Sequence[Hashable]) -> list[tuple[Node, ...]]:
+    """One choice for each place, all that can be best: places of one kind (`alike`) take the same orientation.
+
+    The longest of them takes its A, A^2, ... A^k on one side of the weight or on the other; there the hops of the
+    others are among its own, or are steps of the same Horner scheme, and cost nothing. Elsewhere they cost more.
+    """
+    first = {kind: place for place, kind in reversed(list(enumerate(kinds)))}
+    places = [first[kind] for kind in kinds]
+    leads = list(dict.fromkeys(places))
+    if any(len(choice) != len(choices[lead]) for choice, lead in zip(choices, places, strict=True)):
+        return list(itertools.product(*choices))
+    at = [leads.index(lead) for lead in places]
+    each = itertools.product(*(range(len(choices[lead])) for lead in leads))
+    return [tuple(choice[picked[k]] for choice, k in zip(choices, at, strict=True)) for picked in each]
 
 
 def _factored(expression: Expression) -> Iterator[Node]:

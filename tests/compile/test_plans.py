@@ -1,10 +1,15 @@
 """Every plan of every expression computes the same result and gradients, and the space holds what it must."""
 
+import itertools
+
 import pytest
 import torch
 
 from stretto import Graph
-from stretto.compile import Adjacency, Leaf, Request, Sparse, Transpose, plans
+from stretto.compile import Adjacency, Leaf, Request, Sparse, Transpose, plans, rules
+from stretto.compile import plan as planning
+from stretto.compile.constants import candidates
+from stretto.compile.cost import Prices
 from stretto.compile.execute import Call
 from stretto.compile.expr import gradient, leaves
 from stretto.compile.layer import run
@@ -120,6 +125,36 @@ def test_horner_is_found_and_the_plain_sum_of_its_terms_is_dropped():
     assert "X W0' + A (X W1') + A (A (X W2')) + A (A (A (X W3')))" not in texts
 
 
+@pytest.mark.parametrize("name", ["tag 2", "tag 3"])
+def test_no_mixture_of_orientations_is_ever_the_best(name, monkeypatch):
+    """Terms and gradients that differ in powers and weights alone take one orientation: priced against all others."""
+    expression = EXPRESSIONS[name]
+    weights = tuple(leaves(expression))[1:]
+    requests = [Request(expression, wanted, h) for wanted in ((), weights, ("X", *weights)) for h in ((), _kept(name))]
+    few = [plans(request) for request in requests]
+    for module in (rules, planning):
+        monkeypatch.setattr(module, "combinations", lambda choices, kinds: list(itertools.product(*choices)))
+    for module in (rules, planning):
+        monkeypatch.setattr(module, "forms", forms.__wrapped__)  # not those it remembers
+    monkeypatch.setattr(planning, "MOST_PLANS", 10**6)
+    for request, ours in zip(requests, few, strict=True):
+        every = planning.plans.__wrapped__(request)
+        assert len(every) >= len(ours)
+        for i, o, edges in itertools.product((8, 32, 200), (8, 64), (2_000, 200_000)):
+            prices = Prices({"n": 1000, "E": edges, "i": i, "o": o}, 4, TYPICAL)
+            assert min(p.seconds(prices) for p in ours) == pytest.approx(min(p.seconds(prices) for p in every))
+
+
+def _kept(name):
+    """All that is known of a constant X."""
+    return candidates(EXPRESSIONS[name])
+
+
+def test_the_number_of_plans_does_not_grow_with_the_hops():
+    counts = {len(plans(Request(hops.polynomial(k), ("X", *(f"W{j}" for j in range(k + 1)))))) for k in range(2, 9)}
+    assert len(counts) == 1
+
+
 def test_gradients_are_written_as_products():
     assert [str(t) for t in gradient(gcn.EXPRESSION, "W")] == ["G' A X"]
     assert [str(t) for t in gradient(gcn.EXPRESSION, "X")] == ["A' G W"]
@@ -137,8 +172,6 @@ def _widths(expression, wanted, sizes, hoisted=()):
     [((602, 32, 41), 64), ((100, 256, 47), 94), ((128, 256, 40), 80), ((1433, 16, 7), 14)],
 )
 def test_sparse_work_of_a_training_step_is_the_least_there_is(widths, total):
-    from stretto.compile.constants import candidates
-
     i, h, o = widths
     hoisted = candidates(gcn.EXPRESSION)
     first = _widths(gcn.EXPRESSION, ("W",), {**ARXIV, "i": i, "o": h}, hoisted)
