@@ -152,12 +152,14 @@ def linear(
     note: Callable[[Hashable, Plan], None] | None = None,
     stock: str = "aggregate-first",
     after: tuple[tuple[Tensor, Tensor | None], ...] = (),
+    hoist: bool = True,
 ) -> Tensor:
     """Evaluate a layer's expression by the best plan. tensors: leaf name -> matrix; sparse: name -> Adjacency.
 
     bias [o] is added to every row. note(key, plan) tells the caller what was chosen (for report and explain).
     stock: the order PyG itself uses, "aggregate-first" or "update-first".
     after: weight and bias of every ReLU and Linear that follow, where ops.relu_product agrees to follow.
+    hoist: whether products of constants may be kept across steps; False where the caller has kept what it wants.
     """
     names = _names(expression)
     device = tensors[names[0]].device.type
@@ -166,10 +168,11 @@ def linear(
         lowered = {name: t.to(low) for name, t in tensors.items()}
         with torch.autocast(device, enabled=False):
             low_bias = None if bias is None else bias.to(low)
-            return linear(expression, lowered, sparse, bias=low_bias, scalars=scalars, note=note, stock=stock)
+            options = {"scalars": scalars, "note": note, "stock": stock, "hoist": hoist}
+            return linear(expression, lowered, sparse, bias=low_bias, **options)  # type: ignore[arg-type]
     first = tensors[names[0]]
     as_stock = settings.get("STRETTO_PLAN") == "stock"
-    key, request, sizes = signature(expression, tensors, sparse, scalars, hoist=not as_stock)
+    key, request, sizes = signature(expression, tensors, sparse, scalars, hoist=hoist and not as_stock)
     arguments = tuple([tensors[n] for n in names])
     if bias is not None:
         names, arguments = (*names, "bias"), (*arguments, bias)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,9 +14,23 @@ from torch import Tensor
 from stretto import settings
 from stretto.compile.cost import closure
 from stretto.compile.execute import Adjacency
-from stretto.compile.expr import Expression, Horner, Leaf, MatMul, Node, Scaled, Sizes, Sparse, Term, Transpose, shape
+from stretto.compile.expr import (
+    Clenshaw,
+    Expression,
+    Horner,
+    Leaf,
+    MatMul,
+    Node,
+    Scaled,
+    Sizes,
+    Sparse,
+    Step,
+    Term,
+    Transpose,
+    shape,
+)
 from stretto.compile.hoist import HOIST
-from stretto.compile.rules import forms
+from stretto.compile.rules import forms, multiply
 from stretto.graph import lasting
 
 
@@ -93,9 +108,9 @@ def candidates(expression: Expression) -> tuple[Node, ...]:
     for term in expression:
         for left, right in itertools.pairwise(term.factors):
             if isinstance(left, Sparse) and isinstance(right, Leaf):
-                node: Node = right
-                for _ in range(left.power):
-                    node = MatMul(Sparse(left.name, left.rows, left.cols, 1, left.transposed), node)
+                for power in range(1, left.power + 1):
+                    node = multiply(replace(left, power=power), right)
+                    assert node is not None
                     found[node] = None
     return tuple(found)
 
@@ -123,7 +138,7 @@ def _matrices(node: Node) -> tuple[Sparse, ...]:
     for inner in closure(node):
         if isinstance(inner, MatMul) and isinstance(inner.left, Sparse):
             found[inner.left] = None
-        elif isinstance(inner, Horner):
+        elif isinstance(inner, (Horner, Step, Clenshaw)):
             found[inner.sparse] = None
     return tuple(found)
 

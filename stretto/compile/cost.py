@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stretto.compile.expr import (
     Add,
+    Clenshaw,
     Diagonal,
     Factor,
     Horner,
@@ -16,6 +17,7 @@ from stretto.compile.expr import (
     Scaled,
     Sizes,
     Sparse,
+    Step,
     Transpose,
     shape,
 )
@@ -51,7 +53,10 @@ def children(node: Factor) -> Iterator[Node]:
         yield node.right
     elif isinstance(node, Add):
         yield from node.terms
-    elif isinstance(node, Horner):
+    elif isinstance(node, Step):
+        yield node.now
+        yield node.before
+    elif isinstance(node, (Horner, Clenshaw)):
         yield from (t for t in node.terms if t is not None)
 
 
@@ -85,7 +90,10 @@ def works(node: Node, sizes: Sizes, value_bytes: int) -> list[Work]:
         return [Work("add", cols, rows * cols, out)] * (len(node.terms) - 1)
     step = _spmm(node.sparse, sizes, rows, cols, value_bytes)
     added = Work(step.kind, step.width, step.flops, step.bytes + out, step.gathered, step.row_bytes)
-    return [added if term is not None else step for term in node.terms[:-1]]
+    if isinstance(node, Step):
+        return [added]
+    later = [Work("add", cols, rows * cols, 3 * out)] * (len(node.terms) - 2 if isinstance(node, Clenshaw) else 0)
+    return [added if term is not None else step for term in node.terms[:-1]] + later
 
 
 def _spmm(sparse: Sparse, sizes: Sizes, rows: int, cols: int, value_bytes: int) -> Work:
@@ -120,7 +128,7 @@ def _fresh(nodes: Iterable[Node], sizes: Sizes, value_bytes: int) -> list[Work]:
 
 def matrix_of(node: Node) -> Sparse | None:
     """The sparse matrix a node multiplies by, if it does."""
-    if isinstance(node, Horner):
+    if isinstance(node, (Horner, Step, Clenshaw)):
         return node.sparse
     return node.left if isinstance(node, MatMul) and isinstance(node.left, Sparse) else None
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stretto import kernels
-from stretto.compile.expr import Add, Diagonal, Horner, Leaf, MatMul, Node, Scaled, Sparse, Transpose
+from stretto.compile.expr import Add, Clenshaw, Diagonal, Horner, Leaf, MatMul, Node, Scaled, Sparse, Step, Transpose
 from stretto.compile.plan import Plan
 from stretto.compile.together import Groups, worth_it
 from stretto.graph import Graph
@@ -186,6 +186,11 @@ class Evaluation:
             return taped.scaled(self.value(node.of), self.call.scalars[node.by])
         if isinstance(node, Add):
             return self._add(node)
+        if isinstance(node, Step):
+            beta = -2.0 if node.twice else -1.0
+            return self._hop(node.sparse, self.value(node.now), self.value(node.before), beta)
+        if isinstance(node, Clenshaw):
+            return self._clenshaw(node)
         assert isinstance(node, Horner)
         return self._horner(node)
 
@@ -305,6 +310,21 @@ class Evaluation:
             else:
                 total = self._hop(node.sparse, total, None if term is None else self.value(term))
         return total
+
+    def _clenshaw(self, node: Clenshaw) -> Tensor:
+        last = node.terms[-1]
+        assert last is not None
+        now = self.value(last)
+        later: Tensor | None = None
+        for k in reversed(range(len(node.terms) - 1)):
+            term, minus = node.terms[k], -1.0 if k else -2.0
+            if term is None:
+                now, later = self._hop(node.sparse, now, later, minus), now
+                continue
+            y = self.value(term)
+            y = y if later is None else taped.add(y, later, minus, in_place=False)
+            now, later = self._hop(node.sparse, now, y), now
+        return now
 
 
 def _is_product(node: Node) -> bool:

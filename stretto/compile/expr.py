@@ -13,7 +13,7 @@ forward and backward, is equality.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Sizes = dict[str, int]
@@ -47,6 +47,7 @@ class Sparse:
     """A power of a sparse matrix of `rows` by `cols`; transposed tells the direction of its edges.
 
     form: with its normalisation, which the kernel applies (""), or which its edges hold ("edges"); or "bare".
+    chebyshev: not A^k but C_k(A), with C_1 = A, C_2 = A A - 2, C_k = A C_{k-1} - C_{k-2}: 2 T_k(L) of A = 2 L.
     """
 
     name: str
@@ -55,12 +56,14 @@ class Sparse:
     power: int = 1
     transposed: bool = False
     form: str = ""
+    chebyshev: bool = False
 
     __hash__ = _kept_hash
 
     def __str__(self) -> str:
         mark = "'" if self.transposed else ""
         text = f"{self.name}{mark}" + (f"^{self.power}" if self.power > 1 else "")
+        text = f"C{self.power}({self.name}{mark})" if self.chebyshev else text
         return f"norm({text})" if self.form == "edges" else text
 
 
@@ -144,7 +147,39 @@ class Horner:
         return text
 
 
-Node = Leaf | Transpose | MatMul | Scaled | Add | Horner
+@dataclass(frozen=True)
+class Step:
+    """A now - before, or A now - 2 before (twice): C_k from C_{k-1} and C_{k-2}, one aggregation that subtracts."""
+
+    sparse: Sparse
+    now: Node
+    before: Node
+    twice: bool = False
+
+    __hash__ = _kept_hash
+
+    def __str__(self) -> str:
+        hops, base = 2, self.now
+        while isinstance(base, Step):
+            hops, base = hops + 1, base.now
+        assert isinstance(base, MatMul)
+        return f"C{hops}({self.sparse}) {_bracket(base.right)}"
+
+
+@dataclass(frozen=True)
+class Clenshaw:
+    """terms[0] + A b_1 - 2 b_2 with b_k = terms[k] + A b_{k+1} - b_{k+2}: the sum of C_k(A) terms[k], C_0 = 1."""
+
+    sparse: Sparse
+    terms: tuple[Node | None, ...]
+
+    __hash__ = _kept_hash
+
+    def __str__(self) -> str:
+        return f"Clenshaw({self.sparse}; {', '.join('0' if t is None else str(t) for t in self.terms)})"
+
+
+Node = Leaf | Transpose | MatMul | Scaled | Add | Horner | Step | Clenshaw
 Factor = Node | Sparse | Diagonal
 
 
@@ -170,7 +205,7 @@ def transpose(factor: Factor) -> Factor:
     if isinstance(factor, Diagonal):
         return factor
     if isinstance(factor, Sparse):
-        return Sparse(factor.name, factor.cols, factor.rows, factor.power, not factor.transposed, factor.form)
+        return replace(factor, rows=factor.cols, cols=factor.rows, transposed=not factor.transposed)
     if isinstance(factor, Transpose):
         return factor.of
     return Transpose(factor)
@@ -190,6 +225,8 @@ def shape(node: Factor) -> tuple[str, str]:
         return shape(node.left)[0], shape(node.right)[1]
     if isinstance(node, Scaled):
         return shape(node.of)
+    if isinstance(node, Step):
+        return shape(node.before)
     if isinstance(node, Add):
         return shape(node.terms[0])
     last = next(t for t in reversed(node.terms) if t is not None)
@@ -230,4 +267,4 @@ def leaves(expression: Expression) -> list[str]:
 
 
 def _bracket(node: Factor) -> str:
-    return f"({node})" if isinstance(node, (MatMul, Add, Horner, Scaled)) else str(node)
+    return f"({node})" if isinstance(node, (MatMul, Add, Horner, Scaled, Step)) else str(node)

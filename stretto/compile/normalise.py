@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from stretto.compile.expr import Add, Diagonal, Horner, Leaf, MatMul, Node, Scaled, Sparse, Transpose
+from stretto.compile.expr import Add, Clenshaw, Diagonal, Horner, Leaf, MatMul, Node, Scaled, Sparse, Step, Transpose
 
 FUSED, PRECOMPUTED, DYNAMIC = "fused", "precomputed", "dynamic"
 MEANING = {
@@ -64,6 +64,11 @@ def _rewritten(node: Node, how: str, sides: dict[str, tuple[bool, bool]], hoiste
         if how == DYNAMIC and node.sparse.name in sides:
             return _steps(node.sparse, terms, sides[node.sparse.name])
         return Horner(_with_edges(node.sparse, sides), terms)
+    if isinstance(node, Step):  # it subtracts where it sums: its edges hold the normalisation, either way
+        return Step(_with_edges(node.sparse, sides), again(node.now), again(node.before), node.twice)
+    if isinstance(node, Clenshaw):
+        terms = tuple(None if term is None else again(term) for term in node.terms)
+        return Clenshaw(_with_edges(node.sparse, sides), terms)
     right = again(node.right)
     if isinstance(node.left, Sparse):
         if how == DYNAMIC and node.left.name in sides:

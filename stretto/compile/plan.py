@@ -14,7 +14,19 @@ from typing import Any
 
 from stretto.compile import cost, normalise
 from stretto.compile.cost import Work
-from stretto.compile.expr import Diagonal, Expression, Leaf, MatMul, Node, Sizes, Sparse, Transpose, gradient, shape
+from stretto.compile.expr import (
+    Diagonal,
+    Expression,
+    Leaf,
+    MatMul,
+    Node,
+    Sizes,
+    Sparse,
+    Step,
+    Transpose,
+    gradient,
+    shape,
+)
 from stretto.compile.normalise import Scales
 from stretto.compile.rules import Alike, alike, combinations, forms
 from stretto.compile.together import Groups, same_left, same_right
@@ -216,6 +228,8 @@ def _counted(node: Node) -> tuple[tuple[tuple[str, ...], int], ...]:
         if sparse is None and not isinstance(node.left, Diagonal):
             return ((("gemm", *sorted((*shape(node.left), shape(node.right)[1]))), 1),)
         return ((("scale" if sparse is None else "spmm", *shape(node)), 1), *values)
+    if isinstance(node, Step):
+        return ((("spmm", *shape(node)), 1), (("Step", *shape(node)), 1), *values)
     return (((type(node).__name__, *shape(node)), len(getattr(node, "terms", (1,)))), *values)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from stretto.compile.expr import (
     Add,
+    Clenshaw,
     Diagonal,
     Expression,
     Factor,
@@ -21,6 +22,7 @@ from stretto.compile.expr import (
     Node,
     Scaled,
     Sparse,
+    Step,
     Term,
     Transpose,
     shape,
@@ -35,6 +37,8 @@ LAWS = {
     "transpose of a product": ("(X W)'", "W' X'"),
     "distributivity": ("A X + A Z", "A (X + Z)"),  # the step of Horner's scheme
     "horner": ("X + A Y + A (A Z)", "X + A (Y + A Z)"),
+    "clenshaw": ("X + A Y + (A (A Z) + c Z)", "X + (A (Y + A Z) + c Z)"),  # the same step of a recurrence, c = -2
+    "transpose of a sum": ("X' + Z'", "(X + Z)'"),
     "scaling commutes": ("(c X) W", "c (X W)"),
     "common right factor": ("A X W + c (Z W)", "(A X + c Z) W"),  # one product instead of two
     "common left factor": ("Y' A X + c (Y' Z)", "Y' (A X + c Z)"),
@@ -77,10 +81,11 @@ def multiply(left: Factor, right: Factor) -> Node | None:
     if isinstance(left, Diagonal):
         return _product(left, right)
     if isinstance(left, Sparse):  # powers are chains
-        single = Sparse(left.name, left.rows, left.cols, 1, left.transposed, left.form)
-        product: Node = right
-        for _ in range(left.power):
-            product = _product(single, product)
+        single = replace(left, power=1, chebyshev=False)
+        before, product = right, _product(single, right)
+        for hop in range(2, left.power + 1):
+            new = _step(single, product, before, hop == 2) if left.chebyshev else _product(single, product)
+            before, product = product, new
         return product
     if isinstance(left, Transpose) and isinstance(right, Transpose):  # transpose of a product: one node for both
         return _turned(_product(right.of, left.of))
@@ -91,6 +96,11 @@ def multiply(left: Factor, right: Factor) -> Node | None:
 @functools.cache
 def _product(left: Factor, right: Node) -> Node:
     return MatMul(left, right)
+
+
+@functools.cache
+def _step(sparse: Sparse, now: Node, before: Node, twice: bool) -> Node:
+    return Step(sparse, now, before, twice)
 
 
 @functools.cache
@@ -107,7 +117,7 @@ def forms(expression: Expression) -> tuple[Node, ...]:
         combined = [tuple(c[0] for c in choices), tuple(c[-1] for c in choices)]
     found: dict[Node, None] = {}
     for terms in combined:
-        by_horner = _horner(terms)
+        by_horner = _scheme(terms)
         if by_horner is not None:
             found[by_horner] = None  # the plain sum of the same terms takes more aggregations: dominated
         else:
@@ -165,38 +175,50 @@ def _of_term(term: Term) -> tuple[Node, ...]:
     return tuple(Scaled(term.scale, n) for n in inner) if term.scale else inner
 
 
-def _horner(terms: tuple[Node, ...]) -> Node | None:
-    """A sum of A^k Z_k as Horner's scheme, if it saves an aggregation or an addition pass."""
+def _scheme(terms: tuple[Node, ...]) -> Node | None:
+    """A sum of A^k Z_k as Horner's scheme, of C_k(A) Z_k as Clenshaw's: one chain of hops for all of them."""
+    turned = [_untransposed(term) for term in terms]
+    if None not in turned:  # transpose of a sum
+        inner = _scheme(tuple(turned))  # type: ignore[arg-type]
+        return None if inner is None else _turned(inner)
     by_hops: dict[int, list[Node]] = {}
-    sparse: Sparse | None = None
-    for term in terms:
+    matrices: set[Sparse] = set()
+    steps_of = [_is_step(term) for term in terms]
+    for term, is_step in zip(terms, steps_of, strict=True):
         hops, inner, used = _strip(term)
-        if used is not None:
-            if sparse is not None and used != sparse:
-                return None
-            sparse = used
+        if any(steps_of) and hops > 1 and not is_step:
+            return None  # a power among the others
+        matrices |= {used} if used is not None else set()
         by_hops.setdefault(hops, []).append(inner)
-    if sparse is None or len(terms) < 2:
+    if len(matrices) != 1 or len(terms) < 2:
         return None
-    if _shares_chain(terms):  # A X and A A X: the chain is computed once anyway, and the plain sum needs no more
+    steps = [by_hops.get(k, []) for k in range(max(by_hops) + 1)]
+    summed = tuple(None if not s else s[0] if len(s) == 1 else Add(tuple(s)) for s in steps)
+    return (Clenshaw if any(steps_of) else Horner)(matrices.pop(), summed)
+
+
+def _untransposed(term: Node) -> Node | None:
+    """The transpose of a term that is one itself, but for its scale; else None."""
+    inner = term.of if isinstance(term, Scaled) else term
+    if not isinstance(inner, Transpose):
         return None
-    most = max(by_hops)
-    steps = [by_hops.get(k, []) for k in range(most + 1)]
-    return Horner(sparse, tuple(None if not s else s[0] if len(s) == 1 else Add(tuple(s)) for s in steps))
+    return Scaled(term.by, inner.of) if isinstance(term, Scaled) else inner.of
+
+
+def _is_step(term: Node) -> bool:
+    return isinstance(term.of if isinstance(term, Scaled) else term, Step)
 
 
 def _strip(term: Node) -> tuple[int, Node, Sparse | None]:
-    """How many hops stand before the rest of a term: A (A Z) -> 2, Z."""
+    """How many hops stand before the rest of a term: A (A Z) -> 2, Z; C_2(A) Z -> 2, Z."""
     scale = term.by if isinstance(term, Scaled) else None
     inner = term.of if isinstance(term, Scaled) else term
     hops, sparse = 0, None
+    if isinstance(inner, Step):
+        while isinstance(inner, Step):
+            sparse, inner, hops = inner.sparse, inner.now, hops + 1
+        assert isinstance(inner, MatMul)
+        return hops + 1, Scaled(scale, inner.right) if scale else inner.right, sparse
     while isinstance(inner, MatMul) and isinstance(inner.left, Sparse):
         sparse, inner, hops = inner.left, inner.right, hops + 1
     return hops, Scaled(scale, inner) if scale else inner, sparse
-
-
-def _shares_chain(terms: tuple[Node, ...]) -> bool:
-    """Whether the terms are hops of one and the same node, so that each hop is shared already."""
-    inners = {_strip(t)[1] for t in terms if _strip(t)[0] > 0}
-    longest = max(_strip(t)[0] for t in terms)
-    return len(inners) == 1 and longest > 1

@@ -104,6 +104,12 @@ def note_plan(module: torch.nn.Module) -> Callable[[Hashable, Plan], None]:
     return note
 
 
+def note_fixed(module: torch.nn.Module, plan: str) -> None:
+    """What a layer does where there is nothing to choose."""
+    record = record_of(module)
+    record.key, record.plan = None, plan
+
+
 def note_attention(module: torch.nn.Module, plan: str, num_edges: int, columns: int, x: Tensor) -> None:
     """What a layer without a choice of plans does, and the messages [edges, columns] it does not build."""
     record = record_of(module)

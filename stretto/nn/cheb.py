@@ -1,8 +1,8 @@
 """ChebConv: sum over k of T_k(L) X W_k', with L the scaled Laplacian.
 
 Up to three terms it is a polynomial of L, which the compiler orders (and hoists); beyond that the coefficients of the
-powers grow, and Chebyshev's recurrence runs forward at width i, or backward (Clenshaw) at width o; of an X that stays
-the same, all T_k(L) X are kept side by side.
+powers grow, and Chebyshev's recurrence runs forward at width i, or backward (Clenshaw) at width o, and so for every
+gradient, as the compiler finds best; of an X that stays the same, all T_k(L) X are kept side by side.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from stretto.compile import Adjacency, constant, linear
 from stretto.graph import Graph
 from stretto.nn import adjacency, edges
-from stretto.nn.base import note_plan, record_of, weight_of
-from stretto.nn.hops import polynomial
+from stretto.nn.base import note_fixed, note_plan, weight_of
+from stretto.nn.hops import chebyshev, polynomial
 from stretto.ops import spmm
 
 
@@ -43,13 +43,18 @@ def fast(
     columns = len(weights) * x.size(1)
     kept = constant(x, adj, ("cheb", len(weights)), columns, lambda: torch.cat(_terms(adj, x, len(weights)), dim=1))
     if kept is not None:
-        record_of(conv).plan = "[kept T_0(L) X | ... | T_K(L) X] [W_0; ...; W_K]'"
+        note_fixed(conv, "[kept T_0(L) X | ... | T_K(L) X] [W_0; ...; W_K]'")
         return torch.nn.functional.linear(kept, torch.cat(weights, dim=1), conv.bias)
+    if not edges.learns(adj):
+        halves = [weights[0], *(weight / 2 for weight in weights[1:])]  # 2 T_k(L) = C_k(2 L)
+        tensors = {"X": x, **{f"W{k}": w for k, w in enumerate(halves)}}
+        twice = {"A": Adjacency(adj.graph, weight=_twice(adj))}
+        return linear(chebyshev(len(weights) - 1), tensors, twice, bias=conv.bias, note=note_plan(conv), hoist=False)
     if weights[0].size(0) < x.size(1):
-        record_of(conv).plan = "Clenshaw(L, X W')"
+        note_fixed(conv, "Clenshaw(L, X W'), edges learn")
         out = _clenshaw(adj, x, weights)
     else:
-        record_of(conv).plan = "sum T_k(L) X W_k'"
+        note_fixed(conv, "sum T_k(L) X W_k', edges learn")
         out = _recurrence(adj, x, weights)
     return out if conv.bias is None else out + conv.bias
 
@@ -73,6 +78,16 @@ def _laplacian(
         key = ("cheb", conv.normalization, lambda_max, x.dtype, edge_weight is None)
         found, norm = adjacency.kept_for(graph, key, source, make)
     return Adjacency(found, weight=norm)
+
+
+def _twice(adj: Adjacency) -> Tensor:
+    """The weights of 2 L, kept where those of L are. [E]"""
+    weight = adj.weight
+    assert weight is not None
+    if weight.is_inference():
+        return 2 * weight
+    kept: Tensor = adjacency.kept_for(adj.graph, "twice", weight, lambda: 2 * weight)
+    return kept
 
 
 def _terms(adj: Adjacency, x: Tensor, count: int) -> list[Tensor]:

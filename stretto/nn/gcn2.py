@@ -1,4 +1,8 @@
-"""GCN2Conv: one aggregation that adds the initial features on its way out, then one GEMM that adds its own input."""
+"""GCN2Conv: one aggregation that adds the initial features on its way out, then one GEMM that adds its own input.
+
+There is one order to consider: the weight is square, so a sum is as wide on its other side, where X and X_0 would each
+need a GEMM (with two weights they do anyway), and the weight's gradient another sum (tests/nn/test_recurrences.py).
+"""
 
 from __future__ import annotations
 

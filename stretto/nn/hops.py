@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, constant, linear
 from stretto.nn import adjacency, edges
-from stretto.nn.base import Decline, check_input, note_plan, record_of, weight_of
+from stretto.nn.base import Decline, check_input, note_fixed, note_plan, record_of, weight_of
 from stretto.ops import spmm
 
 X, W = Leaf("X", "n", "i"), Leaf("W", "o", "i")
@@ -33,6 +33,28 @@ def polynomial(hops: int) -> Expression:
     weights = [Transpose(Leaf(f"W{k}", "o", "i")) for k in range(hops + 1)]
     first = Term((X, weights[0]))
     return (first, *(Term((Sparse("A", "n", "n", k), X, weights[k])) for k in range(1, hops + 1)))
+
+
+@functools.cache
+def chebyshev(hops: int) -> Expression:
+    """X W_0' + the sum over 1 <= k <= hops of C_k(A) X W_k'."""
+    weights = [Transpose(Leaf(f"W{k}", "o", "i")) for k in range(hops + 1)]
+    powers = [Sparse("A", "n", "n", k, chebyshev=True) for k in range(1, hops + 1)]
+    return (Term((X, weights[0])), *(Term((powers[k - 1], X, weights[k])) for k in range(1, hops + 1)))
+
+
+@functools.cache
+def mixture(hops: int) -> Expression:
+    """(a X + c sum over 1 <= k <= hops of A^k X) W', of SSGConv."""
+    powers = [Term((Sparse("A", "n", "n", k), X, Transpose(W)), "c") for k in range(1, hops + 1)]
+    return (Term((X, Transpose(W)), "a"), *powers)
+
+
+@functools.cache
+def teleports(hops: int) -> Expression:
+    """A^hops X + a sum over k < hops of A^k X: what APPNP's h <- A h + a X comes to."""
+    powers = [Term((Sparse("A", "n", "n", k), X), "a") for k in range(1, hops)]
+    return (Term((X,), "a"), *powers, Term((Sparse("A", "n", "n", hops), X)))
 
 
 def fast_sg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
@@ -68,7 +90,7 @@ def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
 
 
 def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
-    """What SSGConv.forward computes: (alpha X + (1 - alpha) / K sum_k A^k X) W, summed as Horner's scheme."""
+    """What SSGConv.forward computes: (alpha X + (1 - alpha) / K sum_k A^k X) W, on the better side of the weight."""
     check_input(x)
     _check_sum(conv)
     if torch.is_autocast_enabled(x.device.type):
@@ -81,10 +103,15 @@ def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
     weight = weight_of(conv.lin, x, bias=True)
     kept = constant(x, adj, ("ssg", conv.K, conv.alpha), x.size(1), lambda: _mixed(conv, adj, x))
     if kept is not None:
-        record_of(conv).plan = "(kept Horner(A, X)) W'"
+        note_fixed(conv, "(kept a X + c A X + ...) W'")
         return torch.nn.functional.linear(kept, weight, conv.lin.bias)
+    if not edges.learns(adj):
+        scalars = {"a": conv.alpha, "c": (1 - conv.alpha) / conv.K}
+        tensors = {"X": x, "W": weight}
+        bias, note = conv.lin.bias, note_plan(conv)
+        return linear(mixture(conv.K), tensors, {"A": adj}, bias=bias, scalars=scalars, note=note, hoist=False)
     after = weight.size(0) < x.size(1)  # aggregate at the narrower side of the weight
-    record_of(conv).plan = "Horner(A, X W')" if after else "Horner(A, X) W'"
+    note_fixed(conv, "Horner(A, X W'), edges learn" if after else "Horner(A, X) W', edges learn")
     out = _mixed(conv, adj, x @ weight.t() if after else x)
     if not after:
         return torch.nn.functional.linear(out, weight, conv.lin.bias)
@@ -100,7 +127,10 @@ def _mixed(conv: Any, adj: Adjacency, base: Tensor) -> Tensor:
 
 
 def fast_appnp(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
-    """What APPNP.forward computes: K times h <- (1 - alpha) A h + alpha x, each one aggregation with its beta."""
+    """What APPNP.forward computes: K times h <- (1 - alpha) A h + alpha x, each one aggregation with its beta.
+
+    There is no weight to take sides of: Horner's scheme is the one order left, forward and backward (teleports).
+    """
     check_input(x)
     _check_sum(conv)
     if conv.dropout > 0 and conv.training:
@@ -108,9 +138,13 @@ def fast_appnp(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None
     adj = edges.gcn_adjacency(conv, x, edge_index, edge_weight)
     kept = constant(x, adj, ("appnp", conv.K, conv.alpha), x.size(1), lambda: _propagated(conv, adj, x))
     if kept is not None:
-        record_of(conv).plan = f"kept: {conv.K} times A h + alpha X"
+        note_fixed(conv, f"kept: {conv.K} times A h + alpha X")
         return kept.clone()  # theirs to edit
-    record_of(conv).plan = f"{conv.K} times A h + alpha X, one kernel each"
+    if conv.K > 0 and not edges.learns(adj) and not torch.is_autocast_enabled(x.device.type):
+        step = _scaled(adj, 1 - conv.alpha)
+        scalars, note = {"a": conv.alpha}, note_plan(conv)
+        return linear(teleports(conv.K), {"X": x}, {"A": step}, scalars=scalars, note=note, hoist=False)
+    note_fixed(conv, f"{conv.K} times A h + alpha X, one kernel each")
     return _propagated(conv, adj, x)
 
 

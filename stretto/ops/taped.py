@@ -47,16 +47,16 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, factor: float = 1.0, *, in_
     return out
 
 
-def add(total: Tensor, other: Tensor, *, in_place: bool) -> Tensor:
-    """total + other, in its place or not. other: like total, or a row for all."""
+def add(total: Tensor, other: Tensor, factor: float = 1.0, *, in_place: bool) -> Tensor:
+    """total + factor other, in its place or not. other: like total, or a row for all."""
     call = recorder(total.device)
     if call is None:
-        return total.add_(other) if in_place else total + other
+        return total.add_(other, alpha=factor) if in_place else torch.add(total, other, alpha=factor)
     if in_place:
-        call(lambda total, other: total.add_(other), total, other)
+        call(lambda total, other: total.add_(other, alpha=factor), total, other)
         return total
     out = torch.empty_like(total, dtype=torch.result_type(total, other))  # lying as total lies, as torch's sum does
-    call(lambda total, other, out: torch.add(total, other, out=out), total, other, out)
+    call(lambda total, other, out: torch.add(total, other, alpha=factor, out=out), total, other, out)
     return out
 
 

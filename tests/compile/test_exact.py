@@ -17,7 +17,7 @@ from stretto import Graph
 from stretto.compile import Adjacency, Leaf, Request, Sparse, Term, Transpose, plans
 from stretto.compile.constants import candidates
 from stretto.compile.execute import Call
-from stretto.compile.expr import Add, Diagonal, Horner, MatMul, Scaled, gradient, leaves
+from stretto.compile.expr import Add, Clenshaw, Diagonal, Horner, MatMul, Scaled, Step, gradient, leaves
 from stretto.compile.joint import PRODUCT, ROOT, _combined
 from stretto.compile.layer import run
 from stretto.compile.plan import Plan
@@ -26,6 +26,7 @@ from stretto.nn import gcn, hops
 
 PRIME = 1_000_003
 SCALED = (("A", True, True),)
+NUMBERS = {"c": 2, "a": 3}
 SIZES = {"n": 5, "m": 4, "i": 3, "o": 2, "r": 3}
 
 
@@ -38,7 +39,8 @@ def _found():
             if isinstance(value, tuple) and value and all(isinstance(term, Term) for term in value):
                 found[f"{info.name}.{name}"] = value
     for k in range(1, 6):
-        found[f"hops.power({k})"], found[f"hops.polynomial({k})"] = hops.power(k), hops.polynomial(k)
+        for make in (hops.power, hops.polynomial, hops.chebyshev, hops.mixture, hops.teleports):
+            found[f"hops.{make.__name__}({k})"] = make(k)
     return found
 
 
@@ -60,7 +62,7 @@ def _values(expression, seed=0):
     """Random matrices for all leaves, by name; scalars too."""
     rng = np.random.default_rng(seed)
     sizes = {**SIZES, "m": SIZES["n"]} if _square(expression) else SIZES
-    values = {"c": int(rng.integers(2, PRIME))}
+    values = {"c": int(rng.integers(2, PRIME)), "a": int(rng.integers(2, PRIME))}
     for term in expression:
         for leaf in map(_inner, term.factors):
             if leaf.name not in values:
@@ -90,10 +92,21 @@ def _by_hand(expression, values):
         for factor in term.factors:
             value = values[_inner(factor).name]
             value = value.T if isinstance(factor, Transpose) else value
+            if getattr(factor, "chebyshev", False):
+                product = _chebyshev(value, factor.power)
+                continue
             for _ in range(getattr(factor, "power", 1)):
                 product = value if product is None else _mod(product, value)
         total = (total + product * (values[term.scale] if term.scale else 1)) % PRIME
     return total
+
+
+def _chebyshev(matrix, power):
+    """C_k = A C_{k-1} - C_{k-2}, C_0 = 2, as a matrix; what stands before it, if anything, is no part of it."""
+    before, now = 2 * np.eye(len(matrix), dtype=np.int64), matrix
+    for _ in range(power - 1):
+        before, now = now, (_mod(matrix, now) - before) % PRIME
+    return now
 
 
 def _gradient_by_differences(expression, values, leaf, upstream):
@@ -130,6 +143,16 @@ def _compute(node, values, known):
             total = total if at == 0 else _mod(_matrix(node.sparse, values), total)
             total = total if term is None else (total + _evaluate(term, values, known)) % PRIME
         return total
+    if isinstance(node, Step):
+        now, before = _evaluate(node.now, values, known), _evaluate(node.before, values, known)
+        return (_mod(_matrix(node.sparse, values), now) - (2 if node.twice else 1) * before) % PRIME
+    if isinstance(node, Clenshaw):
+        matrix, now, later = _matrix(node.sparse, values), 0, 0
+        for k in reversed(range(len(node.terms))):
+            term = 0 if node.terms[k] is None else _evaluate(node.terms[k], values, known)
+            hop = 0 if k == len(node.terms) - 1 else _mod(matrix, now)
+            now, later = (term + hop - (1 if k else 2) * later) % PRIME, now
+        return now
     assert isinstance(node, MatMul)
     left, right = node.left, _evaluate(node.right, values, known)
     if isinstance(left, Diagonal):
@@ -241,7 +264,9 @@ def test_a_wrong_plan_is_noticed():
 def test_what_runs_is_exact_too(name):
     """The executor, on small integers in fp64, where every sum is exact; with scalings of rows and columns."""
     expression = EXPRESSIONS[name]
-    small = {key: value % 3 - 1 if key != "c" else 2 for key, value in _values(expression, seed=5).items()}
+    small = {
+        key: value % 3 - 1 if key not in NUMBERS else NUMBERS[key] for key, value in _values(expression, seed=5).items()
+    }
     rng = np.random.default_rng(6)
     rows, cols = small["A"].shape if "A" in small else (SIZES["n"], SIZES["n"])
     small = {key: value for key, value in small.items() if key not in ("bare A", "S", "T")}
@@ -262,7 +287,7 @@ def test_what_runs_is_exact_too(name):
                 return kept[node] if node in kept else kept.setdefault(node, make())
 
             for _ in range(2):  # the second time from what was kept
-                out = run(Call(plan, names, sparse, {"c": 2.0}, keep), arguments)
+                out = run(Call(plan, names, sparse, NUMBERS, keep), arguments)
                 assert np.array_equal(_residues(out), result), plan.name
                 grads = torch.autograd.grad(out, arguments, torch.tensor(upstream, dtype=torch.float64))
                 for leaf, got, want in zip(names, grads, wanted, strict=True):

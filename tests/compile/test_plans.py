@@ -1,6 +1,7 @@
 """Every plan of every expression computes the same result and gradients, and the space holds what it must."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -27,6 +28,10 @@ EXPRESSIONS = {
     "tag 1": hops.polynomial(1),
     "tag 2": hops.polynomial(2),
     "tag 3": hops.polynomial(3),
+    "cheb 3": hops.chebyshev(3),
+    "cheb 5": hops.chebyshev(5),
+    "ssg 1": hops.mixture(1),
+    "ssg 3": hops.mixture(3),
 }
 ARXIV = {"n": 131072, "m": 131072, "E": 2_200_000}
 
@@ -56,6 +61,7 @@ def _by_hand(expression, tensors, dense, scalars):
         for factor in term.factors:
             if isinstance(factor, Sparse):
                 matrix = torch.linalg.matrix_power(dense, factor.power) if factor.power > 1 else dense
+                matrix = _chebyshev(dense, factor.power) if factor.chebyshev else matrix
             else:
                 leaf = factor.of if isinstance(factor, Transpose) else factor
                 matrix = tensors[leaf.name].t() if isinstance(factor, Transpose) else tensors[leaf.name]
@@ -64,13 +70,22 @@ def _by_hand(expression, tensors, dense, scalars):
     return total
 
 
+def _chebyshev(dense, power):
+    """2 T_k(A / 2) = 2 cos(k acos(A / 2)), from the roots of T_k."""
+    angles = [math.pi * (j + 0.5) / power for j in range(power)]
+    found = torch.eye(len(dense), dtype=dense.dtype)
+    for angle in angles:
+        found = found @ (dense - 2 * math.cos(angle) * torch.eye(len(dense), dtype=dense.dtype))
+    return found
+
+
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_every_plan_agrees_with_dense_algebra(name):
     expression = EXPRESSIONS[name]
     bipartite = "bipartite" in name
     tensors, adj, dense = _setting(expression, num_rows=7 if bipartite else 9)
     names = tuple(leaves(expression))
-    scalars = {"c": 1.7}
+    scalars = {"c": 1.7, "a": 0.3}
     wanted = _by_hand(expression, tensors, dense, scalars)
     upstream = torch.randn_like(wanted)
     wanted_grads = torch.autograd.grad((wanted * upstream).sum(), [tensors[n] for n in names])
@@ -84,7 +99,7 @@ def test_every_plan_agrees_with_dense_algebra(name):
             torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage", "tag 2"])
+@pytest.mark.parametrize("name", ["gcn", "sage", "tag 2", "cheb 3", "ssg 3"])
 def test_plans_can_be_differentiated_twice(name):
     expression = EXPRESSIONS[name]
     tensors, adj, _ = _setting(expression, edges=12)
@@ -92,7 +107,7 @@ def test_plans_can_be_differentiated_twice(name):
     plan = plans(Request(expression, names))[0]
 
     def layer(*values):
-        return run(Call(plan, names, {"A": adj}, {"c": 1.7}), values)
+        return run(Call(plan, names, {"A": adj}, {"c": 1.7, "a": 0.3}), values)
 
     assert torch.autograd.gradgradcheck(layer, tuple(tensors[n] for n in names))
 
@@ -125,7 +140,7 @@ def test_horner_is_found_and_the_plain_sum_of_its_terms_is_dropped():
     assert "X W0' + A (X W1') + A (A (X W2')) + A (A (A (X W3')))" not in texts
 
 
-@pytest.mark.parametrize("name", ["tag 2", "tag 3"])
+@pytest.mark.parametrize("name", ["tag 2", "tag 3", "cheb 3", "ssg 3"])
 def test_no_mixture_of_orientations_is_ever_the_best(name, monkeypatch):
     """Terms and gradients that differ in powers and weights alone take one orientation: priced against all others."""
     expression = EXPRESSIONS[name]
