@@ -18,6 +18,7 @@ Groups = dict[Node, tuple[MatMul, ...]]
 
 TALL = 1 << 14  # rows from which a product is bound by reading them
 NARROW = 128  # columns up to which it is
+SEVERAL = 3  # products of fewer rows take as long as their calls: so many are one call instead
 
 
 def same_left(nodes: Iterable[Node], root: Node) -> Groups:
@@ -46,10 +47,13 @@ def _of_several(found: Mapping[Node, dict[MatMul, None]]) -> Groups:
 
 def worth_it(tall: Tensor, thin: list[Tensor], widths: list[int]) -> bool:
     """Whether to take products with `tall` [n, i] together: with matrices `thin` that give it these widths."""
+    if tall.size(0) >= TALL:
+        pays = max(widths) <= min(NARROW, tall.size(1) // 2)  # else results lying side by side cost as much
+    else:
+        pays = len(thin) >= SEVERAL and max(widths) <= NARROW
     return (
-        tall.device.type == "cpu"
-        and tall.size(0) >= TALL
-        and max(widths) <= min(NARROW, tall.size(1) // 2)  # else results lying side by side cost as much
+        pays
+        and tall.device.type == "cpu"
         and tall.dtype in (torch.float32, torch.float64)
         and all(t.dtype == tall.dtype for t in thin)
         and not torch.is_autocast_enabled("cpu")

@@ -73,6 +73,21 @@ def test_they_are_taken_together_only_where_rows_are_many(products, monkeypatch)
     assert len(products) == 6
 
 
+@pytest.mark.parametrize("name", ["TAG", "Cheb"])
+def test_three_and_more_are_taken_together_on_small_graphs_too(name, products, monkeypatch):
+    monkeypatch.setattr(together, "TALL", 10**6)
+    torch.manual_seed(0)
+    stock = {"TAG": pyg.TAGConv(12, 3, K=3), "Cheb": pyg.ChebConv(12, 3, K=4)}[name].double()
+    x, edge_index = torch.randn(50, 12, dtype=torch.float64), torch.randint(50, (2, 300))
+    grad = torch.randn(50, 3, dtype=torch.float64)
+    got = _run(accelerate(copy.deepcopy(stock)), x, edge_index, grad)
+    for mine, theirs in zip(got, _run(stock, x, edge_index, grad), strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert mine.is_contiguous()
+    assert products[0] == ((50, 12), (12, 4 * 3))
+    assert len(products) <= 3, products
+
+
 def test_gradients_of_gradients(products):
     layer = accelerate(pyg.SAGEConv(12, 3).double())
     edge_index = torch.randint(20, (2, 80))
