@@ -24,7 +24,7 @@ from torch_geometric.data import Data
 from stretto import settings
 from stretto.nn import folds, models, relations, shadow
 from stretto.nn.base import LINEAR, hooked, is_stock, record_of, stock_wanted
-from stretto.nn.forward_trace import LAYERS, NORMS, Chain, InOrder, InTurn, Trace, is_plain, traced
+from stretto.nn.forward_trace import LAYERS, NORMS, Chain, InOrder, InTurn, Modules, Trace, is_plain, traced
 from stretto.ops.batched import transformed
 
 NOT_HERE = "it is small, or in this call it is no sum of products that takes what follows"
@@ -33,6 +33,7 @@ LEFT = ("torch.", "torch_geometric.", "stretto.")  # packages whose classes keep
 OWN = (
     *("__call__", "__getattr__", "__getattribute__", "__init_subclass__", "__slots__"),
     *("__reduce__", "__reduce_ex__", "__deepcopy__", "__getstate__", "__class_getitem__"),
+    *("__setattr__", "__eq__", "__hash__", "__getnewargs__", "__getnewargs_ex__"),
 )
 
 
@@ -47,7 +48,6 @@ class _Known:
 
 _known: WeakKeyDictionary[torch.nn.Module, _Known] = WeakKeyDictionary()
 _classes: WeakKeyDictionary[type, type] = WeakKeyDictionary()
-_plain_call: Any = torch.nn.Module.__call__
 
 
 class Broken(Exception):
@@ -74,7 +74,13 @@ def _takes(kind: Any) -> bool:
     if issubclass(kind, (pyg.MessagePassing, torch.fx.GraphModule, torch.jit.ScriptModule)):
         return False
     bases = kind.__mro__[: kind.__mro__.index(torch.nn.Module)]
-    return not any(name in vars(base) for base in bases for name in OWN)
+    return not any(name in vars(base) for base in bases for name in OWN) and not any(map(_asks_type, bases))
+
+
+def _asks_type(kind: type) -> bool:
+    """Whether a method of a class reads type() or __class__: it may ask for its very class, and ours is another."""
+    codes = [value.__code__ for value in vars(kind).values() if isinstance(value, types.FunctionType)]
+    return any(name in code.co_names for code in codes for name in ("type", "__class__"))
 
 
 def _held(module: Any) -> Iterator[Any]:
@@ -142,6 +148,11 @@ def remove() -> None:
 # ---- calls ----
 
 
+def _plain_call(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """torch's own call, looked up now: torch.fx and others put theirs there while they trace."""
+    return torch.nn.Module.__call__(model, *args, **kwargs)
+
+
 def call(self: Any, *args: Any, **kwargs: Any) -> Any:
     """What self(*args, **kwargs) gives; in inference with what follows a layer folded into it."""
     if torch.compiler.is_compiling() or self.training or torch.is_grad_enabled() or torch.jit.is_tracing():
@@ -169,9 +180,10 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         except Broken as error:
             known = _known_of(self)
             known.traces = dict.fromkeys(known.traces, str(error))
+            torch.set_grad_enabled(False)  # as it was when the call began
             return _plain_call(self, *args, **kwargs)
         out = out if watch is None else watch.judged(out, folded, _stock)
-        told += [(fold.chain.layer, NOT_HERE) for fold in folding if fold.out is None]
+        told += [(fold.chain.layer, NOT_HERE) for fold in folding if not fold.done]
     for layer, reason in told:
         record = record_of(layer)
         if reason and record.path == "fast" and "folded" not in record.plan:
@@ -276,12 +288,14 @@ class _Fold:
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
-        self.out: Tensor | None = None
+        self.done = False  # whether anything was folded
+        self.out: Tensor | None = None  # let go with the last of the modules: the forward may have no more use for it
         self.left: list[Any] = []  # the modules that are folded in and have not been called yet
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.out, self.left = _evaluated(self.chain, args, kwargs)
-        return self.chain.layer(*args, **kwargs) if self.out is None else self.out
+        self.done = self.out is not None
+        return self.out if self.done else self.chain.layer(*args, **kwargs)
 
 
 class _Passed:
@@ -293,9 +307,12 @@ class _Passed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not any(module is self.module for module in self.fold.left):
             return self.module(*args, **kwargs)
-        if self.fold.left[0] is not self.module or kwargs or len(args) != 1 or args[0] is not self.fold.out:
+        given = not kwargs and len(args) == 1 and args[0] is self.fold.out
+        if not given or self.fold.left[0] is not self.module or torch.is_grad_enabled():
             raise Broken("the model's forward did something else than its trace")
         self.fold.left.pop(0)
+        if not self.fold.left:
+            self.fold.out = None
         return args[0]
 
 
@@ -321,7 +338,7 @@ def _run(model: Any, function: Any, trace: Any, folding: list[_Fold], args: Any,
     names = {name for where, name, _ in trace.constants if where == "_modules"}
     given = {name: _with(roles, model._modules[name]) for name in names}
     out = function(_StandIn(model, given, trace.methods), *args, **kwargs)
-    if any(fold.left for fold in folding):
+    if any(fold.left for fold in folding) or not trace.stands(model):  # what it decides by may change on the way
         raise Broken("the model's forward did something else than its trace")
     return out
 
@@ -330,7 +347,7 @@ def _with(roles: dict[int, Any], module: Any) -> Any:
     """A module as the forward finds it; lists and sequences as the trace has seen them."""
     if type(module) not in (torch.nn.ModuleList, torch.nn.Sequential) or hooked(module):
         return roles.get(id(module), module)
-    kind = tuple if type(module) is torch.nn.ModuleList else InTurn
+    kind = Modules if type(module) is torch.nn.ModuleList else InTurn
     return kind(_with(roles, inner) for inner in module._modules.values())
 
 

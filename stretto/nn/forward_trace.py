@@ -82,7 +82,16 @@ def _holds(found: Any, modules: tuple[Any, ...]) -> bool:
     return len(now) == len(modules) and all(map(operator.is_, now, modules)) and not hooked(found)
 
 
-class InTurn(tuple[Any, ...]):
+class Modules(tuple[Any, ...]):
+    """The modules of a torch.nn.ModuleList. Two lists of the same modules are two lists, unlike tuples."""
+
+    def __eq__(self, other: object) -> bool:
+        raise Untraceable("the model's forward compares modules or functions")
+
+    __hash__ = tuple.__hash__
+
+
+class InTurn(Modules):
     """The modules of a torch.nn.Sequential: called one after the other."""
 
     def __call__(self, x: Any) -> Any:
@@ -192,6 +201,9 @@ class _Value(fx.Proxy):
     def __format__(self, spec: str) -> str:
         return repr(self)
 
+    def __hash__(self) -> int:  # a dict finds a number by its value, and by that of a symbol nothing
+        raise Untraceable("the model's forward keeps a tensor, or what it read of one, in a set or as a key")
+
 
 class _Tracer(fx.proxy.GraphAppendingTracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -222,6 +234,11 @@ class _Closed:
 
     def __bool__(self) -> bool:
         return self == self
+
+    def __repr__(self) -> str:
+        raise Untraceable("the model's forward makes text of itself, a module or a function")
+
+    __str__ = __repr__
 
 
 class _Function(_Closed):
@@ -283,7 +300,7 @@ def _module(module: Any, tracer: Any, trace: Trace) -> Any:
         return _Module(module, tracer)
     inner = tuple(module._modules.values())
     trace.lists.append((module, inner))
-    kind = tuple if type(module) is torch.nn.ModuleList else InTurn
+    kind = Modules if type(module) is torch.nn.ModuleList else InTurn
     return kind(_module(one, tracer, trace) for one in inner)
 
 
