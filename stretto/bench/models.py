@@ -99,6 +99,8 @@ class Result:
     num_edges: int = 0
     threads: int = 0
     repeats: int = 0
+    compiled: bool = False
+    ablation: bool = True
     outcomes: list[Outcome] = field(default_factory=list)
 
     def get(self, name: str) -> Outcome | None:
@@ -115,6 +117,7 @@ class Result:
         return (
             f"stretto bench models --graph {self.graph} --model {self.model} --widths {widths}{mode} "
             f"--threads {self.threads} --repeats {self.repeats}"
+            f"{' --compile' if self.compiled else ''}{'' if self.ablation else ' --no-ablation'}"
         )
 
     def to_dicts(self) -> list[dict[str, object]]:
@@ -155,9 +158,8 @@ def run(
     x = _features(data, widths[0])
     y = torch.randint(widths[-1], (data.num_nodes,))
     first = Net(model, widths)
-    result = Result(
-        model, graph, widths, train, data.num_nodes, data.edge_index.size(1), torch.get_num_threads(), repeats
-    )
+    size = (data.num_nodes, data.edge_index.size(1))
+    result = Result(model, graph, widths, train, *size, torch.get_num_threads(), repeats, compiled, ablation)
     calls: dict[str, Callable[[], object]] = {}
     truth: list[Tensor] | None = None
     for name, (make, arguments, environment) in candidates(model, data, x, compiled, ablation).items():

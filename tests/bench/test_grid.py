@@ -23,13 +23,20 @@ def test_all_plans_of_a_layer_compete():
     assert row["plans"] > 1
 
 
+@pytest.mark.slow
+def test_torch_compile_competes_where_asked():
+    row = grid.run("er:300:2000", "gcn", 8, 16, True, compiled=True)
+    assert row["error stock torch.compile"] < 1e-4
+    assert set(row["stock_ms"]) == {"stock edge_index", "stock torch CSR", "stock torch.compile"}
+
+
 def test_rows_are_kept_and_not_measured_again(tmp_path, monkeypatch):
     path = tmp_path / "rows.json"
-    arguments = {"json": path, "graph": "er:100:400", "model": "gcn", "widths": "4", "minutes": 1.0}
+    arguments = {"json": path, "graph": "er:100:400", "model": "gcn", "widths": "4", "compiled": False, "minutes": 1.0}
     grid.command(**arguments)
     rows = json.loads(path.read_text())
     assert [(r["model"], r["in"], r["out"], r["train"]) for r in rows] == [("gcn", 4, 4, True), ("gcn", 4, 4, False)]
-    monkeypatch.setattr(grid, "run", lambda *cell: pytest.fail("measured again"))
+    monkeypatch.setattr(grid, "run", lambda *cell, **how: pytest.fail("measured again"))
     grid.command(**arguments)
     assert json.loads(path.read_text()) == rows
 
