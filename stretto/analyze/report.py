@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ class Report:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The same as JSON, also written to `path`."""
-        text = json.dumps(self.to_dict(), indent=1, default=float)
+        text = json.dumps(finite(self.to_dict()), indent=1, default=float)
         if path is not None:
             Path(path).write_text(text + "\n")
         return text
@@ -241,3 +242,12 @@ def inconsistencies(graph: GraphStats, width: int, layers: int, hops: int, mlp: 
         }
         for item in published.INCONSISTENCIES
     ]
+
+
+def finite(value: Any) -> Any:
+    """The value with null for every number that JSON has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value

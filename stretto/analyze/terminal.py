@@ -49,6 +49,8 @@ def show(out: Console, report: Report) -> None:
     out.print(table("Brent's bounds, in flops of one processor", facts.brent_rows(report), columns))
     forms = [{**form.to_dict(), "W/D": form.parallelism} for form in report.forms]
     out.print(table("forms of parallelism", forms, ("level", "form", "available", "degree", "W/D")))
+    columns = ("parts", "method", "halo rows", "push rows", "cut edges", "uneven rows", "uneven edges", "uneven halo")
+    out.print(table("partitions", [facts.part_row(p) for p in report.partitions], columns))
     _strategies(out, report)
     columns = ("key", "where", "published bound", "as implemented", "published", "implemented")
     rows = [{k: _readable(v) for k, v in row.items()} for row in report.inconsistencies]

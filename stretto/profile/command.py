@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from stretto.analyze.facts import advice_line
 from stretto.analyze.models import MODELS
 from stretto.analyze.subject import subject, writable
 from stretto.analyze.svg import duration, short
@@ -132,6 +133,8 @@ def show(out: Console, found: Profile, share: float) -> None:
         soft_wrap=True,
         highlight=False,
     )
+    for remark in found.remarks:
+        out.print(remark, soft_wrap=True, highlight=False)
     hot = found.hot(share)
     table = Table(title=f"{len(hot)} of {len(found.groups)} groups take {share:.0%} of the time", title_justify="left")
     for column in ("op", "phase", "shapes", "where"):
@@ -150,7 +153,7 @@ def show(out: Console, found: Profile, share: float) -> None:
 def show_advice(out: Console, found: Profile) -> None:
     """What to change, by call site."""
     for row in found.advice:
-        out.print(f"{row['site']}, {row['now']}: {row['advice']}; {row['reason']}", soft_wrap=True, highlight=False)
+        out.print(advice_line(row), soft_wrap=True, highlight=False)
 
 
 def show_replay(out: Console, found: Profile) -> None:

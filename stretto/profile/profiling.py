@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,10 @@ from typing import Any
 from torch import nn
 
 from stretto.analyze import machine_file, peaks
+from stretto.analyze.given import first_batch, is_loader, refuse_a_list
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.predict import ceilings
+from stretto.analyze.report import finite
 from stretto.analyze.svg import duration
 from stretto.analyze.trace import OpRecord, Trace
 from stretto.analyze.workload import Workload
@@ -72,6 +73,8 @@ class Profile:
     sweeps: list[dict[str, Any]] = field(default_factory=list)
     advice: list[dict[str, Any]] = field(default_factory=list)
     applied: dict[str, Any] = field(default_factory=dict)
+    new_graphs: bool = False  # each step has another graph, which an accelerated layer must sort first
+    remarks: list[str] = field(default_factory=list)  # what one must know before believing the numbers
 
     def hot(self, share: float = HOT) -> list[Group]:
         """The smallest set of groups that covers `share` of the time inside ops."""
@@ -177,6 +180,7 @@ class Profile:
             "dispatch": dispatch_table(self.sweeps),
             "advice": self.advice,
             "applied": self.applied,
+            "remarks": self.remarks,
             "machine": self.machine.to_dict(),
         }
 
@@ -196,7 +200,8 @@ class Profile:
     def __str__(self) -> str:
         lines = [
             f"{self.model}, {self.workload.mode}: {duration(self.trace.step_seconds)} a step, "
-            f"{self.trace.launches} kernels, {self.trace.attributed:.1%} attributed"
+            f"{self.trace.launches} kernels, {self.trace.attributed:.1%} attributed",
+            *self.remarks,
         ]
         for g in self.hot():
             where = ", ".join(p or "model" for p in g.paths[:3])
@@ -217,22 +222,22 @@ def profile(
 ) -> Profile:
     """Time every op of one step of `model` on `data`; plain and traced steps take turns.
 
-    data: a PyG Data or HeteroData, or a tuple of what forward takes. step(model, data) -> loss replaces the default.
+    data: a PyG Data or HeteroData, a loader (its first batch), or a tuple of what forward takes. step(model, data) ->
+    loss replaces the default.
     """
     expect(repeats >= 1, f"profile: 'repeats' is {repeats}, wanted at least 1")
+    refuse_a_list(data, "profile")
+    remarks: tuple[str, ...] = ()
+    # Our own loader's batches come with their graph.
+    new_graphs = is_loader(data) and not type(data).__module__.startswith("stretto.")
+    if is_loader(data):
+        data, remarks = first_batch(data, "profile")
     workload = Workload(model, data, mode, step)
     with untouched(model):
         trace = workload.timed(repeats=repeats)
-    return make(workload, trace, machine_file.get(machine, device=workload.device), type(model).__name__)
-
-
-def finite(value: Any) -> Any:
-    """The value with null for every number that JSON has no word for."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value
+    found = make(workload, trace, machine_file.get(machine, device=workload.device), type(model).__name__)
+    found.remarks, found.new_graphs = list(remarks), new_graphs
+    return found
 
 
 def make(workload: Workload, trace: Trace, machine: Machine, name: str) -> Profile:

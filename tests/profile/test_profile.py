@@ -253,6 +253,10 @@ def test_advice_and_apply():
     assert [row["site"] for row in advice] == ["convs.0", "convs.1"]
     assert all(row["advice"] in ("accelerate", "nothing to gain") for row in advice)
     assert all(row["saves_ms"] >= 0 and row["reason"] for row in advice)
+    for row in advice:
+        (runs,) = [plan for plan in row["plans"] if plan["runs"]]
+        assert (runs["speedup"], runs["by"]) == (row["speedup"][0], "measured")
+        assert len({plan["plan"] for plan in row["plans"]}) == len(row["plans"]) > 1
     done = profile.apply(repeats=3)
     assert torch.allclose(model(data.x, data.edge_index), stock, atol=1e-5)
     if done["applied"]:

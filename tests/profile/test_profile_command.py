@@ -60,8 +60,8 @@ def test_analyze_command(tmp_path, monkeypatch):
     assert "strategies, fastest first" in result.output
     checks = json.loads((tmp_path / "a.json").read_text())["checks"]
     assert checks[0]["ratio"] == 1
-    assert asked == ["run_pull", "run_engine"]
-    assert [row["note"] for row in checks if row["note"]] == ["not run: none here"] * 2
+    assert asked == ["run_pull", "run_engine", "run_engine"]  # overlapped, stale
+    assert [row["note"] for row in checks if row["note"]] == ["not run: none here"] * 3
     bad = CliRunner().invoke(cli.app, ["analyze", "gcn", "--procs", "two"])
     assert "'--procs' is 'two'" in str(bad.exception)
 
