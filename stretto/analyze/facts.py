@@ -19,7 +19,11 @@ def graph_rows(report: Report) -> list[dict[str, Any]]:
     g = report.graph
     degrees = ", ".join(f"{name} {value:g}" for name, value in g.degree_quantiles.items())
     most = "not connected" if g.diameter_at_most is None else f"at most {g.diameter_at_most}"
-    far = "no row is used twice" if g.reuse_distance == float("inf") else f"{g.reuse_distance:g} edges"
+    far = (
+        "no row is used twice"
+        if g.reuse_distance == float("inf")
+        else f"{g.reuse_distance:g} edge{'s' * (g.reuse_distance != 1)}"
+    )
     return [
         {"of the graph": name, "value": value}
         for name, value in {

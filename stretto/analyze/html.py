@@ -339,7 +339,21 @@ def profile_page(profile: Profile) -> str:
             table(
                 "ops",
                 [{**g, "modules": ", ".join(m or "model" for m in g["modules"])} for g in groups],
-                ("op", "ms", "share", "bound", "attainable", "phase", "shapes", "modules", "calls", "flops", "bytes"),
+                (
+                    "op",
+                    "ms",
+                    "share",
+                    "bound",
+                    "attainable",
+                    "phase",
+                    "shapes",
+                    "modules",
+                    "calls",
+                    "flops",
+                    "bytes",
+                    "dtypes",
+                    "strides",
+                ),
             ),
         ),
         card(

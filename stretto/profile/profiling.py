@@ -34,6 +34,7 @@ class Group:
     shapes: str
     dtypes: str
     layout: str
+    strides: str = ""  # of the first call
     paths: list[str] = field(default_factory=list)
     ops: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -54,8 +55,8 @@ class Group:
         per_second = 1e-9 / self.seconds if self.seconds else 0.0
         return {
             "op": self.name, "family": self.family, "phase": self.phase, "shapes": self.shapes, "dtypes": self.dtypes,
-            "layout": self.layout, "modules": self.paths, "calls": calls, "ms": self.seconds * 1e3, "share": self.share,
-            "flops": self.flops, "bytes": self.bytes, "bound": self.bound, "attainable": self.attainable,
+            "layout": self.layout, "strides": self.strides, "modules": self.paths, "calls": calls,
+            "ms": self.seconds * 1e3, "share": self.share, "flops": self.flops, "bytes": self.bytes, "bound": self.bound, "attainable": self.attainable,
             "gflop_per_s": self.flops * per_second, "gb_per_s": self.bytes * per_second,
         }  # fmt: skip
 
@@ -258,6 +259,10 @@ def _layout(op: OpRecord) -> str:
     return "".join(words)  # contiguous, expanded or strided, one letter per tensor
 
 
+def _strides(op: OpRecord) -> str:
+    return ", ".join("x".join(map(str, spec.stride)) or "scalar" for spec in op.inputs)
+
+
 def groups(trace: Trace, machine: Machine) -> list[Group]:
     """Ops merged by name, types, layout, shapes and phase; views belong to no group."""
     table: dict[Any, Group] = {}
@@ -268,7 +273,7 @@ def groups(trace: Trace, machine: Machine) -> list[Group]:
             continue
         dtypes = ", ".join(str(spec.dtype).removeprefix("torch.") for spec in op.inputs)
         key = (op.name, dtypes, _layout(op), op.shapes, op.phase)
-        group = table.setdefault(key, Group(op.name, op.cost.family, op.phase, op.shapes, dtypes, key[2]))
+        group = table.setdefault(key, Group(op.name, op.cost.family, op.phase, op.shapes, dtypes, key[2], _strides(op)))
         group.ops.append(op.index)
         if op.path not in group.paths:
             group.paths.append(op.path)

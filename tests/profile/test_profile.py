@@ -47,6 +47,10 @@ def test_every_op_has_its_facts(gcn):
         assert all(len(spec.stride) == len(spec.shape) for spec in op.inputs)
     assert {op.path for op in gcn.trace} >= {"convs.0", "convs.0.lin", "convs.1", "convs.1.lin"}
     assert gcn.trace.unknown == []
+    for group in gcn.groups:
+        found, first = group.to_dict(), gcn.trace.ops[group.ops[0]].inputs
+        assert found["strides"] == ", ".join("x".join(map(str, spec.stride)) or "scalar" for spec in first)
+        assert found["dtypes"].count(",") == found["shapes"].count(",") == found["strides"].count(",")
 
 
 def check_time(trace):
