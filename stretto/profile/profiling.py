@@ -56,7 +56,8 @@ class Group:
         return {
             "op": self.name, "family": self.family, "phase": self.phase, "shapes": self.shapes, "dtypes": self.dtypes,
             "layout": self.layout, "strides": self.strides, "modules": self.paths, "calls": calls,
-            "ms": self.seconds * 1e3, "share": self.share, "flops": self.flops, "bytes": self.bytes, "bound": self.bound, "attainable": self.attainable,
+            "ms": self.seconds * 1e3, "share": self.share, "flops": self.flops, "bytes": self.bytes,
+            "bound": self.bound, "attainable": self.attainable,
             "gflop_per_s": self.flops * per_second, "gb_per_s": self.bytes * per_second,
         }  # fmt: skip
 
