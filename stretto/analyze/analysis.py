@@ -50,6 +50,7 @@ def analyze(
     """
     fine = isinstance(procs, Sequence) and len(procs) and all(isinstance(p, int) and p >= 1 for p in procs)
     expect(bool(fine), f"analyze: 'procs' is {procs!r}, wanted a list of numbers from 1, such as [1, 2, 4]")
+    procs = list(dict.fromkeys(procs))
     subject = given(model, data)
     data, sizes = subject.data, subject.sizes
     workload = Workload(model, data, mode, step)

@@ -125,6 +125,10 @@ def grids(parts: int) -> tuple[tuple[int, int] | None, ...]:
     )
 
 
+def _by_part(part: np.ndarray, counts: np.ndarray, parts: int) -> tuple[int, ...]:
+    return tuple(np.bincount(part, counts, minlength=parts).astype(int).tolist())
+
+
 class Partitioner:
     """Splits one graph for several P; what does not depend on P is made once."""
 
@@ -149,18 +153,18 @@ class Partitioner:
         n = max(self.num_nodes, 1)
         pulls = np.unique(pair * n + self.source[crossing])
         pushes = np.unique(pair * n + self.target[crossing])
-        pulled = np.bincount(pulls // n, minlength=parts * parts)
+        pairs, pulled = np.unique(pulls // n, return_counts=True)
         needs = np.zeros(n, dtype=bool)
         needs[self.target[crossing]] = True
-        pushed = np.bincount(pushes // n, minlength=parts * parts)
+        pushed = np.unique(pushes // n, return_counts=True)[1]  # of the same pairs
         return Partition(
             parts=parts,
             method=method,
             rows=tuple(np.bincount(owner, minlength=parts).tolist()),
             edges=tuple(np.bincount(of_target, minlength=parts).tolist()),
-            halo=tuple(pulled.reshape(parts, parts).sum(1).tolist()),
-            push=tuple(pushed.reshape(parts, parts).sum(0).tolist()),
-            pairs=int((pulled > 0).sum()),
+            halo=_by_part(pairs // parts, pulled, parts),
+            push=_by_part(pairs % parts, pushed, parts),
+            pairs=pairs.size,
             best=int(np.minimum(pulled, pushed).sum()),
             cut=int(crossing.sum()),
             interior=tuple(np.bincount(of_target[~needs[self.target]], minlength=parts).tolist()),

@@ -1,5 +1,6 @@
 """`stretto profile`: why is my model slow?"""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +52,8 @@ def command(
     expect(repeats >= 1, f"profile: '--repeats' is {repeats}, wanted at least 1")
     if is_script:
         _refuse_of_a_script(context)
+    elif arguments:
+        fail(f"profile: {' '.join(arguments)!r} follows {target!r}, but only a script takes arguments")
     for option, path in (("html", html), ("json", json)):
         writable(path, f"profile: '--{option}'")
     out = console()
@@ -99,7 +102,7 @@ def seconds(text: str) -> float:
         value = float(digits) * (unit or 1.0)
     except ValueError:
         value = 0.0
-    if value <= 0:
+    if not 0 < value < math.inf:
         fail(f"profile: '--budget' is {text!r}, wanted a time such as 60s or 2m")
     return value
 

@@ -139,7 +139,7 @@ def shuffles(tape: Tape, trace: Trace) -> tuple[dict[int, tuple[Any, Any]], dict
         inputs = operands((args, kwargs))
         index = next((t for t in inputs if is_index(t)), None)
         if place in wanted and index is not None:
-            own[place] = index.clone() if index.dim() == 1 else index.select(-1, 0).clone()
+            own[place] = (index if index.dim() == 1 or not index.numel() else index.select(-1, 0)).clone()
             others = iter([shuffled(t, generator) if is_index(t) else None for t in inputs])
             swap = lambda kept: other if (other := next(others)) is not None else kept  # noqa: E731
             found[place] = (mapped(tape.calls[place].args, swap), mapped(tape.calls[place].kwargs, swap))

@@ -155,10 +155,16 @@ class Steps:
                 self._begin()
             self._hooks.append(module.register_forward_pre_hook(self._called, with_kwargs=True))
             self._hooks.append(module.register_forward_hook(self._answered))
+        if isinstance(module, MessagePassing) and self._learns():
+            self._layer_calls[id(module)] += 1  # here, since a hook of the module itself would miss its first call
         if isinstance(module, MessagePassing) and id(module) not in self._met:
             self._hooks.append(module.register_forward_pre_hook(self._layer, with_kwargs=True))
         self._met.add(id(module))
         self._depth += 1
+
+    def _learns(self) -> bool:
+        """A step of training may evaluate in between."""
+        return torch.is_grad_enabled() or not self.by_optimizer
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         self._depth = max(0, self._depth - 1)
@@ -168,10 +174,8 @@ class Steps:
     def _layer(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if self.steps > WARMUP:
             return
-        learns = torch.is_grad_enabled() or not self.by_optimizer  # a step of training may evaluate in between
-        if not learns:
+        if not self._learns():
             return
-        self._layer_calls[id(module)] += 1
         known = next((site for site in self._layers if site.module is module), None)
         if known is None:
             self._layers.append(Site(module, detached(args), detached(kwargs)))

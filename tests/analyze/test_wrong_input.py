@@ -52,6 +52,15 @@ def test_numbers_of_workers(procs):
         stretto.analyze(make("gcn", 4, 4, 8), data, machine=Machine(), procs=procs)
 
 
+def test_more_workers_than_nodes_and_one_number_twice():
+    data = as_data(datasets.load_graph("er:20:40"), width=4)
+    report = stretto.analyze(make("gcn", 4, 4, 8), data, machine=Machine(), procs=[1, 30000, 1, 30000])
+    assert [part.parts for part in report.partitions] == [1, 30000]
+    many = report.partitions[1]
+    assert (len(many.rows), sum(many.rows)) == (30000, 20)
+    assert sum(many.halo) == sum(many.push) == many.cut == many.pairs  # every node has a part of its own
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
