@@ -48,7 +48,7 @@ def analyze(
     "auto" (this one, measured once), a machine file, or a Machine. mode: "train" or "infer". step(model, data) -> loss
     replaces the default step. The model is left as it was.
     """
-    fine = isinstance(procs, Sequence) and len(procs) and all(isinstance(p, int) and p >= 1 for p in procs)
+    fine = isinstance(procs, Sequence) and len(procs) and all(type(p) is int and p >= 1 for p in procs)
     expect(bool(fine), f"analyze: 'procs' is {procs!r}, wanted a list of numbers from 1, such as [1, 2, 4]")
     procs = list(dict.fromkeys(procs))
     subject = given(model, data)

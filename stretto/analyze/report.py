@@ -24,6 +24,7 @@ from stretto.analyze.svg import duration
 from stretto.analyze.taxonomy import Form
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload
+from stretto.errors import expect
 
 
 @dataclass
@@ -181,6 +182,8 @@ class Report:
         """Predicted, counted and measured, side by side; runs the step and what strategies can run here."""
         from stretto.analyze.validate import validate
 
+        expect(repeats >= 1, f"validate: 'repeats' is {repeats}, wanted at least 1")
+        expect(workers >= 0, f"validate: 'workers' is {workers}, wanted 0 or more")
         self.checks = validate(self, repeats=repeats, workers=workers)
         return self.checks
 
@@ -188,6 +191,10 @@ class Report:
         """Work of an epoch by full batch, sampled neighbours, layers, clusters: counted beside the published bound."""
         from stretto.analyze.schemes import schemes
 
+        for name, value in (("fanout", fanout), ("batch", batch)):
+            expect(value >= 1, f"schemes: '{name}' is {value}, wanted at least 1")
+        one = self.graph.num_nodes and not self.given.hetero and not self.given.sizes.g
+        expect(bool(one), "schemes: only one graph with nodes of one type is counted by schemes, and not an empty one")
         rounds = sum(max(layer.hops, 1) for layer in self.layers)
         width = max((max(layer.width_in, layer.width_out) for layer in self.layers), default=1)
         found = schemes(self.workload, layers=max(rounds, 1), width=width, fanout=fanout, batch=batch)

@@ -11,6 +11,7 @@ from rich.table import Table
 from stretto.analyze import facts
 from stretto.analyze.report import Report
 from stretto.analyze.svg import short
+from stretto.errors import StrettoError
 
 WIDE = 44  # characters of a formula
 
@@ -91,7 +92,11 @@ def _strategies(out: Console, report: Report) -> None:
 
 def show_schemes(out: Console, report: Report) -> None:
     """Work of an epoch by training scheme, counted from real batches."""
-    rows = report.schemes()
+    try:
+        rows = report.schemes()
+    except StrettoError as error:
+        out.print(str(error), style="yellow", highlight=False, soft_wrap=True)
+        return
     made = Table(title="an epoch by training scheme", title_justify="left")
     for column in ("scheme", "batches", "nodes", "edges", "flops", "of full batch", "bound", "of full batch "):
         made.add_column(column, justify="left" if column == "scheme" else "right")

@@ -46,6 +46,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         expect(self.mode in MODES, f"analyze: 'mode' is {self.mode!r}, wanted one of {', '.join(MODES)}")
+        expect(self.step is None or callable(self.step), f"analyze: 'step' is {self.step!r}, wanted a function")
         expect(isinstance(self.model, nn.Module), f"analyze: 'model' is {type(self.model).__name__}, wanted a Module")
 
     @property

@@ -227,7 +227,7 @@ def profile(
     data: a PyG Data or HeteroData, a loader (its first batch), or a tuple of what forward takes. step(model, data) ->
     loss replaces the default.
     """
-    expect(repeats >= 1, f"profile: 'repeats' is {repeats}, wanted at least 1")
+    expect(type(repeats) is int and repeats >= 1, f"profile: 'repeats' is {repeats!r}, wanted at least 1")
     refuse_a_list(data, "profile")
     remarks: tuple[str, ...] = ()
     # Our own loader's batches come with their graph.

@@ -92,7 +92,8 @@ def sweep(
     progress(what, seconds left) is called before each point and now and then within it. An op without candidates has
     one row that says why.
     """
-    expect(budget > 0, f"sweep: 'budget' is {budget}, wanted more than 0 seconds")
+    fine = isinstance(budget, (int, float)) and budget > 0
+    expect(fine, f"sweep: 'budget' is {budget!r}, wanted more than 0 seconds")
     end = clock() + budget
     found, left_out = sites(profile, share)
     cores, device = machine.cores(), profile.workload.device.type
