@@ -48,8 +48,9 @@ def analyze(
     "auto" (this one, measured once), a machine file, or a Machine. mode: "train" or "infer". step(model, data) -> loss
     replaces the default step. The model is left as it was.
     """
-    fine = isinstance(procs, Sequence) and len(procs) and all(isinstance(p, int) and p >= 1 for p in procs)
+    fine = isinstance(procs, Sequence) and len(procs) and all(type(p) is int and p >= 1 for p in procs)
     expect(bool(fine), f"analyze: 'procs' is {procs!r}, wanted a list of numbers from 1, such as [1, 2, 4]")
+    procs = list(dict.fromkeys(procs))
     subject = given(model, data)
     data, sizes = subject.data, subject.sizes
     workload = Workload(model, data, mode, step)
@@ -78,6 +79,8 @@ def analyze(
         machine=computer,
         train=mode == "train",
         targets=sizes.t or sizes.n,
+        graphs=max(1, sizes.g),
+        edge_products=_edge_products(trace, layers, on_edges),
     )
     widths = [max(layer.width_in, layer.width_out) for layer in layers]
     hops = max((layer.hops for layer in layers), default=1)
@@ -135,6 +138,13 @@ def _on_edges(trace: Trace, edges: set[int]) -> list[bool]:
         )
         for op in trace.ops
     ]
+
+
+def _edge_products(trace: Trace, layers: list[Layer], on_edges: list[bool]) -> bool:
+    """Whether a layer multiplies rows of edges by a weight."""
+    inside = {i for layer in layers for i in layer.ops}
+    known = zip(trace.ops, on_edges, strict=True)
+    return any(sparse and op.index in inside and op.cost.family == "gemm" for op, sparse in known)
 
 
 def _loads(trace: Trace, on_edges: list[bool], layers: list[Layer]) -> dict[str, float]:

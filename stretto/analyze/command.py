@@ -45,6 +45,7 @@ def command(
     if save_machine is not None:
         computer.save(save_machine)
     report = analyze(model, data, procs=[int(word) for word in words], machine=computer, mode=mode)
+    report.model = target if target in MODELS else report.model
     if validate:
         report.validate()
     show(console(), report)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from stretto.analyze.svg import duration
 
 if TYPE_CHECKING:
     from stretto.analyze.report import Report
@@ -16,7 +19,11 @@ def graph_rows(report: Report) -> list[dict[str, Any]]:
     g = report.graph
     degrees = ", ".join(f"{name} {value:g}" for name, value in g.degree_quantiles.items())
     most = "not connected" if g.diameter_at_most is None else f"at most {g.diameter_at_most}"
-    far = "no row is used twice" if g.reuse_distance == float("inf") else f"{g.reuse_distance:g} edges"
+    far = (
+        "no row is used twice"
+        if g.reuse_distance == float("inf")
+        else f"{g.reuse_distance:g} edge{'s' * (g.reuse_distance != 1)}"
+    )
     return [
         {"of the graph": name, "value": value}
         for name, value in {
@@ -123,4 +130,28 @@ def part_row(p: Any) -> dict[str, Any]:
         "cut edges": p.cut,
         "uneven rows": p.imbalance["rows"],
         "uneven edges": p.imbalance["edges"],
+        "uneven halo": p.imbalance["halo"],
     }
+
+
+def advice_line(row: dict[str, Any]) -> str:
+    """What to do at a call site, what it is predicted to save, and why."""
+    gain = f", saves {duration(row['saves_ms'] / 1e3)} a step" if row["saves_ms"] > 0 else ""
+    order = row.get("reorder", "")
+    order = "" if order in ("", "no", "not measured") else f"; with its index {order}"
+    return f"{row['site']}, {row['now']}: {row['advice']}{gain}; {row['reason']}{order}"
+
+
+MOST_PLANS = 4  # of a layer
+
+
+def plan_bars(advice: Sequence[dict[str, Any]]) -> list[tuple[str, float, str]]:
+    """(name, speed-up over stock, colour) of layers' plans: the one that runs, then the best of the others."""
+    found = []
+    for row in advice:
+        known = [p for p in row.get("plans", ()) if p["speedup"] is not None]
+        ordered = sorted(known, key=lambda p: (not p["runs"], -p["speedup"]))
+        for p in ordered[:MOST_PLANS]:
+            said = f"{row['site']}: {p['plan']}" if p["runs"] else f"{row['site']}, {p['by']}: {p['plan']}"
+            found.append((said, p["speedup"], "c2" if p["runs"] else "c5"))
+    return found

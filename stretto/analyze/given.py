@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from stretto.analyze.lift import Sizes
-from stretto.analyze.workload import names_of
+from stretto.analyze.workload import names_of, train_mask
 from stretto.errors import expect, fail
 
 WANTED = "PyG data with an edge_index, HeteroData, a loader of either, or (x, edge_index, ...)"
@@ -44,11 +44,13 @@ def is_hetero(data: Any) -> bool:
 
 def given(model: nn.Module, data: Any) -> Given:
     """The data behind whatever was passed."""
+    refuse_a_list(data, "analyze")
     remarks: tuple[str, ...] = ()
     if isinstance(data, (tuple, list)):
         data = _named(model, data)
-    elif not hasattr(data, "edge_index") and not is_hetero(data) and hasattr(data, "__iter__"):
-        data, remarks = _batch(model, data)
+    elif is_loader(data):
+        first, remarks = first_batch(data, "analyze")
+        data = _named(model, first) if isinstance(first, (tuple, list)) else first
     expect(data is not None, f"analyze: 'data' is None, wanted {WANTED}")
     if is_hetero(data):
         return _together(data, remarks)
@@ -69,12 +71,25 @@ def _named(model: nn.Module, values: Any) -> Any:
     return Data(**found)
 
 
-def _batch(model: nn.Module, loader: Any) -> tuple[Any, tuple[str, ...]]:
+def refuse_a_list(data: Any, who: str) -> None:
+    """A list of graphs is no data yet: PyG makes a batch of it."""
+    kind = type(data[0]).__name__ if isinstance(data, (tuple, list)) and data else ""
+    if kind and (hasattr(data[0], "edge_index") or is_hetero(data[0])):
+        fail(f"{who}: 'data' is {len(data)} {kind}, wanted one: torch_geometric.data.Batch.from_data_list(data)")
+
+
+def is_loader(data: Any) -> bool:
+    """Whether it gives batches one after the other."""
+    known = hasattr(data, "edge_index") or is_hetero(data) or isinstance(data, (tuple, list, dict, str, Tensor))
+    return not known and hasattr(data, "__iter__")
+
+
+def first_batch(loader: Any, who: str) -> tuple[Any, tuple[str, ...]]:
+    """The first batch of a loader, and what must be said about it."""
     first = next(iter(loader), None)
-    expect(first is not None, "analyze: 'data' is a loader without a batch")
+    expect(first is not None, f"{who}: 'data' is a loader without a batch")
     count = f"one of {len(loader)} batches" if hasattr(loader, "__len__") else "one batch"
-    said = f"All numbers are of {count} of the {type(loader).__name__}, the first it gave"
-    return (_named(model, first) if isinstance(first, (tuple, list)) else first), (said,)
+    return first, (f"All numbers are of {count} of the {type(loader).__name__}, the first it gave",)
 
 
 def _together(data: Any, remarks: tuple[str, ...]) -> Given:
@@ -96,8 +111,8 @@ def _together(data: Any, remarks: tuple[str, ...]) -> Given:
     expect(bool(parts), "analyze: 'data' has no edges of any type")
     together = torch.cat(parts, dim=1)
     m, a = together.size(1), int((together[0] != together[1]).sum())
-    masks = [getattr(data[kind], "train_mask", None) for kind in data.node_types]
-    targets = sum(int(mask.sum()) for mask in masks if isinstance(mask, Tensor))
+    masks = [train_mask(data[kind]) for kind in data.node_types]
+    targets = sum(int(mask.sum()) for mask in masks if mask is not None)
     found = Sizes(
         total, m, a, a + total, targets, nodes_by_type=tuple(counts.values()), edges_by_type=tuple(sorted(set(sizes)))
     )

@@ -93,6 +93,8 @@ class Partition:
     pairs: int  # ordered pairs of parts that exchange anything
     best: int  # rows where each pair takes the smaller of pulling and pushing
     cut: int  # edges between parts
+    interior: tuple[int, ...] = ()  # edges into rows of each part that need no rows of others
+    blocks: tuple[float, ...] = ()  # most over mean edges, where P workers have blocks of 1.5-D, 2-D and 3-D; 0: none
 
     @property
     def imbalance(self) -> dict[str, float]:
@@ -108,6 +110,25 @@ class Partition:
         return {**asdict(self), "imbalance": self.imbalance}
 
 
+def replicas(parts: int) -> int:
+    """Copies of every block with which 1.5-D moves fewest words; 0: so many workers cannot be shared out evenly."""
+    return min((c for c in range(2, parts) if parts % c == 0), key=lambda c: 1 / c + c / parts, default=0)
+
+
+def grids(parts: int) -> tuple[tuple[int, int] | None, ...]:
+    """Rows and columns of the blocks in which 1.5-D, 2-D and 3-D share out the matrix to so many workers."""
+    copies, square, cube = replicas(parts), round(math.sqrt(parts)), round(parts ** (1 / 3))
+    return (
+        (parts // copies, copies) if copies else None,
+        (square, square) if parts > 1 and square**2 == parts else None,
+        (cube, cube**2) if parts > 1 and cube**3 == parts else None,
+    )
+
+
+def _by_part(part: np.ndarray, counts: np.ndarray, parts: int) -> tuple[int, ...]:
+    return tuple(np.bincount(part, counts, minlength=parts).astype(int).tolist())
+
+
 class Partitioner:
     """Splits one graph for several P; what does not depend on P is made once."""
 
@@ -115,6 +136,7 @@ class Partitioner:
         self.source, self.target = (row.numpy() for row in edge_index.cpu())
         self.num_nodes = num_nodes
         self._orders: dict[str, np.ndarray] = {}  # by method
+        self._uneven: dict[tuple[int, int], float] = {}  # by rows and columns of blocks
 
     def assign(self, parts: int, method: str) -> np.ndarray:
         """The part of every node; parts hold about as many edges each."""
@@ -131,19 +153,33 @@ class Partitioner:
         n = max(self.num_nodes, 1)
         pulls = np.unique(pair * n + self.source[crossing])
         pushes = np.unique(pair * n + self.target[crossing])
-        pulled = np.bincount(pulls // n, minlength=parts * parts)
-        pushed = np.bincount(pushes // n, minlength=parts * parts)
+        pairs, pulled = np.unique(pulls // n, return_counts=True)
+        needs = np.zeros(n, dtype=bool)
+        needs[self.target[crossing]] = True
+        pushed = np.unique(pushes // n, return_counts=True)[1]  # of the same pairs
         return Partition(
             parts=parts,
             method=method,
             rows=tuple(np.bincount(owner, minlength=parts).tolist()),
             edges=tuple(np.bincount(of_target, minlength=parts).tolist()),
-            halo=tuple(pulled.reshape(parts, parts).sum(1).tolist()),
-            push=tuple(pushed.reshape(parts, parts).sum(0).tolist()),
-            pairs=int((pulled > 0).sum()),
+            halo=_by_part(pairs // parts, pulled, parts),
+            push=_by_part(pairs % parts, pushed, parts),
+            pairs=pairs.size,
             best=int(np.minimum(pulled, pushed).sum()),
             cut=int(crossing.sum()),
+            interior=tuple(np.bincount(of_target[~needs[self.target]], minlength=parts).tolist()),
+            blocks=tuple(self.uneven(*sides) if sides else 0.0 for sides in grids(parts)),
         )
+
+    def uneven(self, rows: int, columns: int) -> float:
+        """Most over mean edges of the blocks of a grid; nodes are shuffled first, as those who cut matrices do."""
+        if (rows, columns) not in self._uneven:
+            place = np.random.default_rng(0).permutation(self.num_nodes)
+            n, m = max(self.num_nodes, 1), self.source.size
+            block = place[self.target] * rows // n * columns + place[self.source] * columns // n
+            most = int(np.bincount(block, minlength=rows * columns).max())
+            self._uneven[rows, columns] = most * rows * columns / m if m else 1.0
+        return self._uneven[rows, columns]
 
     def best(self, parts: int) -> Partition:
         """The partitioner with the smallest halo."""

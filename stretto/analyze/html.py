@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TOP = 12
 LIMIT = "limit: work / workers"
+HOST = "limit: Python of a worker"  # every worker runs the code around all ops
 # Columns of the sweep: what was measured, of what and where, at which point.
 SWEEP = ("op", "candidate", "axis", "speedup", "median_ms", "ci_ms", "shapes", "phase", "site", "reason", "q20_ms",
          "q80_ms", "repeats", "gb_per_s", "gflop_per_s", "width", "dtype", "index", "order", "law", "sparsity",
@@ -113,7 +114,9 @@ def analysis_page(report: Report) -> str:
                 card("Traffic by plan", bars(_traffic_of_plans(report), "traffic by plan", "B", log=True)),
                 card(
                     "Scaling",
-                    lines(_scaling(report), "step time against workers", "workers", "seconds a step", limits=[LIMIT]),
+                    lines(
+                        _scaling(report), "step time against workers", "workers", "seconds a step", limits=[LIMIT, HOST]
+                    ),
                 ),
                 card("Communication by strategy", bars(_traffic(report), "bytes by strategy", "B", log=True)),
             ]
@@ -189,7 +192,16 @@ def analysis_page(report: Report) -> str:
             table(
                 "parts",
                 [facts.part_row(p) for p in report.partitions],
-                ("parts", "method", "halo rows", "push rows", "cut edges", "uneven rows", "uneven edges"),
+                (
+                    "parts",
+                    "method",
+                    "halo rows",
+                    "push rows",
+                    "cut edges",
+                    "uneven rows",
+                    "uneven edges",
+                    "uneven halo",
+                ),
             ),
         ),
         card(
@@ -200,7 +212,7 @@ def analysis_page(report: Report) -> str:
         ),
         card(
             "Ops",
-            table("ops", rows, ("op", "module", "phase", "shapes", "calls", "ms", "flops", "bytes", "W/D", "bound")),
+            table("ops", rows, ("op", "ms", "bound", "module", "phase", "shapes", "calls", "flops", "bytes", "W/D")),
         ),
     ]
     subtitle = (
@@ -246,6 +258,8 @@ def _scaling(report: Report) -> dict[str, list[tuple[float, float]]]:
     for s in report.strategies:
         if s.workers > 1:
             found.setdefault(s.name, [(1.0, one)]).append((float(s.workers), s.seconds))
+    if report.problem is not None and report.problem.around:
+        found[HOST] = [(b["workers"], report.problem.around) for b in report.brent]
     found[LIMIT] = [(b["workers"], one * b["at least"] / max(report.work, 1.0)) for b in report.brent]
     return found
 
@@ -290,16 +304,19 @@ def profile_page(profile: Profile) -> str:
         charts.append(
             card(
                 "Speed-up by site",
-                bars([(f"{r['site']}: {r['best']}", r["speedup"][0], "c2") for r in saved], "speed-up", "x"),
+                bars([(_advised(r), r["speedup"][0], "c2") for r in saved], "speed-up", "x"),
             )
         )
+    plans = facts.plan_bars(profile.advice)
+    if plans:
+        charts.append(card("Speed-up by plan, over stock", bars(plans, "speed-up by plan", "x")))
     if profile.applied.get("applied"):
         gain = [
             ("predicted", profile.applied["predicted_ms"], "c5"),
             ("realised", profile.applied["realised_ms"], "c2"),
         ]
         charts.append(card("Gain of the step", bars(gain, "gain", "ms")))
-    advice = [f"{r['site']}, {r['now']}: {r['advice']}. {r['reason']}." for r in profile.advice]
+    advice = [f"{facts.advice_line(r)}." for r in profile.advice]
     if profile.applied:
         done = "Applied: " if profile.applied["applied"] else ""
         advice.append(f"{done}{profile.applied['reason']}.")
@@ -322,7 +339,21 @@ def profile_page(profile: Profile) -> str:
             table(
                 "ops",
                 [{**g, "modules": ", ".join(m or "model" for m in g["modules"])} for g in groups],
-                ("op", "phase", "shapes", "modules", "calls", "ms", "share", "flops", "bytes", "bound", "attainable"),
+                (
+                    "op",
+                    "ms",
+                    "share",
+                    "bound",
+                    "attainable",
+                    "phase",
+                    "shapes",
+                    "modules",
+                    "calls",
+                    "flops",
+                    "bytes",
+                    "dtypes",
+                    "strides",
+                ),
             ),
         ),
         card(
@@ -338,8 +369,13 @@ def profile_page(profile: Profile) -> str:
             table("sweep", [_swept(row) for row in profile.sweeps], SWEEP),
         ),
     ]
-    subtitle = f"{found['mode']}; {profile.machine.name}, {_threads(profile.machine)}"
+    subtitle = ". ".join([f"{found['mode']}; {profile.machine.name}, {_threads(profile.machine)}", *profile.remarks])
     return page(f"Why is it slow? {profile.model}", subtitle, parts)
+
+
+def _advised(row: dict[str, Any]) -> str:
+    op = f", {row['now'].partition('::')[2]}" if row["kind"] == "op" else ""
+    return f"{row['site']}{op}: {row['best']}"
 
 
 def _swept(row: dict[str, Any]) -> dict[str, Any]:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from math import sqrt
 
-from stretto.analyze.graph_stats import Partition
-from stretto.analyze.strategy import B, Problem, Strategy, split_memory, wire
+from stretto.analyze.graph_stats import Partition, replicas
+from stretto.analyze.strategy import ATTENTION, B, Problem, Strategy, split_memory, wire
 
 
-def feature(problem: Problem, part: Partition) -> Strategy:
+def feature(problem: Problem, part: Partition) -> Strategy | str:
     """Columns instead of rows."""
+    if problem.attends or problem.edge_products:
+        what = "the score of an edge" if problem.attends else "a product on edges"
+        return f"{what} needs whole rows, and here every worker has some of their columns"
     P, n = part.parts, problem.stats.num_nodes
     per_worker = B * n * problem.width * (P - 1) / P**2 * 2
     rounds = 2 * problem.rounds
@@ -38,13 +41,15 @@ def feature(problem: Problem, part: Partition) -> Strategy:
 def one_and_a_half(problem: Problem, part: Partition) -> Strategy | str:
     """1.5-D: n k / c + n k c / P words per worker and round."""
     P, n = part.parts, problem.stats.num_nodes
-    ways = [c for c in range(2, P) if P % c == 0]
-    if not ways:
+    copies = replicas(P)
+    if not copies:
         return f"{P} workers cannot be shared out to copies evenly"
-    copies = min(ways, key=lambda c: 1 / c + c / P)
+    if problem.attends:
+        return ATTENTION
+    skew = part.blocks[0]
     per_worker = B * problem.width * (n / copies + n * copies / P)
     moving = wire(problem, per_worker + problem.allreduce(P), problem.rounds * (P // copies))
-    compute = problem.compute(1 / P, 1 / P)
+    compute = problem.compute(skew / P, 1 / P)
     memory = problem.fixed + (problem.features + problem.activations) * copies / P
     return Strategy(
         "1.5-D, replicated",
@@ -57,18 +62,20 @@ def one_and_a_half(problem: Problem, part: Partition) -> Strategy | str:
         moving,
         compute + moving,
         True,
-        f"{copies} copies of every block: fewer words, {copies}x the memory",
+        f"{copies} copies of every block: fewer words, {copies}x the memory; edges {skew:.2f}x uneven",
         "n k / c + n k c / P words per worker",
     )
 
 
-def _grid(problem: Problem, part: Partition, name: str, words: float, side: int, copies: float, text: str) -> Strategy:
+def _grid(
+    problem: Problem, part: Partition, name: str, words: float, side: int, copies: float, text: str, skew: float
+) -> Strategy:
     """Matrices cut into blocks along both sides (and a third); words: per worker and step."""
     P = part.parts
     per_worker = B * words
     messages = problem.rounds * 2 * (side - 1)
     moving = wire(problem, per_worker + problem.allreduce(P), messages)
-    compute = problem.compute(1 / P, 1 / P)
+    compute = problem.compute(skew / P, 1 / P)
     return Strategy(
         name,
         P,
@@ -80,7 +87,7 @@ def _grid(problem: Problem, part: Partition, name: str, words: float, side: int,
         moving,
         compute + moving,
         True,
-        f"blocks on a grid of side {side}: no halo, so it does not depend on the cut; blocks of a graph are uneven",
+        f"blocks on a grid of side {side}: no halo, so it does not depend on the cut; edges {skew:.2f}x uneven",
         text,
     )
 
@@ -90,9 +97,12 @@ def two_d(problem: Problem, part: Partition) -> Strategy | str:
     P, side = part.parts, round(sqrt(part.parts))
     if P < 4 or side * side != P:
         return f"{P} workers are no square"
+    if problem.attends:
+        return ATTENTION
     n, m = problem.stats.num_nodes, problem.stats.num_edges
     words = (n * problem.width + m * problem.rounds) / side
-    return _grid(problem, part, "2-D", words, side, 1.0, "(n k + m) / sqrt(P) words per worker and round")
+    text = "(n k + m) / sqrt(P) words per worker and round"
+    return _grid(problem, part, "2-D", words, side, 1.0, text, part.blocks[1])
 
 
 def three_d(problem: Problem, part: Partition) -> Strategy | str:
@@ -100,9 +110,12 @@ def three_d(problem: Problem, part: Partition) -> Strategy | str:
     P, side = part.parts, round(part.parts ** (1 / 3))
     if P < 8 or side**3 != P:
         return f"{P} workers are no cube"
+    if problem.attends:
+        return ATTENTION
     n, m = problem.stats.num_nodes, problem.stats.num_edges
     words = (n * problem.width + m * problem.rounds) / side**2
-    return _grid(problem, part, "3-D", words, side, float(side), "(n k + m) / P^(2/3) words per worker and round")
+    text = "(n k + m) / P^(2/3) words per worker and round"
+    return _grid(problem, part, "3-D", words, side, float(side), text, part.blocks[2])
 
 
 def pipeline(problem: Problem, part: Partition) -> Strategy | str:
@@ -117,6 +130,8 @@ def pipeline(problem: Problem, part: Partition) -> Strategy | str:
     compute = problem.compute(1 / P, 1 / P) * (chunks + P - 1) / chunks
     moving = wire(problem, moved / max(1, P - 1), chunks * 2)
     memory = problem.fixed / P + problem.features + problem.activations / P
+    exact = problem.graphs >= chunks  # a chunk of one graph would have to wait for the rows of all others
+    said = "" if exact else "; a chunk reads rows of the other chunks as they were a step before"
     return Strategy(
         "pipelined by layers",
         P,
@@ -127,7 +142,7 @@ def pipeline(problem: Problem, part: Partition) -> Strategy | str:
         compute,
         moving,
         max(compute, moving),
-        True,
-        f"{P} stages of whole layers over {chunks} chunks; layers are rarely equally heavy",
+        exact,
+        f"{P} stages of whole layers over {chunks} chunks; layers are rarely equally heavy{said}",
         "n k b per stage boundary",
     )

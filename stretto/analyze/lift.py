@@ -19,6 +19,7 @@ from torch import Tensor
 
 from stretto.analyze.specs import Matrix, Size, Spec, matrices, tensors
 from stretto.analyze.trace import OpRecord, Trace
+from stretto.analyze.workload import train_mask
 from stretto.errors import fail
 
 NAMES = {
@@ -56,10 +57,8 @@ class Sizes:
         n = int(data.num_nodes)
         loops = int((edges[0] == edges[1]).sum())
         a = edges.size(1) - loops
-        mask = getattr(data, "train_mask", None)
-        return Sizes(
-            n, edges.size(1), a, a + n, int(mask.sum()) if isinstance(mask, Tensor) else 0, _num_graphs(data, n)
-        )
+        mask = train_mask(data)
+        return Sizes(n, edges.size(1), a, a + n, 0 if mask is None else int(mask.sum()), _num_graphs(data, n))
 
     @property
     def nodes(self) -> set[int]:
@@ -145,11 +144,11 @@ def shrunk(data: Any, sizes: Sizes) -> Any:
     small.num_nodes = sizes.n
     if graphs:
         _batch(small, sizes)
-    if isinstance(getattr(small, "train_mask", None), Tensor):
+    if train_mask(data) is not None:
         small.train_mask = torch.arange(sizes.n, device=edges.device) < sizes.t
-        y = getattr(small, "y", None)
-        if isinstance(y, Tensor) and not y.is_floating_point():
-            small.y = y.clamp(min=0)
+    y = getattr(small, "y", None)
+    if isinstance(y, Tensor) and not y.is_floating_point():
+        small.y = y.clamp(min=0)
     return small
 
 

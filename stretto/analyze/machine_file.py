@@ -207,6 +207,8 @@ def get(
 
     if isinstance(machine, Machine):
         return machine
+    if not isinstance(machine, (str, Path)):
+        fail(f"analyze: 'machine' is {machine!r}, wanted \"auto\", a machine file or a Machine")
     if str(machine) != "auto":
         return Machine.load(machine)
     kind = torch.device(device).type

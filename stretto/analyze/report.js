@@ -6,7 +6,9 @@ document.querySelectorAll('table[data-sort]').forEach(table=>{
    table.querySelectorAll('th').forEach(h=>h.removeAttribute('aria-sort'));
    head.setAttribute('aria-sort',down?'descending':'ascending');
    const value=row=>{const cell=row.cells[column];const n=cell.dataset.value;return n===undefined?cell.textContent:parseFloat(n)};
-   [...body.rows].sort((a,b)=>{const x=value(a),y=value(b);return (x<y?1:x>y?-1:0)*(down?1:-1)}).forEach(row=>body.append(row));
+   const rows=[...body.rows],empty=row=>value(row)==='';  // cells without a value come last, both ways
+   const kept=rows.filter(row=>!empty(row)).sort((a,b)=>{const x=value(a),y=value(b);return (x<y?1:x>y?-1:0)*(down?1:-1)});
+   body.append(...kept,...rows.filter(empty));
   };
   head.tabIndex=0;head.addEventListener('click',sort);head.addEventListener('keydown',e=>{if(e.key==='Enter')sort()});
  });

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from stretto.analyze.svg import duration
 from stretto.analyze.taxonomy import Form
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload
+from stretto.errors import expect
 
 
 @dataclass
@@ -165,7 +167,7 @@ class Report:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The same as JSON, also written to `path`."""
-        text = json.dumps(self.to_dict(), indent=1, default=float)
+        text = json.dumps(finite(self.to_dict()), indent=1, default=float)
         if path is not None:
             Path(path).write_text(text + "\n")
         return text
@@ -180,6 +182,8 @@ class Report:
         """Predicted, counted and measured, side by side; runs the step and what strategies can run here."""
         from stretto.analyze.validate import validate
 
+        expect(repeats >= 1, f"validate: 'repeats' is {repeats}, wanted at least 1")
+        expect(workers >= 0, f"validate: 'workers' is {workers}, wanted 0 or more")
         self.checks = validate(self, repeats=repeats, workers=workers)
         return self.checks
 
@@ -187,6 +191,10 @@ class Report:
         """Work of an epoch by full batch, sampled neighbours, layers, clusters: counted beside the published bound."""
         from stretto.analyze.schemes import schemes
 
+        for name, value in (("fanout", fanout), ("batch", batch)):
+            expect(value >= 1, f"schemes: '{name}' is {value}, wanted at least 1")
+        one = self.graph.num_nodes and not self.given.hetero and not self.given.sizes.g
+        expect(bool(one), "schemes: only one graph with nodes of one type is counted by schemes, and not an empty one")
         rounds = sum(max(layer.hops, 1) for layer in self.layers)
         width = max((max(layer.width_in, layer.width_out) for layer in self.layers), default=1)
         found = schemes(self.workload, layers=max(rounds, 1), width=width, fanout=fanout, batch=batch)
@@ -241,3 +249,12 @@ def inconsistencies(graph: GraphStats, width: int, layers: int, hops: int, mlp: 
         }
         for item in published.INCONSISTENCIES
     ]
+
+
+def finite(value: Any) -> Any:
+    """The value with null for every number that JSON has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -75,7 +75,9 @@ def _fuse(layer: Layer, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
     if not wide:
         return []
     moved = 2.0 * sum(float(op.outputs[0].nbytes) for op in wide)
-    text = f"{len(wide)} tensors of {layer.aggregated} values per edge are made; a fused product makes none"
+    what = "1 tensor" if len(wide) == 1 else f"{len(wide)} tensors"
+    verb = "is" if len(wide) == 1 else "are"
+    text = f"{what} of {layer.aggregated} values per edge {verb} made; a fused product makes none"
     return [Rewrite(layer.path, "fuse", 0.0, moved, text, _places(wide), 1.0)]
 
 

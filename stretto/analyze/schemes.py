@@ -82,9 +82,15 @@ def _sampled(data: Any, fanouts: list[int], batch: int) -> Any:
 def _induced(data: Any, nodes: Tensor) -> Any:
     """The data of these nodes and the edges among them."""
     part = data.clone()
-    part.edge_index, _ = subgraph(nodes, data.edge_index, relabel_nodes=True, num_nodes=data.num_nodes)
+    part.edge_index, _, mine = subgraph(
+        nodes, data.edge_index, relabel_nodes=True, num_nodes=data.num_nodes, return_edge_mask=True
+    )
     for key, value in data.to_dict().items():
-        if isinstance(value, Tensor) and key != "edge_index" and value.dim() and value.size(0) == data.num_nodes:
+        if not isinstance(value, Tensor) or key == "edge_index" or not value.dim():
+            continue
+        if data.is_edge_attr(key) and value.size(0) == data.num_edges:
+            part[key] = value[mine]
+        elif value.size(0) == data.num_nodes:
             part[key] = value[nodes]
     part.num_nodes = nodes.numel()
     return part

@@ -1,4 +1,4 @@
-"""Memory that one of our kernels takes for itself on the CPU and gives back before it returns.
+"""Memory that an op takes for itself on the CPU and gives back before it returns: some of our kernels, and casts.
 
 Counted from what a trace keeps of the arguments, so that it is known for other sizes too (`lift.py`).
 """
@@ -20,6 +20,20 @@ def scratch_bytes(kernel: str, args: tuple[Any, ...]) -> Size:
     """By the kernel's name, as kernel_costs.KERNELS has it, and its arguments as `describe` leaves them."""
     found = SCRATCH.get(kernel.removeprefix("stretto::"))
     return 0 if found is None else found(*args)
+
+
+ARITHMETIC = ("add", "sub", "rsub", "mul", "div")
+
+
+def cast_bytes(name: str, inputs: list[Spec], outputs: list[Spec]) -> Size:
+    """Of an ATen op between types: torch first copies every operand that is not of the common type.
+
+    The gradient of a maximum multiplies a mask over all messages by their gradients.
+    """
+    if name.partition("::")[2].split(".")[0].rstrip("_") not in ARITHMETIC or not outputs:
+        return 0
+    common = outputs[0].dtype
+    return sum(spec.numel * common.itemsize for spec in inputs if spec.dtype != common and spec.shape)
 
 
 def _attention(csr: Matrix, a: Described, *_: Any) -> Size:

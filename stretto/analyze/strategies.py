@@ -8,11 +8,12 @@ from math import ceil
 
 from stretto.analyze.graph_stats import Partition
 from stretto.analyze.layouts import feature, one_and_a_half, pipeline, three_d, two_d
-from stretto.analyze.strategy import B, Problem, Refusal, Strategy, split_memory, wire
-from stretto.dist import Staleness
+from stretto.analyze.strategy import ATTENTION, B, Problem, Refusal, Strategy, split_memory, wire
+from stretto.dist import Schedule, Staleness
 
 FANOUT, BATCH = 10, 1024
 STALE = "partition + stale halo (T^R = 1)"
+OVERLAPPED = "partition + halo, overlapped"
 
 
 def _single(problem: Problem, part: Partition) -> Strategy:
@@ -48,13 +49,13 @@ def _halo(
     total = moved + P * problem.allreduce(P)
     rounds = problem.rounds
     messages = part.pairs * rounds + (2 * (P - 1) * P if problem.train else 0)
-    share = max(part.edges) / max(1, problem.stats.num_edges)
+    share = max(problem.edge_share(*own) for own in zip(part.edges, part.rows, strict=True))
     # A layer that multiplies first does so for the rows it pulled too.
     rows_held = max(own + pulled for own, pulled in zip(part.rows, part.halo, strict=True))
     compute = problem.compute(share, rows_held / max(1, problem.stats.num_nodes))
     worst = max(part.halo) / max(1, sum(part.halo)) if sum(part.halo) else 1 / P
     moving = wire(problem, moved * worst + problem.allreduce(P), messages / P)
-    seconds = {"none": compute + moving, "full": max(compute, moving), "interior": compute + 0.5 * moving}[overlap]
+    seconds = compute + moving if overlap == "none" else max(compute, moving)
     syncs = (rounds + (1 if problem.train else 0)) if overlap != "full" else (1 if problem.train else 0)
     halo_bytes = B * max(part.halo) * sum(problem.forward_widths) * (2 if overlap == "full" else 1)
     return Strategy(
@@ -88,11 +89,8 @@ def _pull(problem: Problem, part: Partition) -> Strategy:
     )
 
 
-ATTENTION = "attention needs its softmax over all neighbours: two rounds or a merge, not partial sums alone"
-
-
 def _push(problem: Problem, part: Partition) -> Strategy | str:
-    if any(layer.kind == "A" for layer in problem.layers):
+    if problem.attends:
         return ATTENTION
     return _halo(
         problem,
@@ -106,7 +104,7 @@ def _push(problem: Problem, part: Partition) -> Strategy | str:
 
 
 def _either(problem: Problem, part: Partition) -> Strategy | str:
-    if any(layer.kind == "A" for layer in problem.layers):
+    if problem.attends:
         return ATTENTION
     if part.best >= min(sum(part.halo), sum(part.push)):
         return "no pair of parts does better than all by the same side"
@@ -118,6 +116,27 @@ def _either(problem: Problem, part: Partition) -> Strategy | str:
         "sum over pairs of min(pull, push)",
         f"each pair of parts takes its smaller side: {part.best} rows",
         "none",
+    )
+
+
+def _overlapped(problem: Problem, part: Partition) -> Strategy:
+    """As pull; rows that need no others are computed while rows are under way, the sum of gradients follows."""
+    plan, P = _pull(problem, part), part.parts
+    n = max(1, problem.stats.num_nodes)
+    gradients = wire(problem, problem.allreduce(P), 2 * (P - 1)) if problem.train else 0.0
+    halo, seconds = plan.communicate - gradients, 0.0
+    for own, edges, inner, pulled in zip(part.rows, part.edges, part.interior, part.halo, strict=True):
+        compute = problem.compute(problem.edge_share(edges, own), (own + pulled) / n)
+        interior = compute * inner / max(1, edges)
+        seconds = max(seconds, max(interior, halo) + compute - interior)
+    share = sum(part.interior) / max(1, sum(part.edges))
+    return dataclasses.replace(
+        plan,
+        name=OVERLAPPED,
+        seconds=seconds + gradients,
+        reason=f"the exchange hides behind the {share:.0%} of the edges that lead to rows which need no others",
+        formula="bytes as pull; time max(interior, exchange) + boundary + sum of gradients",
+        schedule=Schedule("async", "async"),
     )
 
 
@@ -162,7 +181,7 @@ def _sampling(problem: Problem, part: Partition) -> Strategy:
         moving,
         compute + moving,
         False,
-        f"{steps} steps of {batch} seeds see {share:.0%} of the graph each; gradients are estimates",
+        f"{steps} step{'s' * (steps != 1)} of {batch} seeds see {share:.0%} of the graph each; gradients are estimates",
         "steps P (c^L k b (1 - hit) + 2 (P-1)/P |W| b)",
     )
 
@@ -173,6 +192,7 @@ MANY: dict[str, Callable[[Problem, Partition], Strategy | str]] = {
     "partition + halo, pull": _pull,
     "partition + halo, push": _push,
     "partition + halo, pull or push per pair": _either,
+    OVERLAPPED: _overlapped,
     STALE: _stale,
     "feature-parallel": feature,
     "1.5-D, replicated": one_and_a_half,
@@ -183,7 +203,10 @@ MANY: dict[str, Callable[[Problem, Partition], Strategy | str]] = {
 
 
 def strategies(problem: Problem, partitions: list[Partition]) -> list[Strategy]:
-    """Every strategy for every P, fastest first; those that do not fit the memory come last."""
+    """Every strategy for every P, fastest first; those that do not fit the memory come last.
+
+    Where times are the same to four digits, fewer workers come first, then what is exact, then fewer bytes.
+    """
     machine = problem.machine
     found = [_single(problem, partitions[0])] if partitions else []
     for part in partitions:
@@ -193,7 +216,7 @@ def strategies(problem: Problem, partitions: list[Partition]) -> list[Strategy]:
         dataclasses.replace(s, fits=s.memory <= machine.memory, here=s.workers <= max(1, machine.workers))
         for s in found
     ]
-    return sorted(known, key=lambda s: (not s.fits, s.seconds))
+    return sorted(known, key=lambda s: (not s.fits, float(f"{s.seconds:.3e}"), s.workers, not s.exact, s.bytes))
 
 
 def refusals(problem: Problem, partitions: list[Partition]) -> list[Refusal]:

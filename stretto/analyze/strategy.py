@@ -12,9 +12,10 @@ from typing import Any
 from stretto.analyze.classify import Layer
 from stretto.analyze.graph_stats import GraphStats
 from stretto.analyze.machine_file import Machine
-from stretto.dist import Staleness
+from stretto.dist import Schedule, Staleness
 
 B = 4
+ATTENTION = "attention needs its softmax over all neighbours: two rounds or a merge, not partial sums alone"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,13 @@ class Problem:
     machine: Machine
     train: bool
     targets: int
+    graphs: int = 1  # that share no edges
+    edge_products: bool = False  # some layer multiplies rows of edges by a weight
+
+    @property
+    def attends(self) -> bool:
+        """Whether a layer has a softmax over neighbours."""
+        return any(layer.kind == "A" for layer in self.layers)
 
     @property
     def forward_widths(self) -> list[int]:
@@ -55,6 +63,11 @@ class Problem:
     def width(self) -> int:
         """Values per node that all rounds together exchange."""
         return sum(self.forward_widths) + sum(self.backward_widths)
+
+    def edge_share(self, edges: int, rows: int) -> float:
+        """Share of the work on edges of a part: by its edges; without any, layers have self-loops of their own."""
+        all_edges, all_rows = self.stats.num_edges, self.stats.num_nodes
+        return edges / all_edges if all_edges else rows / max(1, all_rows)
 
     def compute(self, edges: float, nodes: float) -> float:
         """Seconds of a worker that has these shares of the edges and of the nodes, while the others run too."""
@@ -83,6 +96,7 @@ class Strategy:
     reason: str
     formula: str
     staleness: Staleness | None = None  # the engine's setting (stretto.dist), where its exchanges are the strategy's
+    schedule: Schedule | None = None  # and who waits for whom, where it is not the usual one
     fits: bool = True  # into the machine's memory
     here: bool = True  # the machine has so many workers
 

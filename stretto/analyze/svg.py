@@ -177,6 +177,7 @@ def roofline(
     left, right = 10.0 ** sx[1], 10.0 ** (sx[1] + (390 - 48) / sx[2])
     floor = 10.0 ** sy[1]
     body = [_axes(sx, sy, 390, 12, 250, "flop per byte", "flop per second")]
+    names: list[str] = []
     for line, (name, rate) in enumerate(sorted(bandwidths.items(), key=lambda item: -item[1])):
         start, knee = max(left, floor / rate), min(right, peak / rate)
         body.append(
@@ -184,8 +185,8 @@ def roofline(
             f'{_at(sx, knee):.1f},{_at(sy, knee * rate):.1f}" class="roof">'
             f"<title>{escape(name)}: {short(rate)}B/s</title></polyline>"
         )
-        # Above the roofs, in their order: beside the lines the names of roofs that lie close would cover one another.
-        body.append(_text(54, 24 + 11 * line, f"{name} {short(rate)}B/s", extra="dim small"))
+        # Below the picture, in their order: beside the lines the names of roofs that lie close would cover one another.
+        names.append(_text(4, 314 + 13 * line, f"roof {line + 1} from the top: {name}, {short(rate)}B/s", extra="dim"))
     flat = _at(sy, peak)
     knee = _at(sx, peak / max(bandwidths.values()))
     body.append(f'<line x1="{knee:.1f}" x2="390" y1="{flat:.1f}" y2="{flat:.1f}" class="roof"/>')
@@ -200,8 +201,8 @@ def roofline(
     for bound, colour in COLOURS.items():
         body.append(f'<circle cx="{x + 5:.0f}" cy="292" r="5" class="{colour}"/>' + _text(x + 14, 296, bound))
         x += 30 + 6.4 * len(bound)
-    lanes, height = _moves(moves, bandwidths, 316.0)
-    return _svg(height, "".join(body) + lanes, label)
+    lanes, height = _moves(moves, bandwidths, 324.0 + 13 * len(names))
+    return _svg(height, "".join(body + names) + lanes, label)
 
 
 LANES = 6  # ops with a line of their own

@@ -11,6 +11,7 @@ from rich.table import Table
 from stretto.analyze import facts
 from stretto.analyze.report import Report
 from stretto.analyze.svg import short
+from stretto.errors import StrettoError
 
 WIDE = 44  # characters of a formula
 
@@ -49,6 +50,8 @@ def show(out: Console, report: Report) -> None:
     out.print(table("Brent's bounds, in flops of one processor", facts.brent_rows(report), columns))
     forms = [{**form.to_dict(), "W/D": form.parallelism} for form in report.forms]
     out.print(table("forms of parallelism", forms, ("level", "form", "available", "degree", "W/D")))
+    columns = ("parts", "method", "halo rows", "push rows", "cut edges", "uneven rows", "uneven edges", "uneven halo")
+    out.print(table("partitions", [facts.part_row(p) for p in report.partitions], columns))
     _strategies(out, report)
     columns = ("key", "where", "published bound", "as implemented", "published", "implemented")
     rows = [{k: _readable(v) for k, v in row.items()} for row in report.inconsistencies]
@@ -89,7 +92,11 @@ def _strategies(out: Console, report: Report) -> None:
 
 def show_schemes(out: Console, report: Report) -> None:
     """Work of an epoch by training scheme, counted from real batches."""
-    rows = report.schemes()
+    try:
+        rows = report.schemes()
+    except StrettoError as error:
+        out.print(str(error), style="yellow", highlight=False, soft_wrap=True)
+        return
     made = Table(title="an epoch by training scheme", title_justify="left")
     for column in ("scheme", "batches", "nodes", "edges", "flops", "of full batch", "bound", "of full batch "):
         made.add_column(column, justify="left" if column == "scheme" else "right")

@@ -25,7 +25,7 @@ from stretto import kernels
 from stretto.analyze import costs, kernel_costs, locality
 from stretto.analyze.clock import device_of
 from stretto.analyze.costs import Cost
-from stretto.analyze.scratch import scratch_bytes
+from stretto.analyze.scratch import cast_bytes, scratch_bytes
 from stretto.analyze.specs import Spec, describe, storage_key, tensors
 from stretto.kernels import cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics, tall
 from stretto.tune.timing import waiter
@@ -62,7 +62,7 @@ class OpRecord:
     close: float = 1.0  # of rows at places that an index names, the share used shortly before or next to the last
     seconds: float = 0.0  # in the pass whose parts add up to the step
     typical: float = 0.0  # median over all passes
-    native: bool = False  # one of our kernels, on a processor
+    runs: str = ""  # on a processor, where ops take memory for themselves: "kernel" (ours) or "aten"
 
     @property
     def inputs(self) -> list[Spec]:
@@ -82,7 +82,9 @@ class OpRecord:
     @property
     def scratch(self) -> Any:
         """Bytes that it takes for itself and gives back before it returns."""
-        return scratch_bytes(self.name, self.args) if self.native else 0
+        if self.runs == "kernel":
+            return scratch_bytes(self.name, self.args)
+        return cast_bytes(self.name, self.inputs, self.outputs) if self.runs == "aten" else 0
 
     def recount(self) -> Cost:
         """The cost from what is kept, as when it was traced."""
@@ -315,7 +317,7 @@ class Recorder(TorchDispatchMode):
             self._producer[key] = record.index
             if not is_view:
                 self._take(tensor, spec, key, record.index)
-        record.native = schema is None and self._sync is None
+        record.runs = "" if self._sync is not None else "kernel" if schema is None else "aten"
         self.trace.peak_bytes = max(self.trace.peak_bytes, self._live + record.scratch)
 
     def _take(self, tensor: Tensor, spec: Spec, key: int, index: int) -> None:

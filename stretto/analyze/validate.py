@@ -21,7 +21,7 @@ from stretto.analyze.graph_stats import Partition, Partitioner
 from stretto.analyze.kept import kept
 from stretto.analyze.look import memory_here
 from stretto.analyze.predict import step_seconds
-from stretto.analyze.strategies import STALE, strategies
+from stretto.analyze.strategies import OVERLAPPED, STALE, strategies
 from stretto.analyze.strategy import Strategy
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload, unpooled
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 PULL = "partition + halo, pull"
+ENGINE = (OVERLAPPED, STALE)  # strategies that stretto.dist runs
 REPRICED = "with the link as it is now"
 
 
@@ -135,7 +136,9 @@ def validate(report: Report, *, repeats: int = 5, workers: int = 2) -> list[dict
         splitter = Partitioner(report.given.edge_index, report.graph.num_nodes)
         rows = _work(report) + _halos(report, splitter) + _steps(report, repeats)
         if workers > 1:
-            rows += partitioned(report, splitter, workers, repeats) + stale(report, splitter, workers, repeats)
+            rows += partitioned(report, splitter, workers, repeats)
+            for name in ENGINE:
+                rows += by_engine(report, splitter, name, workers, repeats)
         return rows
 
 
@@ -221,28 +224,30 @@ def edges_held(splitter: Partitioner, part: Partition) -> tuple[int, ...]:
     return tuple(found)
 
 
-def stale(report: Report, splitter: Partitioner, workers: int, repeats: int) -> list[dict[str, Any]]:
-    """The step by the engine of stretto.dist with rows and gradients of the step before, in the strategy's setting."""
+def by_engine(report: Report, splitter: Partitioner, name: str, workers: int, repeats: int) -> list[dict[str, Any]]:
+    """The step by the engine of stretto.dist, as the strategy sets it: overlapped, or with rows of the step before."""
     from stretto.analyze.workers import run_engine
 
     part = splitter.best(workers)
-    plan = _plan(report, part, STALE)
+    plan = _plan(report, part, name)
     setting = plan.staleness
     assert setting is not None
     owner = torch.from_numpy(splitter.assign(workers, part.method))
 
     def run() -> dict[str, Any]:
-        return run_engine(report.workload, owner, staleness=setting, repeats=repeats)
+        return run_engine(report.workload, owner, staleness=setting, schedule=plan.schedule, repeats=repeats)
 
-    found = _tried(report, plan, _why_not_split(report) or _why_not_stale(report), run)
+    found = _tried(report, plan, _why_not_split(report) or _why_not_by_engine(report), run)
     if isinstance(found, str):
         return [_row(f"step, {plan.name}, {workers} workers", "s", plan.seconds, note=found)]
-    oldest = max(reading.age.steps for reading in found["ages"])
-    age = _row(f"oldest rows, {plan.name}, {workers} workers", "steps", setting.remote.steps, oldest)
-    return [*_side_by_side(plan, found), _repriced(report, part, STALE, found), age]
+    rows = [*_side_by_side(plan, found), _repriced(report, part, name, found)]
+    if setting.remote.steps:
+        oldest = max(reading.age.steps for reading in found["ages"])
+        rows.append(_row(f"oldest rows, {plan.name}, {workers} workers", "steps", setting.remote.steps, oldest))
+    return rows
 
 
-def _why_not_stale(report: Report) -> str:
+def _why_not_by_engine(report: Report) -> str:
     """Why the engine cannot run the step; empty: it can."""
     y, model = getattr(report.workload.data, "y", None), report.workload.model
     if not isinstance(y, torch.Tensor) or y.dim() != 1 or y.is_floating_point():

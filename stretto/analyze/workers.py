@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from stretto import memory
 from stretto.analyze.graph_stats import Partitioner
-from stretto.analyze.workload import Workload, arguments, scalar
+from stretto.analyze.workload import IGNORED, Workload, arguments, has_labels, keywords, scalar, train_mask
 from stretto.dist import Part, PartitionParallel, Schedule, Staleness, Traffic, launch
 from stretto.dist.traffic import ring_sum, swap
 from stretto.errors import fail
@@ -121,12 +121,21 @@ def _share_of(data: Any, part: Part, *, degrees: bool) -> Any:
     return share
 
 
-def _loss_share(out: Tensor, data: Any, total: int) -> Tensor:
-    """This worker's share of the loss that one process would compute."""
-    mask = data.train_mask if "train_mask" in data else torch.ones(out.size(0), dtype=torch.bool)
-    if not bool(mask.any()):
+def _with_loss(data: Any) -> Tensor:
+    """The rows that a mean over labels is taken of."""
+    mask = train_mask(data)
+    rows = torch.ones(data.num_nodes, dtype=torch.bool) if mask is None else mask
+    return rows & (data.y != IGNORED)
+
+
+def _loss_share(out: Tensor, data: Any, whole: Any) -> Tensor:
+    """This worker's share of the loss that one process would compute: of a mean by its rows, of a sum as it is."""
+    if not has_labels(out, data):
+        return scalar(out, data)
+    mine = _with_loss(data)
+    if not bool(mine.any()):
         return out.sum() * 0.0
-    return scalar(out, data) * (int(mask.sum()) / total)
+    return scalar(out, data) * (int(mine.sum()) / int(_with_loss(whole).sum()))
 
 
 def by_hooks(
@@ -137,14 +146,14 @@ def by_hooks(
     share, modules = _share_of(data, part, degrees=degrees), dict(model.named_modules())
     traffic = Traffic()
     _hook([modules[path] for path in layers], part, traffic)
-    total = int(data.train_mask.sum()) if "train_mask" in data else data.num_nodes
     model.train()
     flat = torch.zeros(0)
 
     def step() -> None:
         nonlocal flat
         model.zero_grad(set_to_none=True)
-        _loss_share(model(*arguments(model, share)), share, total).backward()
+        out = model(*arguments(model, share), **keywords(model, share))
+        _loss_share(out, share, data).backward()
         flat = _flat(model)
         ring_sum(flat, traffic)
 

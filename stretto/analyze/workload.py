@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from stretto.kernels import pool
 from stretto.tune.timing import waiter
 
 MODES = ("train", "infer")
+IGNORED = -1  # a label that says that there is none
 ATTEMPTS = 4  # at a trace that the timed steps repeat
 # What a forward argument may be called in the data.
 ALIASES = {
@@ -45,6 +46,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         expect(self.mode in MODES, f"analyze: 'mode' is {self.mode!r}, wanted one of {', '.join(MODES)}")
+        expect(self.step is None or callable(self.step), f"analyze: 'step' is {self.step!r}, wanted a function")
         expect(isinstance(self.model, nn.Module), f"analyze: 'model' is {type(self.model).__name__}, wanted a Module")
 
     @property
@@ -73,7 +75,7 @@ class Workload:
     def _forward(self) -> Any:
         if self.step is not None:
             return self.step(self.model, self.data)
-        return self.model(*arguments(self.model, self.data))
+        return self.model(*arguments(self.model, self.data), **keywords(self.model, self.data))
 
     def trace(self, *, pooled: bool = False) -> Trace:
         """Everything but time. pooled: the very ops of a plain step; memory is then counted with what a pool keeps."""
@@ -157,37 +159,66 @@ def merge_times(trace: Trace, passes: list[Recorder], plain: list[float]) -> Non
 
 
 def scalar(out: Any, data: Any) -> Tensor:
-    """A loss: of a scalar itself, cross entropy over the train mask where there are labels for it, else a sum."""
+    """A loss: of a scalar itself, cross entropy over the train mask where there are labels for it, else a sum.
+
+    Of a dict the sum over its values, of a tuple or list that of the first that has a tensor.
+    """
     if isinstance(out, dict):
-        return sum((scalar(v, None) for v in out.values()), torch.zeros(()))
-    if isinstance(out, (tuple, list)):
-        out = next(v for v in out if isinstance(v, Tensor))
+        values = [scalar(v, None) for v in out.values() if _has_tensor(v)]
+        out = sum(values, torch.zeros(())) if values else None
+    elif isinstance(out, (tuple, list)):
+        return scalar(next((v for v in out if _has_tensor(v)), None), data)
+    if not isinstance(out, Tensor):
+        fail(f"analyze: a step gives {type(out).__name__}, wanted a tensor to take gradients of; pass step=")
     if out.dim() == 0:
         return out
-    y, mask = getattr(data, "y", None), getattr(data, "train_mask", None)
-    fits = (
-        isinstance(y, Tensor) and y.dim() == 1 and not y.is_floating_point() and out.dim() == 2 and len(y) == len(out)
-    )
-    if not fits or out.size(1) < 2:
+    if not has_labels(out, data):
         return out.sum()
-    assert isinstance(y, Tensor)
-    if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() == 1:
-        return F.cross_entropy(out[mask], y[mask], ignore_index=-1)
-    return F.cross_entropy(out, y, ignore_index=-1)
+    mask = train_mask(data)
+    if mask is not None:
+        return F.cross_entropy(out[mask], data.y[mask], ignore_index=IGNORED)
+    return F.cross_entropy(out, data.y, ignore_index=IGNORED)
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, (tuple, list, dict)):
+        return any(map(_has_tensor, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Tensor)
+
+
+def has_labels(out: Any, data: Any) -> bool:
+    """Whether the data has a class for each row of the output, and there are several."""
+    y = getattr(data, "y", None)
+    if not isinstance(y, Tensor) or not isinstance(out, Tensor) or y.dim() != 1 or y.is_floating_point():
+        return False
+    return out.dim() == 2 and len(y) == len(out) and out.size(1) > 1
+
+
+def train_mask(data: Any) -> Tensor | None:
+    """The data's mask over nodes; a list of places, or masks of several splits side by side, are none."""
+    mask = getattr(data, "train_mask", None)
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.dim() != 1:
+        return None
+    return mask if mask.numel() == data.num_nodes else None
 
 
 @functools.lru_cache(maxsize=64)
 def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
-    """Its parameters by position. Looked up in every step: asking Python anew took a twentieth of a small one."""
-    found = inspect.signature(function).parameters.values()
-    return tuple(p for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    """Its parameters. Looked up in every step: asking Python anew took a twentieth of a small one."""
+    return tuple(inspect.signature(function).parameters.values())
+
+
+def _forward_parameters(model: nn.Module) -> tuple[inspect.Parameter, ...]:
+    """What forward takes, itself not included."""
+    bound = hasattr(model.forward, "__func__")
+    return _parameters(getattr(model.forward, "__func__", model.forward))[int(bound) :]
 
 
 def _plain_parameters(model: nn.Module) -> tuple[inspect.Parameter, ...]:
-    """What forward takes by position, itself not included."""
-    bound = hasattr(model.forward, "__func__")
-    plain = _parameters(getattr(model.forward, "__func__", model.forward))[int(bound) :]
-    if not plain:  # Sequential of PyG hides its signature behind *args
+    """What forward takes by position."""
+    known = _forward_parameters(model)
+    plain = tuple(p for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    if not plain and any(p.kind is p.VAR_POSITIONAL for p in known):  # Sequential of PyG hides its signature
         plain = tuple(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("x", "edge_index"))
     return plain
 
@@ -203,11 +234,8 @@ def arguments(model: nn.Module, data: Any) -> list[Any]:
         return list(data)
     found: list[Any] = []
     plain = _plain_parameters(model)
-    hetero = {"x": "x_dict", "edge_index": "edge_index_dict"} if hasattr(data, "node_types") else {}
     for parameter in plain:
-        names = (hetero.get(parameter.name, parameter.name), *ALIASES.get(parameter.name, ()))
-        present = (getattr(data, name, None) for name in names)
-        value = next((v for v in present if v is not None and not callable(v)), None)
+        value = _called(data, parameter.name)
         if value is not None:
             found.append(value)
         elif parameter.default is not inspect.Parameter.empty:
@@ -215,8 +243,35 @@ def arguments(model: nn.Module, data: Any) -> list[Any]:
         elif len(plain) == 1:
             return [data]
         else:
-            fail(
-                f"analyze: forward of {type(model).__name__} wants {parameter.name!r}, which the data does not have; "
-                "pass step=lambda model, data: ..."
-            )
+            _lacks(model, parameter)
     return found
+
+
+def keywords(model: nn.Module, data: Any) -> dict[str, Any]:
+    """The same of what forward takes by name alone."""
+    if isinstance(data, (tuple, list)):
+        return {}
+    found: dict[str, Any] = {}
+    for parameter in _forward_parameters(model):
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            continue
+        value = _called(data, parameter.name)
+        if value is not None:
+            found[parameter.name] = value
+        elif parameter.default is inspect.Parameter.empty:
+            _lacks(model, parameter)
+    return found
+
+
+def _called(data: Any, name: str) -> Any:
+    """What the data has for a parameter of this name; None: nothing."""
+    hetero = {"x": "x_dict", "edge_index": "edge_index_dict"} if hasattr(data, "node_types") else {}
+    present = (getattr(data, known, None) for known in (hetero.get(name, name), *ALIASES.get(name, ())))
+    return next((v for v in present if v is not None and not callable(v)), None)
+
+
+def _lacks(model: nn.Module, parameter: inspect.Parameter) -> NoReturn:
+    fail(
+        f"analyze: forward of {type(model).__name__} wants {parameter.name!r}, which the data does not have; "
+        "pass step=lambda model, data: ..."
+    )

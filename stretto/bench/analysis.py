@@ -27,11 +27,12 @@ from stretto.analyze.graph_stats import Partitioner
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.models import as_data, make
 from stretto.analyze.predict import step_seconds
-from stretto.analyze.subject import usable
+from stretto.analyze.subject import usable, writable
 from stretto.analyze.workload import Workload
 from stretto.bench import machine, report
 from stretto.bench.analysis_replays import HIDDEN, HOT, SETTLE, in_processes
 from stretto.bench.run import threads as limited
+from stretto.errors import expect
 from stretto.profile.profiling import make as make_profile
 from stretto.profile.replay import NEAR
 from stretto.tune.timing import measure
@@ -177,8 +178,16 @@ def command(
     found = Findings()
     start, before = time.perf_counter(), os.getloadavg()[0]
     names, places = models.split(","), graphs.split(",")
+    words = threads.split(",") if threads else ["1", str(machine.cores())]
+    expect(all(w.isdigit() and int(w) for w in words), f"bench analysis: '--threads' is {threads!r}, wanted 1 or more")
+    expect(workers >= 0, f"bench analysis: '--workers' is {workers}, wanted 0 or more")
+    writable(json, "bench analysis: '--json'")
+    for name in names:  # before the machine is measured
+        make(name, 1, 1, 2)
+    for graph in places:
+        datasets.load_graph(graph)
     computers = {}
-    counts = {int(word) for word in threads.split(",")} if threads else {1, machine.cores()}
+    counts = {int(word) for word in words}
     for count in sorted(counts) if device == "cpu" else (torch.get_num_threads(),):
         with limited(count):
             computers[count] = machine_file.get(again=not kept, device=device)

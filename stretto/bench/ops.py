@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 import typer
 
-from stretto.analyze.subject import usable
+from stretto.analyze.subject import usable, writable
 from stretto.bench import findings, foundation, report
 from stretto.bench.case import OURS, Spec
 from stretto.bench.run import run
@@ -22,7 +22,11 @@ SUITES: dict[str, Callable[..., list[dict[str, object]]]] = {
 ON_A_CARD = ("hosseini",)  # suites that run there too; `stretto bench gpu` has the ops
 
 
+CELL = ("op", "graph", "width", "dtype", "reduce", "weight", "heads", "direction")  # options that describe one
+
+
 def command(
+    context: typer.Context,
     op: Annotated[str, typer.Option(help="The op, or several separated by commas; empty: all.")] = "",
     graph: Annotated[str, typer.Option(help=f"cora, a path to .npz, {', '.join(grammar())}.")] = Spec.graph,
     width: Annotated[str, typer.Option(help="Columns of x, or several numbers separated by commas.")] = "256",
@@ -39,6 +43,8 @@ def command(
     json: Annotated[Path | None, typer.Option(help="Write one record per candidate to this file.")] = None,
 ) -> None:
     """Check each candidate of an op against the fp64 reference, then time all of them in turns."""
+    _refuse_what_is_not_meant(context, "a suite" if suite else "one cell")
+    writable(json, "bench ops: '--json'")
     out = report.console()
     threads = threads or torch.get_num_threads()
     if suite:
@@ -62,6 +68,14 @@ def command(
         report.write_json(json, records)
     if any(record.get("candidate") == OURS and record["reason"] for record in records):
         raise typer.Exit(1)
+
+
+def _refuse_what_is_not_meant(context: typer.Context, kind: str) -> None:
+    """A suite has cells of its own, and one cell has no lines to choose from."""
+    for name in CELL if kind == "a suite" else ("only",):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            fail(f"bench ops: '--{name}' means nothing for {kind}")
 
 
 def _one(out: report.Console, spec: Spec, repeats: int) -> list[dict[str, object]]:

@@ -13,6 +13,7 @@ from stretto.bench import machine
 from stretto.bench.case import OURS, Candidate, Case, Spec
 from stretto.bench.cases import build
 from stretto.bench.ceilings import KINDS, Ceiling, ceilings
+from stretto.errors import expect
 from stretto.tune.timing import Timing, measure, ratio
 
 # Largest relative error (Frobenius) against fp64 that passes the check.
@@ -115,6 +116,7 @@ class Result:
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """torch.set_num_threads(count) for the length of the block."""
+    expect(count >= 1, f"bench: '--threads' is {count}, wanted 1 or more")
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

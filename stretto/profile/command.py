@@ -1,5 +1,6 @@
 """`stretto profile`: why is my model slow?"""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from stretto.analyze.facts import advice_line
 from stretto.analyze.models import MODELS
 from stretto.analyze.subject import subject, writable
 from stretto.analyze.svg import duration, short
@@ -50,6 +52,8 @@ def command(
     expect(repeats >= 1, f"profile: '--repeats' is {repeats}, wanted at least 1")
     if is_script:
         _refuse_of_a_script(context)
+    elif arguments:
+        fail(f"profile: {' '.join(arguments)!r} follows {target!r}, but only a script takes arguments")
     for option, path in (("html", html), ("json", json)):
         writable(path, f"profile: '--{option}'")
     out = console()
@@ -98,7 +102,7 @@ def seconds(text: str) -> float:
         value = float(digits) * (unit or 1.0)
     except ValueError:
         value = 0.0
-    if value <= 0:
+    if not 0 < value < math.inf:
         fail(f"profile: '--budget' is {text!r}, wanted a time such as 60s or 2m")
     return value
 
@@ -132,6 +136,8 @@ def show(out: Console, found: Profile, share: float) -> None:
         soft_wrap=True,
         highlight=False,
     )
+    for remark in found.remarks:
+        out.print(remark, soft_wrap=True, highlight=False)
     hot = found.hot(share)
     table = Table(title=f"{len(hot)} of {len(found.groups)} groups take {share:.0%} of the time", title_justify="left")
     for column in ("op", "phase", "shapes", "where"):
@@ -150,7 +156,7 @@ def show(out: Console, found: Profile, share: float) -> None:
 def show_advice(out: Console, found: Profile) -> None:
     """What to change, by call site."""
     for row in found.advice:
-        out.print(f"{row['site']}, {row['now']}: {row['advice']}; {row['reason']}", soft_wrap=True, highlight=False)
+        out.print(advice_line(row), soft_wrap=True, highlight=False)
 
 
 def show_replay(out: Console, found: Profile) -> None:

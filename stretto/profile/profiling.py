@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,10 @@ from typing import Any
 from torch import nn
 
 from stretto.analyze import machine_file, peaks
+from stretto.analyze.given import first_batch, is_loader, refuse_a_list
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.predict import ceilings
+from stretto.analyze.report import finite
 from stretto.analyze.svg import duration
 from stretto.analyze.trace import OpRecord, Trace
 from stretto.analyze.workload import Workload
@@ -33,6 +34,7 @@ class Group:
     shapes: str
     dtypes: str
     layout: str
+    strides: str = ""  # of the first call
     paths: list[str] = field(default_factory=list)
     ops: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -53,8 +55,9 @@ class Group:
         per_second = 1e-9 / self.seconds if self.seconds else 0.0
         return {
             "op": self.name, "family": self.family, "phase": self.phase, "shapes": self.shapes, "dtypes": self.dtypes,
-            "layout": self.layout, "modules": self.paths, "calls": calls, "ms": self.seconds * 1e3, "share": self.share,
-            "flops": self.flops, "bytes": self.bytes, "bound": self.bound, "attainable": self.attainable,
+            "layout": self.layout, "strides": self.strides, "modules": self.paths, "calls": calls,
+            "ms": self.seconds * 1e3, "share": self.share, "flops": self.flops, "bytes": self.bytes,
+            "bound": self.bound, "attainable": self.attainable,
             "gflop_per_s": self.flops * per_second, "gb_per_s": self.bytes * per_second,
         }  # fmt: skip
 
@@ -72,6 +75,8 @@ class Profile:
     sweeps: list[dict[str, Any]] = field(default_factory=list)
     advice: list[dict[str, Any]] = field(default_factory=list)
     applied: dict[str, Any] = field(default_factory=dict)
+    new_graphs: bool = False  # each step has another graph, which an accelerated layer must sort first
+    remarks: list[str] = field(default_factory=list)  # what one must know before believing the numbers
 
     def hot(self, share: float = HOT) -> list[Group]:
         """The smallest set of groups that covers `share` of the time inside ops."""
@@ -177,6 +182,7 @@ class Profile:
             "dispatch": dispatch_table(self.sweeps),
             "advice": self.advice,
             "applied": self.applied,
+            "remarks": self.remarks,
             "machine": self.machine.to_dict(),
         }
 
@@ -196,7 +202,8 @@ class Profile:
     def __str__(self) -> str:
         lines = [
             f"{self.model}, {self.workload.mode}: {duration(self.trace.step_seconds)} a step, "
-            f"{self.trace.launches} kernels, {self.trace.attributed:.1%} attributed"
+            f"{self.trace.launches} kernels, {self.trace.attributed:.1%} attributed",
+            *self.remarks,
         ]
         for g in self.hot():
             where = ", ".join(p or "model" for p in g.paths[:3])
@@ -217,22 +224,22 @@ def profile(
 ) -> Profile:
     """Time every op of one step of `model` on `data`; plain and traced steps take turns.
 
-    data: a PyG Data or HeteroData, or a tuple of what forward takes. step(model, data) -> loss replaces the default.
+    data: a PyG Data or HeteroData, a loader (its first batch), or a tuple of what forward takes. step(model, data) ->
+    loss replaces the default.
     """
-    expect(repeats >= 1, f"profile: 'repeats' is {repeats}, wanted at least 1")
+    expect(type(repeats) is int and repeats >= 1, f"profile: 'repeats' is {repeats!r}, wanted at least 1")
+    refuse_a_list(data, "profile")
+    remarks: tuple[str, ...] = ()
+    # Our own loader's batches come with their graph.
+    new_graphs = is_loader(data) and not type(data).__module__.startswith("stretto.")
+    if is_loader(data):
+        data, remarks = first_batch(data, "profile")
     workload = Workload(model, data, mode, step)
     with untouched(model):
         trace = workload.timed(repeats=repeats)
-    return make(workload, trace, machine_file.get(machine, device=workload.device), type(model).__name__)
-
-
-def finite(value: Any) -> Any:
-    """The value with null for every number that JSON has no word for."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value
+    found = make(workload, trace, machine_file.get(machine, device=workload.device), type(model).__name__)
+    found.remarks, found.new_graphs = list(remarks), new_graphs
+    return found
 
 
 def make(workload: Workload, trace: Trace, machine: Machine, name: str) -> Profile:
@@ -253,6 +260,10 @@ def _layout(op: OpRecord) -> str:
     return "".join(words)  # contiguous, expanded or strided, one letter per tensor
 
 
+def _strides(op: OpRecord) -> str:
+    return ", ".join("x".join(map(str, spec.stride)) or "scalar" for spec in op.inputs)
+
+
 def groups(trace: Trace, machine: Machine) -> list[Group]:
     """Ops merged by name, types, layout, shapes and phase; views belong to no group."""
     table: dict[Any, Group] = {}
@@ -263,7 +274,7 @@ def groups(trace: Trace, machine: Machine) -> list[Group]:
             continue
         dtypes = ", ".join(str(spec.dtype).removeprefix("torch.") for spec in op.inputs)
         key = (op.name, dtypes, _layout(op), op.shapes, op.phase)
-        group = table.setdefault(key, Group(op.name, op.cost.family, op.phase, op.shapes, dtypes, key[2]))
+        group = table.setdefault(key, Group(op.name, op.cost.family, op.phase, op.shapes, dtypes, key[2], _strides(op)))
         group.ops.append(op.index)
         if op.path not in group.paths:
             group.paths.append(op.path)

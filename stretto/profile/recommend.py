@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,11 @@ from stretto.analyze.classify import layer_paths
 from stretto.analyze.clock import device_of
 from stretto.analyze.workload import Workload
 from stretto.bench.run import as_alone, relative_error
+from stretto.graph import Graph
 from stretto.profile.replay import operands
 from stretto.profile.sweep import TIE
 from stretto.profile.untouched import untouched
+from stretto.report import explain
 from stretto.tune.timing import Timing, measure, ratio
 
 if TYPE_CHECKING:
@@ -30,15 +32,23 @@ if TYPE_CHECKING:
 
 REPEATS = 20
 SETTLE = 5  # calls in which the tuner tries its variants
-ALLOWED = 1e-4  # relative error of outputs, fp32
+# Relative error of outputs, ours against stock's, by type; of any other type as of fp32.
+ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 WHOLE = "stock, the step"
 
 
-Site = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]  # a layer and what it was called with
+class Site(NamedTuple):
+    """A layer, what it was called with, how often a step calls it, and whether each step brings another graph."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    calls: float = 1
+    new_graph: bool = False
 
 
 def sites_of(profile: Profile) -> dict[str, Site]:
-    """The layers of the model by path, each with the arguments of its first call in a step."""
+    """The layers of the model by path, each with the arguments of its first call and how many a step has."""
     model = profile.workload.model
     modules = dict(model.named_modules())
     seen: dict[str, Site] = {}
@@ -46,7 +56,8 @@ def sites_of(profile: Profile) -> dict[str, Site]:
     for path in layer_paths(model, profile.trace):
 
         def hook(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-            seen.setdefault(path, (module, detached(args), detached(kwargs)))
+            first = seen.get(path) or Site(module, detached(args), detached(kwargs), 0, profile.new_graphs)
+            seen[path] = first._replace(calls=first.calls + 1)
 
         handles.append(modules[path].register_forward_pre_hook(hook, with_kwargs=True))
     try:
@@ -69,6 +80,22 @@ def detached(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: detached(v) for k, v in value.items()}
     return value
+
+
+def indices(args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors among arguments that are an edge_index [2, E]."""
+    found = operands((args, kwargs))
+    return [t for t in found if t.dim() == 2 and t.size(0) == 2 and t.dtype in (torch.int64, torch.int32)]
+
+
+def with_new_graph(step: Callable[[], object]) -> Callable[[], object]:
+    """The step as it is on a graph that was never seen before."""
+
+    def call() -> object:
+        Graph.cache_clear()
+        return step()
+
+    return call
 
 
 def _layer_step(layer: nn.Module, args: Any, kwargs: Any, train: bool) -> Callable[[], object]:
@@ -116,7 +143,10 @@ def layer_advice(
 
     rows: list[dict[str, Any]] = []
     steps: dict[str, Callable[[], object]] = {}
-    for path, (layer, args, kwargs) in sites.items():
+    tried: dict[str, Site] = {}
+    made: set[tuple[int, ...]] = set()  # graphs that a layer before has made
+    for path, site in sites.items():
+        layer, args, kwargs = site[:3]
         row: dict[str, Any] = {"site": path or "model", "kind": "layer", "now": type(layer).__name__}
         rows.append(row)
         if fast_of(type(layer)) is None:
@@ -127,6 +157,11 @@ def layer_advice(
         fast = accelerate(copy.deepcopy(layer)).train(train)
         for name, one in (("stock", stock), ("accelerated", fast)):
             steps[f"{name}, {row['site']}"] = as_alone(name, _layer_step(one, args, kwargs, train))
+        tried[row["site"]] = site._replace(module=fast)
+        graph = tuple(id(index) for index in indices(args, kwargs))
+        if site.new_graph and graph not in made:
+            made.add(graph)
+            steps[f"accelerated, {row['site']}"] = with_new_graph(steps[f"accelerated, {row['site']}"])
         for _ in range(SETTLE):
             steps[f"accelerated, {row['site']}"]()
     if not steps:
@@ -136,30 +171,54 @@ def layer_advice(
     timings = _in_turns(steps, repeats, budget, device_of(next(iter(sites.values()))[0]))
     for row in rows:
         if f"stock, {row['site']}" in timings:
-            row |= _judged(timings, row["site"])
+            row |= _judged(timings, row["site"], tried[row["site"]])
+            row["plans"] = _plans(tried[row["site"]], row["speedup"][0], train)
     if WHOLE in timings:  # alone, layers may find less free memory than in a step; they are no more than all of it
         known = [row for row in rows if "stock" in row]
-        whole = max(timings[WHOLE].median * 1e3, sum(row["stock"]["median_ms"] for row in known))
+        whole = max(timings[WHOLE].median * 1e3, sum(row["stock"]["median_ms"] * row["calls"] for row in known))
         for row in known:
             row["share"] = row["saves_ms"] / whole
     return rows
 
 
-def _judged(timings: dict[str, Timing], site: str) -> dict[str, Any]:
-    """What the times of one layer say."""
+def _judged(timings: dict[str, Timing], site: str, tried: Site) -> dict[str, Any]:
+    """What the times of one layer say; what it saves is for all its calls in a step."""
     slow, fast = timings[f"stock, {site}"], timings[f"accelerated, {site}"]
     times, low, high = ratio(slow, fast)
     better = low > TIE
-    saves = (slow.median - fast.median) * 1e3 if better else 0.0
+    calls = tried.calls
+    saves = (slow.median - fast.median) * 1e3 * calls if better else 0.0
+    often = f", called {calls:.3g} times a step" if calls != 1 else ""
+    often += ", every step with another graph" if tried.new_graph else ""
     return {
         "best": "stretto.accelerate" if better else "as it is",
         "advice": "accelerate" if better else "nothing to gain",
         "speedup": (times, low, high),
         "saves_ms": saves,
-        "reason": f"{times:.2f}x ({low:.2f}-{high:.2f}) alone, on its own inputs" + verdict(low, high),
+        "calls": calls,
+        "reason": f"{times:.2f}x ({low:.2f}-{high:.2f}) alone, on its own inputs" + verdict(low, high) + often,
         "stock": slow.to_dict(),
         "accelerated": fast.to_dict(),
     }
+
+
+def _plans(site: Site, speedup: float, train: bool) -> list[dict[str, Any]]:
+    """The plans of an accelerated layer, each with its speed-up over stock: of the one that runs as it was measured, of
+    the others as the compiler has them beside that one, by measurement where they were tried."""
+    layer, args, kwargs = site[:3]
+    with torch.set_grad_enabled(train):
+        candidates = [c for told in explain(layer, *args, **kwargs).layers[:1] for c in told.candidates]
+    runs = next((c for c in candidates if c.chosen), None)
+    if runs is None:
+        return []
+    found = []
+    for c in candidates:
+        both = None not in (c.measured_ms, runs.measured_ms)
+        mine, usual = (c.measured_ms, runs.measured_ms) if both else (c.predicted_ms, runs.predicted_ms)
+        times = speedup if c is runs else speedup * usual / mine if mine and usual else None
+        known = "measured" if both or c is runs else "predicted"
+        found.append({"plan": c.plan, "runs": c.chosen, "speedup": times, "by": known})
+    return found
 
 
 KEY = ("op", "phase", "shapes", "layout")  # of a swept op
@@ -237,8 +296,11 @@ def difference(stock: list[Tensor], fast: list[Tensor]) -> str:
     """Why two lists of outputs are not the same; "" if they are."""
     if not stock or len(stock) != len(fast):
         return "there are no outputs to compare" if not stock else "the outputs are other ones"
-    error = worst(stock, fast)
-    return "" if error <= ALLOWED else f"outputs differ by {error:.1e}"  # not a number is not equal either
+    for a, b in zip(stock, fast, strict=True):
+        error = relative_error(b, a.double())
+        if not error <= ALLOWED.get(a.dtype, ALLOWED[torch.float32]):  # not a number is not equal either
+            return f"outputs differ by {error:.1e}"
+    return ""
 
 
 def worst(stock: list[Tensor], fast: list[Tensor]) -> float:
@@ -275,9 +337,10 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
     if reason:
         predicted = sum(row["saves_ms"] for row in chosen)
         return {"applied": False, "reason": f"not applied: {reason}", "predicted_ms": predicted}
+    run = with_new_graph(fast.run) if profile.new_graphs else fast.run
     for _ in range(SETTLE):
-        fast.run()
-    steps = {"stock": as_alone("stock", workload.run), "accelerated": as_alone("accelerated", fast.run)}
+        run()
+    steps = {"stock": as_alone("stock", workload.run), "accelerated": as_alone("accelerated", run)}
     timings = _in_turns(steps, repeats, None, workload.device)
     done = realised(timings, chosen)
     if done["applied"]:

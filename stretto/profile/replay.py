@@ -8,6 +8,7 @@ and each op is timed in it (`chain.py`).
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 import statistics
 import time
@@ -27,6 +28,8 @@ from stretto.tune.timing import Timing
 
 if TYPE_CHECKING:
     from stretto.profile.profiling import Group, Profile
+
+logger = logging.getLogger("stretto")
 
 REPEATS = 20
 SECONDS = 5.0  # for more turns than these: where a result lands in memory is luck, and what an op finds in a cache too
@@ -67,6 +70,8 @@ def shuffled(value: Any, generator: torch.Generator) -> Any:
 def fingerprint(index: Tensor, size: int | None = None) -> dict[str, Any]:
     """What decides the speed of an op that follows this index: sizes, counts, order, reuse. index [E]."""
     flat = index.detach().cpu().reshape(index.size(0), -1)[:, 0].numpy() if index.numel() else np.zeros(0, np.int64)
+    first = min(0, int(flat.min())) if flat.size else 0
+    flat = flat - first  # places counted from the end are as far from one another, whatever the end is
     rows = size if size is not None else (int(flat.max()) + 1 if flat.size else 0)
     counts = np.bincount(flat, minlength=rows) if flat.size else np.zeros(rows, np.int64)
     order = np.argsort(flat, kind="stable")
@@ -139,13 +144,25 @@ def shuffles(tape: Tape, trace: Trace) -> tuple[dict[int, tuple[Any, Any]], dict
         inputs = operands((args, kwargs))
         index = next((t for t in inputs if is_index(t)), None)
         if place in wanted and index is not None:
-            own[place] = index.clone() if index.dim() == 1 else index.select(-1, 0).clone()
+            own[place] = (index if index.dim() == 1 or not index.numel() else index.select(-1, 0)).clone()
             others = iter([shuffled(t, generator) if is_index(t) else None for t in inputs])
             swap = lambda kept: other if (other := next(others)) is not None else kept  # noqa: E731
             found[place] = (mapped(tape.calls[place].args, swap), mapped(tape.calls[place].kwargs, swap))
 
     tape.run(seen=seen)
     return found, own
+
+
+def _that_run(
+    tape: Tape, other: dict[int, Any], indices: dict[int, Tensor]
+) -> tuple[dict[int, Any], dict[int, Tensor]]:
+    """The same, or nothing where the step does not run with other indices: the sizes of what it makes follow them."""
+    try:
+        tape.run(instead=other)
+    except (IndexError, RuntimeError) as error:
+        logger.warning("stretto: the step does not run with shuffled indices (%s): real ones only", error)
+        return {}, {}
+    return other, indices
 
 
 def recorded(profile: Profile) -> Tape:
@@ -189,7 +206,7 @@ def replay(
     order = random.Random(0)
     with torch.random.fork_rng(devices=[]):
         tape = recorded(profile)
-        other, indices = shuffles(tape, trace)
+        other, indices = _that_run(tape, *shuffles(tape, trace))
         step = lambda: _step(workload)  # noqa: E731
         pauses = _pauses(workload, names)
         sides: dict[str, Callable[[], Recorder]] = {MODEL: step, AGAIN: step}

@@ -154,7 +154,9 @@ def _index(base: str, args: tuple[Any, ...]) -> Tensor | str:
     if index.dim() > 1:
         if any(index.stride(d) for d in range(1, index.dim()) if index.size(d) > 1):
             return "every value has an index of its own"
-        index = index.reshape(index.size(0), -1)[:, 0]
+        index = index.flatten(1)[:, 0] if index.numel() else index.new_empty(0)
+    if index.numel() and int(index.min()) < 0:
+        return "its index counts from the end"
     return index
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import runpy
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ from torch_geometric.nn import MessagePassing
 
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
-from stretto.profile.recommend import Site, detached
+from stretto.graph import Graph
+from stretto.profile.recommend import Site, detached, indices
 from stretto.profile.replay import operands
 from stretto.tune.timing import waiter
 
@@ -87,6 +89,14 @@ def _worth_naming(module: nn.Module) -> bool:
     return any(isinstance(m, MessagePassing) for m in module.modules()) or any(True for _ in module.parameters())
 
 
+def _other_graph(site: Site, args: Any, kwargs: Any) -> bool:
+    """Whether a call has other edges than the site's, which no loader has sorted before."""
+    before, now = indices(site.args, site.kwargs), indices(args, kwargs)
+    same = len(before) == len(now) and all(a is b or torch.equal(a, b) for a, b in zip(before, now, strict=True))
+    rows = {t.size(0) for t in operands((args, kwargs)) if t.is_floating_point() and t.dim()}
+    return not same and not all(any(Graph.is_known(i, (n, n)) for n in rows) for i in now)
+
+
 class Steps:
     """Watches a script step by step: a few to warm up, in which its models are met, then as a subclass wants."""
 
@@ -97,10 +107,12 @@ class Steps:
         self.calls: list[Call] = []  # of the last step to warm up
         self._roots: list[nn.Module] = []
         self._layers: list[Site] = []
+        self._layer_calls: Counter[int] = Counter()  # of all steps to warm up, by id of the layer
         self._hooks: list[Any] = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
         ]
+        self._new_graphs: set[int] = set()  # layers that have got another one each time, by id
         self._marks: list[Any] = []
         self._depth = 0
         self._met: set[int] = set()
@@ -116,9 +128,16 @@ class Steps:
 
     @property
     def sites(self) -> dict[str, Site]:
-        """The message-passing layers by path, each with the arguments of one call."""
+        """The message-passing layers by path, each with the arguments of one call and how many a step has."""
         names = {id(module): path for path, module in self.model.named_modules()}
-        return {names[id(site[0])]: site for site in self._layers if id(site[0]) in names}
+        often = self._layer_calls  # in a script that steps one model, then another, each is called in half of the steps
+        return {
+            names[id(site.module)]: site._replace(
+                calls=often[id(site.module)] / (WARMUP + 1), new_graph=id(site.module) in self._new_graphs
+            )
+            for site in self._layers
+            if id(site.module) in names
+        }
 
     @property
     def workload(self) -> Watched | None:
@@ -136,10 +155,16 @@ class Steps:
                 self._begin()
             self._hooks.append(module.register_forward_pre_hook(self._called, with_kwargs=True))
             self._hooks.append(module.register_forward_hook(self._answered))
+        if isinstance(module, MessagePassing) and self._learns():
+            self._layer_calls[id(module)] += 1  # here, since a hook of the module itself would miss its first call
         if isinstance(module, MessagePassing) and id(module) not in self._met:
             self._hooks.append(module.register_forward_pre_hook(self._layer, with_kwargs=True))
         self._met.add(id(module))
         self._depth += 1
+
+    def _learns(self) -> bool:
+        """A step of training may evaluate in between."""
+        return torch.is_grad_enabled() or not self.by_optimizer
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         self._depth = max(0, self._depth - 1)
@@ -149,9 +174,13 @@ class Steps:
     def _layer(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if self.steps > WARMUP:
             return
-        learns = torch.is_grad_enabled() or not self.by_optimizer  # a step of training may evaluate in between
-        if learns and not any(module is known for known, _, _ in self._layers):
-            self._layers.append((module, detached(args), detached(kwargs)))
+        if not self._learns():
+            return
+        known = next((site for site in self._layers if site.module is module), None)
+        if known is None:
+            self._layers.append(Site(module, detached(args), detached(kwargs)))
+        elif _other_graph(known, args, kwargs):
+            self._new_graphs.add(id(module))
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if self.steps <= WARMUP and self._depth == 1:
@@ -176,6 +205,7 @@ class Steps:
         """The script has made an optimizer: its steps are the steps, unless calls are being timed already."""
         if not self.by_optimizer and self.steps <= WARMUP:
             self.by_optimizer, self.steps = True, 0
+            self._layer_calls.clear()
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The optimizer is about to step."""
@@ -256,5 +286,8 @@ def run(script: str, arguments: list[str], steps: Steps) -> None:
             runpy.run_path(script, run_name="__main__")
     except Enough:
         pass  # all that was wanted has been seen
+    except SystemExit as ended:
+        if ended.code:  # the script's own word for a failure; without one it is over, as at its last line
+            raise
     finally:
         sys.argv, sys.path[:] = before, path

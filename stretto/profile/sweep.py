@@ -1,4 +1,4 @@
-"""Hot ops over every axis, within a budget: every site's own point first, then one point of every axis of the hottest.
+"""Hot ops over every axis, within a budget: every site's own point first, then a point of each axis, of the hottest.
 
 What follows an op's name in a row: the axis that was moved, the candidate, the point, and what was measured.
 """
@@ -54,19 +54,25 @@ def cut(seconds: float, size: int, a_part: float) -> int:
     return times
 
 
-def schedule(queues: list[tuple[Site, list[Point]]], axes: list[int]) -> Iterator[tuple[Site, Point, int]]:
+def schedule(queues: list[tuple[Site, list[Point]]], axes: list[list[str]]) -> Iterator[tuple[Site, Point, int]]:
     """(site, point, how many points are still promised): what to run, in this order, for as long as there is time.
 
-    Every site's own point; one point of every axis of the first site; that of the others; then what is left, in turns.
-    queues: points of each site, its own first, then one per axis (so many as `axes` says), then the others.
+    Every site's own point; one point of every axis, of the hottest site that has it; that of the others; then what is
+    left, in turns. queues: points of each site, the hottest first: its own, one for each of its `axes`, then others.
     """
     own = [(site, cells[0]) for site, cells in queues if cells]
-    first = [(site, cell) for site, cells in queues[:1] for cell in cells[1 : 1 + axes[0]]]
+    first: list[tuple[Site, Point]] = []
+    second: list[list[tuple[Site, Point]]] = []
+    seen: set[str] = set()
+    for (site, cells), names in zip(queues, axes, strict=True):
+        pairs = list(zip(names, cells[1:], strict=False))
+        first += [(site, cell) for name, cell in pairs if name not in seen]
+        second.append([(site, cell) for name, cell in pairs if name in seen])
+        seen.update(names)
     promised = [*own, *first]
     for done, (site, cell) in enumerate(promised):
         yield site, cell, len(promised) - done
-    second = [[(s, c) for c in cells[1 : 1 + n]] for (s, cells), n in zip(queues[1:], axes[1:], strict=True)]
-    details = [[(s, c) for c in cells[1 + n :]] for (s, cells), n in zip(queues, axes, strict=True)]
+    details = [[(s, c) for c in cells[1 + len(n) :]] for (s, cells), n in zip(queues, axes, strict=True)]
     for rounds in (second, details):
         for turn in zip_longest(*rounds):
             yield from ((*pair, 1) for pair in turn if pair is not None)
@@ -86,22 +92,23 @@ def sweep(
     progress(what, seconds left) is called before each point and now and then within it. An op without candidates has
     one row that says why.
     """
-    expect(budget > 0, f"sweep: 'budget' is {budget}, wanted more than 0 seconds")
+    fine = isinstance(budget, (int, float)) and budget > 0
+    expect(fine, f"sweep: 'budget' is {budget!r}, wanted more than 0 seconds")
     end = clock() + budget
     found, left_out = sites(profile, share)
     cores, device = machine.cores(), profile.workload.device.type
     start = Point(width=1, threads=torch.get_num_threads(), device=device)
     queues: list[tuple[Site, list[Point]]] = []
-    axes: list[int] = []
+    axes: list[list[str]] = []
     bases: dict[int, Point] = {}
-    a_part = budget / (len(found) + max((len(site.axes) for site in found[:1]), default=1))
+    a_part = budget / max(1, len(found) + len({axis for site in found for axis in site.axes}))
     for site in found:
         slowest = max(profile.trace.ops[i].seconds for i in site.group.ops)
         part = {site.scale: 1 / cut(slowest, site.size, a_part)}
         base = bases[id(site)] = replace(start, width=site.width, dtype=_word(site.group), **part)  # type: ignore[arg-type]
         cells = [p for p in points(base, cores) if p.moved(base) in site.axes]
         queues.append((site, cells))
-        axes.append(len({p.moved(base) for p in cells}) - 1)
+        axes.append(list(dict.fromkeys(p.moved(base) for p in cells[1:])))
     rows: list[dict[str, Any]] = []
     try:
         for site, point, promised in schedule(queues, axes) if queues else ():

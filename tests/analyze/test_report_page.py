@@ -16,9 +16,9 @@ import torch
 import stretto.analyze
 import stretto.profile
 from stretto import datasets
-from stretto.analyze import Machine
+from stretto.analyze import Machine, facts
 from stretto.analyze.models import as_data, make
-from stretto.analyze.page import table
+from stretto.analyze.page import page, table
 from stretto.analyze.svg import bars, lines, roofline, short, with_unit
 
 MACHINE = Machine()
@@ -37,6 +37,7 @@ def pages(tmp_path_factory):
     profile.replay(repeats=2, seconds=0)
     profile.sweep(budget=1.0, repeats=2)
     profile.recommend(repeats=2)
+    profile.advice[0]["saves_ms"] = max(1.0, profile.advice[0]["saves_ms"])  # whatever two turns say
     profile.apply(repeats=2)
     profile.to_html(folder / "profile.html")
     return folder
@@ -187,6 +188,38 @@ def test_sorting(browser, pages, name):
     assert names == sorted(names, reverse=True)
 
 
+def test_cells_without_a_value_are_last(browser, tmp_path):
+    rows = [{"a": value} for value in (3.0, None, -2.0, None, 10.0)]
+    (tmp_path / "page.html").write_text(page("t", "", [table("t", rows, ["a"])]))
+    browser.open(tmp_path / "page.html")
+    click = "const t=document.getElementById('t');t.querySelector('th').click();"
+    read = click + "return [...t.tBodies[0].rows].map(r=>r.cells[0].textContent)"
+    assert browser.js(read) == ["10", "3", "-2", "", ""]
+    assert browser.js(read) == ["-2", "3", "10", "", ""]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_of_a_picture_do_not_cover_one_another(browser, pages, name):
+    browser.open(pages / f"{name}.html")
+    covered = browser.js(
+        "const found=[];document.querySelectorAll('svg').forEach(s=>{const all=[...s.querySelectorAll('text')]"
+        ".map(t=>[t.textContent,t.getBoundingClientRect()]);all.forEach(([n,a],i)=>all.slice(i+1).forEach(([m,b])=>{"
+        "if(Math.min(a.right,b.right)-Math.max(a.left,b.left)>1&&Math.min(a.bottom,b.bottom)-Math.max(a.top,b.top)>4)"
+        "found.push(n+' / '+m)}))});return found"
+    )
+    assert covered == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_headings_stay_while_a_long_table_scrolls(browser, pages, name):
+    browser.open(pages / f"{name}.html")
+    top = browser.js(
+        "const t=document.getElementById('ops'),s=t.parentElement;s.style.maxHeight='150px';s.scrollTop=100;"
+        "return t.querySelector('th').getBoundingClientRect().top-s.getBoundingClientRect().top"
+    )
+    assert abs(top) < 2
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_searching(browser, pages, name):
     browser.open(pages / f"{name}.html")
@@ -256,6 +289,8 @@ def test_ops_without_flops_are_on_the_roofline():
 
 def test_every_op_with_a_time_is_plotted(pages):
     text = (pages / "profile.html").read_text()
+    for title in ("Speed-up by site", "Speed-up by plan"):
+        assert f"<h2>{title}" in text
     picture = text[text.index("roofline of the ops") : text.index("Time by op")]
     assert re.search(r"<title>gather \[[0-9x, ]+\]: [0-9.]+[kMG]?B/s", picture)
     assert re.search(r"<title>mm \[[0-9x, ]+\]: [0-9.]+[kMG]?flop/s", picture)
@@ -266,6 +301,23 @@ def test_the_sweep_tells_its_rows_apart(pages):
     head = text[text.index('<table id="sweep"') :]
     columns = re.findall(r"<th[^>]*>([^<]*)</th>", head[: head.index("</thead>")])
     assert {"phase", "shapes", "site", "ci_ms", "density", "compiled", "flops", "bytes", "gb_per_s"} <= set(columns)
+
+
+def test_what_is_gained_is_told_by_site_and_by_plan():
+    row = {
+        "site": "convs.0",
+        "kind": "layer",
+        "now": "GCNConv",
+        "advice": "accelerate",
+        "reason": "2x",
+        "saves_ms": 3.0,
+    }
+    assert facts.advice_line(row) == "convs.0, GCNConv: accelerate, saves 3 ms a step; 2x"
+    assert facts.advice_line({**row, "advice": "nothing to gain", "saves_ms": 0.0}).endswith("nothing to gain; 2x")
+    assert facts.advice_line({**row, "reorder": "sorted: 1.50x"}).endswith("; with its index sorted: 1.50x")
+    plans = [{"plan": f"p{i}", "runs": i == 2, "speedup": float(i), "by": "predicted"} for i in range(1, 7)]
+    drawn = facts.plan_bars([{**row, "plans": [*plans, {**plans[0], "speedup": None}]}, row])
+    assert [name for name, _, _ in drawn] == ["convs.0: p2", *(f"convs.0, predicted: p{i}" for i in (6, 5, 4))]
 
 
 def test_text_is_escaped():

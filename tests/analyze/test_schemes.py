@@ -4,12 +4,16 @@ import math
 
 import pytest
 import torch
+from rich.console import Console
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import HeteroConv, RGCNConv, SAGEConv
 
 import stretto.analyze
-from stretto import datasets
+from stretto import StrettoError, datasets
 from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
 from stretto.analyze.schemes import explosion
+from stretto.analyze.terminal import show_schemes
 from stretto.analyze.workload import Workload
 
 
@@ -45,3 +49,24 @@ def test_explosion(data):
     early = [row["nodes"] for row in rows[:3]]
     growth = math.log(early[-1] / early[0]) / 2
     assert growth == pytest.approx(math.log(3), abs=0.25)  # c^L until the graph is full
+
+
+def test_attributes_of_edges_go_with_them():
+    data = as_data(datasets.load_graph("er:300:1200"), width=8)
+    data.edge_type = torch.randint(3, (data.num_edges,))
+    report = stretto.analyze(RGCNConv(8, 4, 3), data, machine=Machine(), procs=[1])
+    assert [row["batches"] for row in report.schemes(batch=64)] == [1, 5, 5, 5]
+
+
+def test_what_schemes_are_not_about_is_refused_in_words(capsys):
+    hetero = HeteroData({"a": {"x": torch.ones(4, 8)}, ("a", "to", "a"): {"edge_index": torch.tensor([[0], [1]])}})
+    model = HeteroConv({("a", "to", "a"): SAGEConv(8, 4)})
+    step = lambda m, d: m(d.x_dict, d.edge_index_dict)  # noqa: E731
+    report = stretto.analyze(model, hetero, machine=Machine(), procs=[1], step=step)
+    with pytest.raises(StrettoError, match="only one graph with nodes of one type"):
+        report.schemes()
+    show_schemes(Console(), report)
+    assert "only one graph" in capsys.readouterr().out
+    for wrong in ("fanout", "batch"):
+        with pytest.raises(StrettoError, match=f"'{wrong}' is 0, wanted at least 1"):
+            report.schemes(**{wrong: 0})

@@ -10,6 +10,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.utils import dropout_edge
 
 import stretto.analyze
+import stretto.profile
 from stretto import NeighborLoader, StrettoError, datasets
 from stretto.analyze import Machine, look
 from stretto.analyze.lift import Sizes, difference, rescale, shrunk, usable
@@ -286,3 +287,82 @@ def test_what_is_no_data_is_refused_in_words():
         wrong.edge_index = data.edge_index + shift
         with pytest.raises(StrettoError, match=words):
             stretto.analyze(model, wrong, machine=MACHINE)
+
+
+MASKS = {
+    "places": lambda n: torch.arange(50),
+    "several splits": lambda n: torch.rand(n, 3) < 0.5,
+    "of other nodes": lambda n: torch.ones(n + 1, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_a_mask_that_the_loss_does_not_take(kind):
+    """Its loss is over all nodes: a probe with a mask of its own would count another step."""
+    data = graph()
+    data.train_mask = MASKS[kind](data.num_nodes)
+    report = stretto.analyze(make("gcn", 32, 16, 8), data, machine=MACHINE, procs=[1])
+    counted = report.workload.trace()
+    assert (report.work, report.bytes) == (counted.flops, counted.bytes)
+    assert report.problem.targets == data.num_nodes
+
+
+class ByName(torch.nn.Module):
+    """forward takes everything by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.GCNConv(32, 8)
+
+    def forward(self, *, x, edge_index, edge_weight=None):
+        return self.conv(x, edge_index, edge_weight)
+
+
+def test_arguments_of_forward_by_name():
+    data = graph()
+    report = stretto.analyze(ByName(), data, machine=MACHINE, procs=[1])
+    assert report.lifted
+    assert report.work == Workload(pyg.GCNConv(32, 8), data).trace().flops
+    data.edge_weight = torch.rand(data.num_edges)
+    weighted = Workload(ByName(), data).trace()
+    assert weighted.flops == Workload(pyg.GCNConv(32, 8), data).trace().flops
+    with pytest.raises(StrettoError, match="forward of ByName wants 'x'"):
+        stretto.profile(ByName(), Data(edge_index=data.edge_index, num_nodes=400), machine=MACHINE)
+
+
+class Gives(torch.nn.Module):
+    """A model whose output is what a function makes of the layer's."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.conv, self.function = pyg.GCNConv(32, 8), function
+
+    def forward(self, x, edge_index):
+        return self.function(self.conv(x, edge_index))
+
+
+def test_a_step_without_a_tensor_is_refused_in_words():
+    for out in (None, [], {}, (None, "a"), {"a": None}):
+        with pytest.raises(StrettoError, match="a step gives NoneType, wanted a tensor"):
+            stretto.profile(Gives(lambda h, out=out: out), graph(), machine=MACHINE, repeats=1)
+    plain = Workload(Gives(lambda h: h.sum()), graph()).trace().flops
+    assert Workload(Gives(lambda h: (None, {"a": None, "b": [h]})), graph()).trace().flops == plain + 1  # 0 + b
+
+
+def test_a_list_of_graphs_is_told_what_to_do():
+    graphs = batch().to_data_list()
+    for ask in (stretto.analyze, stretto.profile):
+        with pytest.raises(StrettoError, match=r"'data' is \d+ Data, wanted one: .*Batch.from_data_list"):
+            ask(Pooled(), graphs, machine=MACHINE)
+
+
+def test_a_profile_of_a_loader_is_of_its_first_batch():
+    loader = DataLoader(batch().to_data_list(), batch_size=10)
+    profile = stretto.profile(Pooled(), loader, machine=MACHINE, repeats=1)
+    assert "of the DataLoader" in profile.remarks[0]
+    assert profile.remarks[0] in str(profile)
+    assert profile.to_dict()["remarks"] == profile.remarks
+    assert profile.workload.data.num_graphs == 10
+    profile.recommend(repeats=2)
+    with pytest.raises(StrettoError, match="profile: 'data' is a loader without a batch"):
+        stretto.profile(Pooled(), iter([]), machine=MACHINE)

@@ -3,11 +3,13 @@
 import pytest
 import torch
 from torch.autograd.profiler import profile
+from torch_geometric.nn import SAGEConv
 
 import stretto
 from stretto import datasets
 from stretto.analyze import validate
 from stretto.analyze.given import given
+from stretto.analyze.lift import peak
 from stretto.analyze.look import look
 from stretto.analyze.models import as_data, make
 from stretto.analyze.trace import Recorder
@@ -74,3 +76,13 @@ def test_memory_is_what_the_allocator_hands_out(name, fast, monkeypatch):
     assert workload.trace().peak_bytes == pytest.approx(allocated, rel=0.02)
     if name == "gat":  # from a probe, too: also what its kernels take for themselves
         assert look(workload, given(model, data)).trace.peak_bytes == pytest.approx(allocated, rel=0.02)
+
+
+@pytest.mark.parametrize("aggr", ["max", "mean"])
+def test_memory_of_a_gradient_between_types(aggr):
+    """The gradient of a maximum multiplies a mask by numbers, which torch turns into numbers first."""
+    data = as_data(datasets.load_graph("er:500:4000"), width=32)
+    workload = Workload(SAGEConv(32, 8, aggr=aggr), data)
+    trace = workload.trace()
+    assert trace.peak_bytes == peak(trace)
+    assert trace.peak_bytes == pytest.approx(validate.peak_memory(workload), rel=0.01)

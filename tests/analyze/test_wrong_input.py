@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import stretto.analyze
+import stretto.profile
 from stretto import StrettoError, datasets
 from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
@@ -45,11 +46,41 @@ def test_a_machine_file_that_was_written_is_read(tmp_path):
     assert Machine.load(tmp_path / "part.json").link_latency == 0
 
 
-@pytest.mark.parametrize("procs", [4, "1,2", [], [0], [1.5], None], ids=repr)
+@pytest.mark.parametrize("procs", [4, "1,2", [], [0], [1.5], [True], None], ids=repr)
 def test_numbers_of_workers(procs):
     data = as_data(datasets.load_graph("er:20:40"), width=4)
     with pytest.raises(StrettoError, match=r"'procs' is .*, wanted a list of numbers from 1"):
         stretto.analyze(make("gcn", 4, 4, 8), data, machine=Machine(), procs=procs)
+
+
+def test_more_workers_than_nodes_and_one_number_twice():
+    data = as_data(datasets.load_graph("er:20:40"), width=4)
+    report = stretto.analyze(make("gcn", 4, 4, 8), data, machine=Machine(), procs=[1, 30000, 1, 30000])
+    assert [part.parts for part in report.partitions] == [1, 30000]
+    many = report.partitions[1]
+    assert (len(many.rows), sum(many.rows)) == (30000, 20)
+    assert sum(many.halo) == sum(many.push) == many.cut == many.pairs  # every node has a part of its own
+
+
+@pytest.mark.parametrize("machine", [3, None, ["auto"]], ids=repr)
+def test_what_is_no_machine(machine):
+    with pytest.raises(StrettoError, match=r"'machine' is .*, wanted .auto., a machine file or a Machine"):
+        stretto.analyze(make("gcn", 4, 4, 8), as_data(datasets.load_graph("er:20:40"), width=4), machine=machine)
+
+
+def test_numbers_and_functions_of_calls():
+    data = as_data(datasets.load_graph("er:20:40"), width=4)
+    model = make("gcn", 4, 4, 8)
+    report = stretto.analyze(model, data, machine=Machine(), procs=[1])
+    for wrong, words in (({"repeats": 0}, "'repeats' is 0"), ({"workers": -1}, "'workers' is -1")):
+        with pytest.raises(StrettoError, match=words):
+            report.validate(**wrong)
+    with pytest.raises(StrettoError, match="'step' is 3, wanted a function"):
+        stretto.profile(model, data, machine=Machine(), step=3)
+    with pytest.raises(StrettoError, match="'repeats' is 'a'"):
+        stretto.profile(model, data, machine=Machine(), repeats="a")
+    with pytest.raises(StrettoError, match="'budget' is '60s', wanted more than 0 seconds"):
+        stretto.profile(model, data, machine=Machine(), repeats=1).sweep(budget="60s")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -80,3 +81,20 @@ def test_a_ratio_is_the_median_of_the_processes():
     assert found[0]["each"] == [0.6, 1.1, 0.95]
     assert found[0]["interval"] == (0.5, 1.2000000000000002)
     assert all(r["hot"] for r in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--models", "nope"], "no model 'nope'"),
+        (["--graphs", "nope"], "no graph 'nope'"),
+        (["--threads", "0"], "'--threads' is '0', wanted 1 or more"),
+        (["--threads", "two"], "'--threads' is 'two'"),
+        (["--workers", "-1"], "'--workers' is -1"),
+        (["--json", "nowhere/x.json"], "there is no folder 'nowhere'"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_words_are_told_before_the_machine_is_measured(words, said, monkeypatch):
+    monkeypatch.setattr("stretto.analyze.machine_file.get", lambda *_, **__: pytest.fail("measured first"))
+    assert said in str(CliRunner().invoke(cli.app, ["bench", "analysis", *words]).exception)

@@ -116,6 +116,21 @@ def test_wrong_words(words):
         Spec(**words)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--suite", "hosseini", "--op", "spmm"], "'--op' means nothing for a suite"),
+        (["--suite", "foundation", "--dtype", "f64"], "'--dtype' means nothing for a suite"),
+        (["--op", "spmm", "--only", "spmm"], "'--only' means nothing for one cell"),
+        (["--op", "spmm", "--json", "nowhere/x.json"], "there is no folder 'nowhere'"),
+        (["--suite", "hosseini", "--threads", "-1"], "'--threads' is -1, wanted 1 or more"),
+    ],
+    ids=" ".join,
+)
+def test_options_that_would_do_nothing(words, said):
+    assert said in str(CliRunner().invoke(cli.app, ["bench", "ops", *words]).exception)
+
+
 def test_unknown_op():
     with pytest.raises(StrettoError, match="'--op' is 'spmv', wanted one of spmm"):
         build(Spec(op="spmv"))

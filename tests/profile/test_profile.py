@@ -47,6 +47,10 @@ def test_every_op_has_its_facts(gcn):
         assert all(len(spec.stride) == len(spec.shape) for spec in op.inputs)
     assert {op.path for op in gcn.trace} >= {"convs.0", "convs.0.lin", "convs.1", "convs.1.lin"}
     assert gcn.trace.unknown == []
+    for group in gcn.groups:
+        found, first = group.to_dict(), gcn.trace.ops[group.ops[0]].inputs
+        assert found["strides"] == ", ".join("x".join(map(str, spec.stride)) or "scalar" for spec in first)
+        assert found["dtypes"].count(",") == found["shapes"].count(",") == found["strides"].count(",")
 
 
 def check_time(trace):
@@ -253,6 +257,10 @@ def test_advice_and_apply():
     assert [row["site"] for row in advice] == ["convs.0", "convs.1"]
     assert all(row["advice"] in ("accelerate", "nothing to gain") for row in advice)
     assert all(row["saves_ms"] >= 0 and row["reason"] for row in advice)
+    for row in advice:
+        (runs,) = [plan for plan in row["plans"] if plan["runs"]]
+        assert (runs["speedup"], runs["by"]) == (row["speedup"][0], "measured")
+        assert len({plan["plan"] for plan in row["plans"]}) == len(row["plans"]) > 1
     done = profile.apply(repeats=3)
     assert torch.allclose(model(data.x, data.edge_index), stock, atol=1e-5)
     if done["applied"]:

@@ -60,8 +60,8 @@ def test_analyze_command(tmp_path, monkeypatch):
     assert "strategies, fastest first" in result.output
     checks = json.loads((tmp_path / "a.json").read_text())["checks"]
     assert checks[0]["ratio"] == 1
-    assert asked == ["run_pull", "run_engine"]
-    assert [row["note"] for row in checks if row["note"]] == ["not run: none here"] * 2
+    assert asked == ["run_pull", "run_engine", "run_engine"]  # overlapped, stale
+    assert [row["note"] for row in checks if row["note"]] == ["not run: none here"] * 3
     bad = CliRunner().invoke(cli.app, ["analyze", "gcn", "--procs", "two"])
     assert "'--procs' is 'two'" in str(bad.exception)
 
@@ -92,6 +92,24 @@ def test_options_are_checked_before_any_work(option, target, monkeypatch, tmp_pa
     assert said in str(CliRunner().invoke(cli.app, words).exception)
 
 
+def test_only_a_script_takes_arguments(monkeypatch):
+    from stretto.profile import command
+
+    monkeypatch.setattr(command, "subject", lambda *_: pytest.fail("worked first"))
+    result = CliRunner().invoke(cli.app, ["profile", "gcn", "--graph", "er:50:200", "30", "epochs"])
+    assert "'30 epochs' follows 'gcn', but only a script takes arguments" in str(result.exception)
+
+
+@pytest.mark.parametrize("graph", ["er:3:0", "er:1:0", "er:2:1"])
+def test_graphs_with_next_to_nothing(graph, tmp_path):
+    MACHINE.save(tmp_path / "machine.json")
+    words = ["profile", "gat", "--graph", graph, "--machine", str(tmp_path / "machine.json"), "--repeats", "1"]
+    words += ["--replay", "--sweep", "--budget", "0.3s", "--apply", "--json", str(tmp_path / "p.json")]
+    result = CliRunner().invoke(cli.app, [*words, "--html", str(tmp_path / "p.html")])
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "p.json").read_text())["replays"]
+
+
 def test_analyze_looks_where_it_will_write_first(monkeypatch, tmp_path):
     from stretto.analyze import command
 
@@ -105,7 +123,7 @@ def test_budgets(text, value):
     assert seconds(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-3s", "s"])
+@pytest.mark.parametrize("text", ["", "soon", "-3s", "s", "nan", "inf", "infs"])
 def test_wrong_budgets(text):
     with pytest.raises(StrettoError, match="--budget"):
         seconds(text)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from stretto import StrettoError, cli, memory
+from stretto import StrettoError, cli, graph, memory
 from stretto.analyze import Machine
 from stretto.profile import script as scripts
 from stretto.profile.script import alone, apply_script, profile_script
@@ -113,6 +113,44 @@ net(x, edge_index)
 )
 
 
+ACCUMULATED = (
+    HEAD
+    + """
+net = Net()
+optimizer = torch.optim.Adam(net.parameters())
+for _ in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    for _ in range(3):
+        net(x, edge_index).sum().backward()
+    optimizer.step()
+sys.exit()
+"""
+)
+IN_TURN = (
+    HEAD
+    + """
+nets = [Net(), Net()]
+optimizers = [torch.optim.Adam(net.parameters()) for net in nets]
+for _ in range(int(sys.argv[1]) // 2):
+    for net, optimizer in zip(nets, optimizers):
+        optimizer.zero_grad()
+        net(x, edge_index).sum().backward()
+        optimizer.step()
+"""
+)
+BATCHES = (
+    HEAD
+    + """
+net = Net()
+optimizer = torch.optim.Adam(net.parameters())
+for _ in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    net(x, edge_index[:, torch.randperm(edge_index.size(1))]).sum().backward()
+    optimizer.step()
+"""
+)
+
+
 @pytest.fixture
 def written(tmp_path):
     def write(text: str) -> str:
@@ -210,6 +248,48 @@ def test_a_models_part_has_the_gradients_of_the_script(written):
     second(first(*args)).sum().backward()
     for got, p in zip(alone_grads, work.model.parameters(), strict=True):
         assert torch.allclose(got, p.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize(("text", "calls"), [(ACCUMULATED, 3), (IN_TURN, 0.5), (TRAIN, 1)], ids=["3", "half", "1"])
+def test_a_gain_counts_all_calls_of_a_step(written, monkeypatch, text, calls):
+    paced(monkeypatch, 3.0)  # a layer takes 3 s and 1 s
+    found = profiled(written(text))
+    assert found.advice
+    for row in found.advice:
+        assert row["saves_ms"] == pytest.approx(2000 * calls)
+        assert (f"called {calls} times a step" in row["reason"]) == (calls != 1)
+
+
+def test_a_script_that_exits_is_over(written):
+    with pytest.raises(StrettoError, match="took 4 optimizer steps, wanted at least"):
+        profiled(written(ACCUMULATED), 4)
+    with pytest.raises(SystemExit):
+        profiled(written(ACCUMULATED.replace("sys.exit()", "sys.exit('no data')")), 4)
+
+
+def test_graphs_that_change_are_sorted_in_every_step(written, monkeypatch):
+    """An accelerated layer of a stretto loader's batch knows its graph; that of any other must make it first."""
+    from stretto.profile import recommend
+
+    made, counted = [], {}
+    plain = graph._build
+    monkeypatch.setattr(graph, "_build", lambda *given: made.append(1) or plain(*given))
+
+    def in_turns(steps, *_):
+        for name, step in steps.items():
+            made.clear()
+            for _ in range(3):
+                step()
+            counted[name] = len(made)
+        return {name: Timing((3.0 if name.startswith("stock") else 1.0,) * 4) for name in steps}
+
+    monkeypatch.setattr(recommend, "_in_turns", in_turns)
+    assert not any("another graph" in row["reason"] for row in profiled(written(TRAIN)).advice)
+    assert set(counted.values()) == {0}
+    found = profiled(written(BATCHES))
+    assert all("every step with another graph" in row["reason"] for row in found.advice)
+    # The second layer has the graph from the first.
+    assert [counted[f"{kind}, convs.{i}"] for kind in ("stock", "accelerated") for i in (0, 1)] == [0, 0, 3, 0]
 
 
 def test_an_optimizer_that_never_steps(written):

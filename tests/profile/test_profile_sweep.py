@@ -16,6 +16,7 @@ from stretto.profile.contest import Pace, interval
 from stretto.profile.profiling import Group
 from stretto.profile.recommend import dispatch_table, winner
 from stretto.profile.row_sites import run_point
+from stretto.profile.sweep import schedule
 from stretto.tune.timing import Timing
 
 
@@ -170,6 +171,22 @@ def test_one_point_of_every_axis_comes_before_a_second_of_any():
     assert moved[0] == "base"
     assert set(moved[1 : 1 + len(axes)]) == axes
     assert moved[1 : 1 + len(axes)][-2:] == ["cache", "compiled"]  # a cold sample takes milliseconds, compiling seconds
+
+
+def test_every_axis_is_promised_once_by_the_hottest_op_that_has_it():
+    """A dense product has no index: its orders and laws must not wait until the axes of all other ops are done."""
+    product, gather = [("product", name) for name in ("own", "width", "dtype", "width 2")], []
+    for name in ("own", "order", "width", "law", "order 2"):
+        gather.append(("gather", name))
+    queues = [("product", product), ("gather", gather)]
+    order = list(schedule(queues, [["width", "dtype"], ["order", "width", "law"]]))
+    assert [(point[1], promised) for site, point, promised in order if site == "product"] == [
+        ("own", 6), ("width", 4), ("dtype", 3), ("width 2", 1),
+    ]  # fmt: skip
+    assert [(point[1], promised) for site, point, promised in order if site == "gather"] == [
+        ("own", 5), ("order", 2), ("law", 1), ("width", 1), ("order 2", 1),
+    ]  # fmt: skip
+    assert len(order) == len(product) + len(gather)
 
 
 DENSE_BASE = Point(width=6)

@@ -1,0 +1,126 @@
+"""Strategies say what they would do: who does not apply, how uneven blocks are, what overlaps, and who comes first."""
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+import stretto.analyze
+from stretto import datasets
+from stretto.analyze import Machine
+from stretto.analyze.graph_stats import Partitioner, grids, replicas
+from stretto.analyze.models import as_data, make
+from stretto.analyze.strategies import OVERLAPPED
+from stretto.dist import Schedule
+
+PULL = "partition + halo, pull"
+MACHINE = Machine(memory=1e10)
+
+
+def report_of(name, data=None, machine=MACHINE, **options):
+    data = as_data(datasets.load_graph("er:200:800"), width=24) if data is None else data
+    classes = int(data.y.max()) + 1
+    return stretto.analyze(make(name, data.x.size(1), 16, classes), data, machine=machine, **options)
+
+
+def star(n):
+    """Every node sends to the first."""
+    edges = torch.stack([torch.arange(1, n), torch.zeros(n - 1, dtype=torch.long)])
+    return Data(x=torch.randn(n, 24), edge_index=edges, y=torch.arange(n) % 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"), [("gat", "score of an edge"), ("edgeconv", "product on edges"), ("gcn", "")], ids=str
+)
+def test_columns_apart_only_where_no_edge_needs_whole_rows(model, words):
+    report = report_of(model, procs=[4])
+    refused = {r.name: r.reason for r in report.refusals}
+    assert ("feature-parallel" in refused) == bool(words)
+    assert words in refused.get("feature-parallel", "")
+
+
+def test_blocks_add_up_partial_sums_which_attention_has_not():
+    refused = {(r.name, r.workers): r.reason for r in report_of("gat", procs=[4, 8]).refusals}
+    for place in (("1.5-D, replicated", 4), ("2-D", 4), ("3-D", 8)):
+        assert "softmax" in refused[place]
+    applied = {(s.name, s.workers) for s in report_of("gcn", procs=[4, 8]).strategies}
+    assert applied >= {("1.5-D, replicated", 4), ("2-D", 4), ("3-D", 8)}
+
+
+def test_layers_as_stages_are_exact_only_for_graphs_apart():
+    one = report_of("gcn", procs=[2])
+    (plan,) = [s for s in one.strategies if s.name == "pipelined by layers"]
+    assert not plan.exact
+    assert "a step before" in plan.reason
+    graphs = [Data(x=torch.randn(9, 24), edge_index=torch.randint(9, (2, 20)), y=torch.arange(9) % 4)] * 16
+    many = report_of("gcn", Batch.from_data_list(graphs), procs=[2])
+    (plan,) = [s for s in many.strategies if s.name == "pipelined by layers"]
+    assert plan.exact
+    assert "a step before" not in plan.reason
+
+
+def test_blocks_are_as_uneven_as_a_count_finds():
+    data = as_data(datasets.load_graph("rmat:8:2000"), width=24)
+    splitter = Partitioner(data.edge_index, data.num_nodes)
+    for parts in (4, 8):
+        assert splitter.split(parts).blocks == tuple(
+            splitter.uneven(*sides) if sides else 0.0 for sides in grids(parts)
+        )
+    assert (replicas(8), replicas(7), grids(4), grids(8)[2]) == (2, 0, ((2, 2), (2, 2), None), (2, 4))
+    sender = Partitioner(star(401).edge_index, 401)
+    assert sender.uneven(2, 2) == pytest.approx(2, rel=0.05)  # one row of blocks has all edges
+    assert sender.uneven(4, 1) == 4
+    even = Partitioner(torch.cartesian_prod(torch.arange(8), torch.arange(8)).T.contiguous(), 8)
+    assert even.uneven(2, 4) == 1
+
+
+def test_uneven_blocks_cost_time():
+    report = report_of("gcn", star(400), procs=[4])
+    plans = {s.name: s for s in report.strategies}
+    problem = report.problem
+    skew = report.partitions[0].blocks[1]
+    assert skew > 1.5
+    assert plans["2-D"].compute == pytest.approx(problem.compute(skew / 4, 1 / 4))
+    assert f"{skew:.2f}x uneven" in plans["2-D"].reason
+
+
+def test_the_exchange_hides_behind_interior_rows():
+    slow = Machine(memory=1e10, link_latency=0.0, link_bandwidth=1e5)  # the exchange is longer than all else
+    fast = Machine(memory=1e10, link_latency=0.0, link_bandwidth=1e15)
+    data = as_data(datasets.load_graph("grid:20"), width=24)
+    for machine, hidden in ((slow, "interior"), (fast, "exchange")):
+        report = report_of("sage", data, machine, procs=[2])
+        plans = {s.name: s for s in report.strategies}
+        pull, over, part = plans[PULL], plans[OVERLAPPED], report.partitions[0]
+        assert (over.bytes, over.messages, over.syncs, over.memory) == (
+            pull.bytes,
+            pull.messages,
+            pull.syncs,
+            pull.memory,
+        )
+        assert over.exact
+        assert over.schedule == Schedule("async", "async")
+        gradients = report.problem.allreduce(2) / machine.link_bandwidth
+        halo = pull.communicate - gradients
+        by_part = []
+        for own, edges, inner, pulled in zip(part.rows, part.edges, part.interior, part.halo, strict=True):
+            whole = report.problem.compute(edges / report.graph.num_edges, (own + pulled) / report.graph.num_nodes)
+            interior = whole * inner / edges
+            assert (interior < halo) == (hidden == "interior")
+            by_part.append(max(interior, halo) + whole - interior)
+        assert over.seconds == pytest.approx(max(by_part) + gradients)
+        assert over.seconds < pull.seconds
+
+
+def test_interior_edges_by_hand():
+    """0 - 1 - 2 - 3, both ways; cut in the middle, 0 and 3 need nobody else."""
+    edges = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
+    part = Partitioner(edges, 4).split(2, "blocks")
+    assert part.rows == (2, 2)
+    assert part.interior == (1, 1)
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+def test_one_node_needs_one_worker(edges):
+    data = Data(x=torch.randn(1, 24), edge_index=torch.zeros(2, edges, dtype=torch.long), y=torch.tensor([1]))
+    report = report_of("gcn", data, procs=[1, 2, 4])
+    assert report.best.workers == 1

@@ -1,0 +1,72 @@
+"""Steps that are not like the others: half precision, no nodes, sizes that follow an index, places from the end."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv, GraphUNet
+
+import stretto
+from stretto import datasets
+from stretto.analyze import Machine
+from stretto.analyze.models import as_data, make
+from stretto.profile import recommend
+from stretto.profile.replay import fingerprint
+from stretto.tune.timing import Timing
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def profiled(model, data):
+    return stretto.profile(model, data, machine=Machine(), repeats=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_advice_is_applied_in_every_type(dtype, monkeypatch):
+    data = as_data(datasets.load_graph("er:300:1500"), width=16)
+    data.x = data.x.to(dtype)
+    slow = lambda steps, *_: {n: Timing((3.0 if n.startswith("stock") else 1.0,) * 4) for n in steps}  # noqa: E731
+    monkeypatch.setattr(recommend, "_in_turns", slow)
+    profile = profiled(make("gcn", 16, 8, 8).to(dtype), data)
+    done = profile.apply()
+    assert done["applied"], done["reason"]
+    assert done["error"] <= recommend.ALLOWED[dtype]
+
+
+def test_an_error_is_judged_by_the_type():
+    ones = torch.ones(10, dtype=torch.float64)
+    for dtype, allowed in recommend.ALLOWED.items():
+        stock = [ones.to(dtype)]
+        assert recommend.difference(stock, [ones * (1 + allowed / 2)]) == ""
+        assert "differ" in recommend.difference(stock, [ones * (1 + allowed * 2)])
+
+
+def test_a_graph_without_nodes():
+    empty = Data(x=torch.zeros(0, 16), edge_index=torch.zeros(2, 0, dtype=torch.long))
+    profile = profiled(make("gat", 16, 8, 8), empty)
+    assert profile.replay(share=1.0, repeats=1, seconds=0)
+    profile.sweep(budget=0.5, share=1.0, repeats=2)
+    profile.apply(repeats=2)
+    assert profile.to_json()
+
+
+def test_sizes_that_follow_an_index(caplog):
+    """Normalising a sparse matrix merges equal entries: in another order of its index there are others."""
+    data = as_data(datasets.load_graph("er:300:1500"), width=16)
+    ones = torch.ones(data.num_edges)
+    matrix = torch.sparse_coo_tensor(data.edge_index, ones, (300, 300)).coalesce().to_sparse_csr()
+    rows = profiled(GCNConv(16, 4), (data.x, matrix)).replay(share=1.0, repeats=1, seconds=0)
+    assert rows
+    assert not any("shuffled indices" in row for row in rows)
+    assert "does not run with shuffled indices" in caplog.text
+
+
+def test_places_from_the_end():
+    index = torch.tensor([-1, 0, 2, 0])
+    assert fingerprint(index)["degrees"] == fingerprint(index + 1)["degrees"]
+    data = as_data(datasets.load_graph("er:300:1500"), width=16)
+    profile = profiled(GraphUNet(16, 8, 4, 2), data)
+    assert profile.replay(share=1.0, repeats=1, seconds=0)
+    profile.sweep(budget=1.0, share=1.0, repeats=2)
