@@ -128,7 +128,8 @@ def _moments(
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance over all edges of function(row_i, col_j, edge, *shared). -> [k] each, in the type of sums."""
     csr = graph.edge_csr
-    some = torch.linspace(0, graph.num_edges - 1, min(graph.num_edges, FEW), device=csr.device).long()
+    count = min(graph.num_edges, FEW)
+    some = torch.arange(count, device=csr.device) * (graph.num_edges - 1) // (count - 1)  # of all rows, two or more
     places = (
         torch.searchsorted(csr.rowptr, some, right=True) - 1,
         some if csr.col is None else csr.col[some].long(),
