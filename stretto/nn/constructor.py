@@ -52,7 +52,7 @@ AGGREGATIONS: dict[type, tuple[str, ...]] = {
     pyg.GINEConv: SIMPLE,
     pyg.EdgeConv: SIMPLE,
     pyg.CGConv: SIMPLE,
-    pyg.NNConv: (*SUM, "mean"),
+    pyg.NNConv: (*SUM, "mean"),  # others in blocks, where they are large: that spares memory, not time
     pyg.GMMConv: (*SUM, "mean"),
 }
 

@@ -5,12 +5,13 @@ Where nn is that Linear alone, the reduction moves there too: max of (u_i + v_j)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stretto.nn import edges, streaming
+from stretto.nn import edge_norms, edges, streaming
 from stretto.nn.base import LINEAR, Decline, record_of
 from stretto.nn.gin import first_linear
 from stretto.ops import spmm
@@ -35,29 +36,36 @@ def fast(conv: Any, x: Any, edge_index: Any) -> Tensor:
         if reduce in ("max", "min"):
             return extremum(graph, v, None, reduce, u)
         return edges.plus_own(graph, spmm(graph, v, reduce=reduce), u, reduce)
-    modules = rest_modules(conv.nn)
+    modules = edge_norms.in_order(conv.nn)[1:]
+    width, parameters = _widest(modules, u.size(1)), streaming.parameters_of(modules)
+    plain = not edge_norms.watched(conv.nn)
+    steady = plain and streaming.row_by_row(modules, random=True)
+
+    def message(a: Tensor, b: Tensor) -> Tensor:
+        return rest(a + b)
+
+    def stage(until: Any, known: edge_norms.Known) -> Callable[..., Tensor]:
+        return lambda a, b: edge_norms.run(modules, a + b, until, known)
+
+    function: Callable[..., Tensor] = message
+    shared: list[Tensor] = []
+    if plain and not steady and edge_norms.takes(graph, modules, width, u):
+        function, shared = edge_norms.with_statistics(graph, stage, modules, parameters, u, v, None)
+        steady = True
     (out,), how = streaming.reduced(
         graph,
-        lambda a, b: rest(a + b),
+        function,
         u,
         v,
         None,
         (reduce,),
-        width=_widest(modules, u.size(1)),
-        parameters=streaming.parameters_of(modules),
-        steady=streaming.row_by_row(modules, random=True),
+        width=width,
+        parameters=parameters,
+        shared=shared,
+        steady=steady,
     )
     record_of(conv).plan = f"first Linear on nodes, the rest of nn on edges, {how}"
     return out
-
-
-def rest_modules(nn: Any) -> list[Any]:
-    """The modules that follow the first Linear of a Sequential or an MLP."""
-    if type(nn) is torch.nn.Sequential:
-        return list(nn)[1:]
-    dropped = [torch.nn.Dropout(p).train(nn.training) for p in nn.dropout if p > 0]
-    acts = [] if nn.act is None else [nn.act]
-    return [*list(nn.lins)[1:], *acts, *nn.norms, *dropped]
 
 
 def _widest(modules: list[Any], width: int) -> int:

@@ -15,9 +15,9 @@ from torch import Tensor, fx
 from torch_geometric.nn.models import MLP
 
 from stretto.graph import Graph
-from stretto.nn import edges, streaming
+from stretto.nn import edge_norms, edges, streaming
 from stretto.nn.base import Decline, hooked
-from stretto.nn.edge_conv import rest_modules
+from stretto.nn.edge_norms import in_order
 from stretto.nn.edge_trace import Shape, Trace, kind_of, name_of, shape_of
 from stretto.nn.gin import LINEAR, first_linear
 from stretto.ops.projections import projections
@@ -27,6 +27,7 @@ TARGET, SOURCE, EDGE = range(3)  # where a value lives: at the node that receive
 # each other and far from the origin, the difference has digits that the two products have lost.
 WIDE = 8
 FEW = 1024  # nodes on which a Linear costs nothing, however few the edges
+ARRAYS = 4  # of about the same width that a network of two Linears keeps
 PATIENCE = 4  # of networks with nothing to move: blocks then only add the work of making messages twice
 
 
@@ -55,6 +56,8 @@ class Network:
 
     terms: tuple[list[Tensor], list[Tensor], list[Tensor]]
     function: Callable[..., Tensor]
+    stage: edge_norms.Stage
+    inner: list[Any]  # the modules that act on edges, one after the other; none where somebody watches
     shape: Shape
     kept: int  # channels an edge of all arrays together
     parameters: list[Tensor]
@@ -68,20 +71,32 @@ class Network:
             raise Decline("no Linear of it acts on more edges than there are nodes, and blocks of them would not pay")
         return 1 if self.moved else PATIENCE
 
+    def in_passes(self, graph: Graph) -> bool:
+        """Whether only a BatchNorm sees all edges, and they are so many that its statistics are a pass of their own."""
+        like = next(t for group in self.terms for t in group)
+        return not self.steady and edge_norms.takes(graph, self.inner, max(self.kept // ARRAYS, 1), like)
+
     def run(self, graph: Graph, reduce: str) -> tuple[Tensor, str]:
         """One reduction (or "each") of all messages, and how it was made, or Decline."""
         patience = self.check(graph)
         row, col, edge = self.terms
+        function, steady = self.function, self.steady
+        shared: list[Tensor] = []
+        if self.in_passes(graph):
+            learned = self.parameters
+            function, shared = edge_norms.with_statistics(graph, self.stage, self.inner, learned, row, col, edge)
+            steady = True
         (out,), how = streaming.reduced(
             graph,
-            self.function,
+            function,
             row,
             col,
             edge,
             (reduce,),
             width=self.kept,
             parameters=self.parameters,
-            steady=self.steady,
+            shared=shared,
+            steady=steady,
             patience=patience,
         )
         return out, f"{'first Linear on nodes, the rest' if self.moved else 'network'} on edges, {how}"
@@ -124,7 +139,7 @@ def network(
             module, given = modules[str(node.target)], shapes[node.all_input_nodes[0]]
             if given is None or len(given) != 1:  # a Linear or a norm of [E] would see all edges
                 raise Decline(f"self.{node.target} is given a number an edge, not a row")
-            chain = _chain(module)
+            chain = in_order(module)
             shapes[node], width = _through(chain, given)
             kept, steady = kept + width, steady and _by_rows(module, chain)
             if (found := _apart(node, module, leaves, shapes, graph.num_edges)) is not None:
@@ -148,13 +163,6 @@ def above(output: fx.Node, leaves: Mapping[fx.Node, Any]) -> set[fx.Node]:
     return found
 
 
-def _chain(module: Any) -> list[Any]:
-    """The modules a network runs, one after the other as far as their widths go."""
-    if type(module) is torch.nn.Sequential:
-        return [inner for child in module for inner in _chain(child)]
-    return [module.lins[0], *rest_modules(module)] if type(module) is MLP else [module]
-
-
 def _through(chain: Sequence[Any], shape: Shape) -> tuple[Shape, int]:
     """The shape of a row after a chain of modules, and the channels of all arrays on the way."""
     total = 0
@@ -163,7 +171,7 @@ def _through(chain: Sequence[Any], shape: Shape) -> tuple[Shape, int]:
             if isinstance(module.weight, torch.nn.parameter.UninitializedParameter):
                 raise Decline("not initialised yet (lazy channels)")
             shape = (module.weight.size(0),)
-        elif type(module) not in (*streaming.ROW_BY_ROW, *streaming.IN_EVAL, streaming.BatchNorm):
+        elif type(module) not in (*streaming.ROW_BY_ROW, *streaming.IN_EVAL, streaming.BatchNorm, streaming.LayerNorm):
             raise Decline(f"its network holds a {type(module).__name__}")
         total += shape[0]
     return shape, total
@@ -198,7 +206,7 @@ def _apart(
         return None
     like = next(iter(leaves.values())).tensor
     weights = edges.split_weight(linear, like, *(width[0] for width in widths if width))
-    made = Moved(linear, rest, _edits(_chain(module)[1:]))
+    made = Moved(linear, rest, _edits(in_order(module)[1:]))
     for part, signs, weight in zip(parts, combined, weights, strict=True):
         if not signs:
             made.given.append((part, weight))
@@ -254,7 +262,7 @@ def _assembled(
         terms[leaves[node].place].append(leaves[node].tensor)
         keys[leaves[node].place].append(node)
     steps = [node for node in calls if node in needed]
-    chains = [(n, _chain(modules[str(n.target)])) for n in steps if n.op == "call_module"]
+    chains = [(n, in_order(modules[str(n.target)])) for n in steps if n.op == "call_module"]
     parameters = streaming.parameters_of(m for n, chain in chains for m in (chain[1:] if n in moved else chain))
     sums: dict[fx.Node, list[Any]] = {}
     for node in (n for n in steps if n in moved):
@@ -272,12 +280,37 @@ def _assembled(
         known: dict[Any, Any] = dict(zip(names, ends, strict=True))
         for node in steps:
             if node in moved:
-                known[node] = _finished(moved[node], [known[key] for key in sums[node]], known)
+                total = _total(moved[node], [known[key] for key in sums[node]], known)
+                known[node] = moved[node].rest(total)
                 continue
             known[node] = execute(node, known, modules)
         return known[output]
 
-    return Network(terms, function, shape, kept, [p for p in parameters if p.requires_grad], steady, bool(moved))
+    inner = {node: chain[1:] if node in moved else chain for node, chain in chains}
+
+    def stage(until: Any, norms: edge_norms.Known) -> Callable[..., Tensor]:
+        def part(*ends: Tensor) -> Tensor:
+            known: dict[Any, Any] = dict(zip(names, ends, strict=True))
+            for node in steps:
+                if node not in inner:
+                    known[node] = execute(node, known, modules)
+                    continue
+                given = (
+                    _total(moved[node], [known[key] for key in sums[node]], known)
+                    if node in moved
+                    else known[node.args[0]]
+                )
+                known[node] = edge_norms.run(inner[node], given, until, norms)
+                if any(module is until for module in inner[node]):
+                    return known[node]
+            return known[output]
+
+        return part
+
+    watched = any(edge_norms.watched(modules[str(node.target)]) for node in inner)
+    flat = [] if watched else [module for node in steps if node in inner for module in inner[node]]
+    parameters = [p for p in parameters if p.requires_grad]
+    return Network(terms, function, stage, flat, shape, kept, parameters, steady, bool(moved))
 
 
 def execute(node: fx.Node, known: Mapping[Any, Any], modules: Mapping[str, Any]) -> Any:
@@ -317,10 +350,10 @@ def _node_terms(moved: Moved, leaves: Mapping[fx.Node, Value]) -> list[tuple[int
     return found
 
 
-def _finished(moved: Moved, terms: Sequence[Tensor], known: Mapping[Any, Any]) -> Tensor:
-    """u_i + v_j + e W_e', and what follows the Linear. -> [B, ...]"""
+def _total(moved: Moved, terms: Sequence[Tensor], known: Mapping[Any, Any]) -> Tensor:
+    """u_i + v_j + e W_e', ready for what follows the Linear. -> [B, k]"""
     total = terms[0] if len(terms) == 1 else terms[0] + terms[1]
     for part, weight in moved.given:
         total = torch.addmm(total, known[part], weight.t())
     alone = len(terms) == 1 and not moved.given
-    return moved.rest(total.clone() if alone and moved.copied else total)
+    return total.clone() if alone and moved.copied else total

@@ -125,15 +125,30 @@ def with_loops(conv: Any, graph: Graph, num_loops: int) -> Graph:
     return graph.derived(("loops", num_loops), make)
 
 
+FILLS = ("mean", "add", "sum", "max", "min", "mul")  # of a node's edges, for its loop
+
+
 def loop_attributes(
     conv: Any, graph: Graph, edge_attr: Tensor | None, num_loops: int, fill_value: Any
 ) -> Tensor | None:
-    """edge_attr to go with with_loops(): PyG's own fill, on PyG's own edges."""
+    """edge_attr to go with with_loops(): what PyG's remove_self_loops and add_self_loops make of it."""
     if edge_attr is None:
         return None
-    edges = graph.edge_index.flip(0) if conv.flow == "target_to_source" else graph.edge_index
-    edges, kept = remove_self_loops(edges, edge_attr)
-    return add_self_loops(edges, kept, fill_value=fill_value, num_nodes=num_loops)[1]
+    square = graph.num_rows == graph.num_cols == num_loops
+    if not isinstance(fill_value, str) or fill_value not in FILLS or conv.flow == "target_to_source" or not square:
+        edges = graph.edge_index.flip(0) if conv.flow == "target_to_source" else graph.edge_index
+        edges, kept = remove_self_loops(edges, edge_attr)
+        return add_self_loops(edges, kept, fill_value=fill_value, num_nodes=num_loops)[1]
+    into = graph
+    if graph.has_self_loops:
+        edge_attr = gather_rows(edge_attr, graph.kept_edges)
+        into = graph.derived("segments without loops", lambda: _segments_without_loops(graph))
+    return torch.cat([edge_attr, segment_reduce(edge_attr, into, reduce=fill_value)])
+
+
+def _segments_without_loops(graph: Graph) -> Graph:
+    """The graph that sends every edge that is no loop to its destination. [n, E']"""
+    return Graph.of_segments(graph.segment_index[graph.kept_edges], graph.num_rows)
 
 
 def gcn_adjacency(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Adjacency:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.nn.conv.han_conv import group
 
-from stretto.graph import Graph
+from stretto.graph import Graph, lasting
 from stretto.graph_formats import index_dtype
 from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, check_input, record_of
@@ -102,11 +104,11 @@ def fast_hgt(conv: Any, x_dict: Any, edge_index_dict: Any) -> dict[str, Tensor |
 
 
 def _side_by_side(graphs: list[Graph]) -> Graph:
-    """Relations as the blocks of a diagonal, each with its own rows and columns; not sorted anew, kept on the first."""
+    """Relations as the blocks of a diagonal, each with its own rows and columns; not sorted anew."""
     if len(graphs) == 1:
         return graphs[0]
 
-    def make() -> tuple[Graph, Any]:
+    def make() -> Graph:
         pointers, columns, ids = [graphs[0].csr.rowptr[:1]], [], []
         num_rows = num_cols = num_edges = 0
         for graph in graphs:
@@ -118,16 +120,13 @@ def _side_by_side(graphs: list[Graph]) -> Graph:
             num_rows, num_cols, num_edges = num_rows + csr.num_rows, num_cols + csr.num_cols, num_edges + csr.num_edges
         dtype = index_dtype(max(num_rows, num_cols), num_edges)
         col, edge_id = torch.cat(columns).to(dtype), torch.cat(ids).to(dtype)
-        # The other graphs are held: an id says nothing once its object is gone.
-        return Graph.of_pointers(torch.cat(pointers), col, num_cols, edge_id=edge_id), graphs[1:]
+        return Graph.of_pointers(torch.cat(pointers), col, num_cols, edge_id=edge_id)
 
-    key = ("side by side", tuple(id(graph) for graph in graphs))
-    found: Graph = graphs[0].derived(key, make)[0]
-    return found
+    return _kept_with(graphs, "side by side", make)
 
 
 def _joined(conv: Any, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any]) -> Graph:
-    """All relations as one graph: a block of columns for each, rows the nodes of all types; kept on the first."""
+    """All relations as one graph: a block of columns for each, rows the nodes of all types."""
     graphs = []
     for kind, edge_index in edge_index_dict.items():
         if kind not in conv.edge_types_map or type(edge_index) is not Tensor or not edges.is_plain(edge_index):
@@ -138,15 +137,35 @@ def _joined(conv: Any, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any
         starts[kind] = count
         count += value.size(0)
     targets = tuple(starts[kind[2]] for kind in edge_index_dict)
-    key = ("joined", tuple(id(graph) for graph in graphs), targets, count)
 
-    def make() -> tuple[Graph, Any]:
+    def make() -> Graph:
         columns, pairs = 0, []
         for graph, start in zip(graphs, targets, strict=True):
             pairs.append(graph.edge_index + torch.tensor([[columns], [start]], device=graph.device))
             columns += graph.num_cols
-        # The other graphs are held: an id says nothing once its object is gone.
-        return Graph.of(torch.cat(pairs, dim=1), (columns, count)), graphs[1:]
+        return Graph.of(torch.cat(pairs, dim=1), (columns, count))
 
-    found: Graph = graphs[0].derived(key, make)[0]
-    return found
+    return _kept_with(graphs, ("joined", targets, count), make)
+
+
+def _kept_with(graphs: list[Graph], what: Hashable, make: Callable[[], Graph]) -> Graph:
+    """make()'s graph, kept on the first of `graphs` for as long as the others live.
+
+    A relation that stays while others are new at every step does not collect what nobody can ask for again.
+    """
+    first, *others = graphs
+    key = (what, tuple(id(graph) for graph in others))
+    known = first._derived.get(key)
+    if known is not None:
+        return known[0]
+    owner = weakref.ref(first)
+
+    def forget(gone: object) -> None:  # at once: the next graph may get the same id
+        holder = owner()
+        if holder is not None:
+            holder._derived.pop(key, None)
+
+    with lasting():
+        made = make()
+    first._derived[key] = (made, *(weakref.ref(graph, forget) for graph in others))
+    return made

@@ -149,7 +149,7 @@ def _node_model(meta: Any, x: Tensor, edge_index: Tensor, edge_attr: Any, u: Any
         raise Decline("it computes something that it does not return")
     graph = _graph(meta, x, edge_index, "source_to_target" if side == 1 else "target_to_source")
     made = network(trace, calls, src, model, leaves, graph)
-    if not made.steady or len(made.shape) != 1:
+    if not (made.steady or made.in_passes(graph)) or len(made.shape) != 1:
         raise Decline("its messages come from random numbers or statistics of all edges, or are no rows")
     total, how = made.run(graph, REDUCTIONS[str(reduce)])
     known: dict[Any, Any] = dict(zip(trace.arguments.values(), given, strict=True))

@@ -61,6 +61,8 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
         shape = (-1, towers, width) if graph.num_rows else (0, towers, width)
         shifted = None if deeper else u
         moved = [_moved(graph, name, value.reshape(shape), shifted) for name, value in zip(names, found, strict=True)]
+        if shifted is not None and set(names) <= {"var", "std"}:  # it is in none of them: a gradient of 0, as stock's
+            moved[0] = _moved(graph, "mean", moved[0], 0 * shifted)
         out = torch.cat(moved, dim=-1)
     scales = _scales(conv.aggr_module, graph, x.dtype)
     return conv.lin(torch.cat([_post(conv.post_nns[t], each[:, t], out[:, t], scales) for t in range(towers)], dim=1))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.models.schnet import ShiftedSoftplus
-from torch_geometric.nn.norm import BatchNorm
+from torch_geometric.nn.norm import BatchNorm, LayerNorm
 
 from stretto.graph import Graph
 from stretto.nn import edges
@@ -40,10 +40,15 @@ ROW_BY_ROW = (
     nn.Mish,
     nn.Tanh,
     nn.Sigmoid,
+    nn.LogSigmoid,
+    nn.Softsign,
     nn.Softplus,
     ShiftedSoftplus,
     nn.Hardtanh,
+    nn.Hardsigmoid,
+    nn.Hardswish,
     nn.LayerNorm,
+    nn.RMSNorm,
 )
 IN_EVAL = (nn.BatchNorm1d, nn.Dropout)  # these too, once they are not training
 
@@ -65,6 +70,9 @@ def row_by_row(modules: Iterable[Any], *, random: bool = False) -> bool:
             if module.training and not (drawn and replayable()):
                 return False
             if isinstance(module, nn.BatchNorm1d) and module.running_mean is None:
+                return False
+        elif type(module) is LayerNorm:
+            if module.mode != "node":  # "graph": one mean of all edges
                 return False
         elif type(module) not in ROW_BY_ROW:
             return False
@@ -97,11 +105,12 @@ def reduced(
     *,
     width: int,
     parameters: Sequence[Tensor],
+    shared: Sequence[Tensor] = (),
     steady: bool,
     patience: int = 1,
     own: Tensor | None = None,
 ) -> tuple[list[Tensor], str]:
-    """Every reduction of function(row_i, col_j, edge), and how they were made.
+    """Every reduction of function(row_i, col_j, edge, *shared), and how they were made.
 
     row [n, ...], col [m, ...], edge [E, ...], or several of each -> [n, k] each; reduce: names as edge_mlp takes them.
     width: of the widest array per edge. steady: whether blocks of edges give what all edges at once give (a Dropout
@@ -112,11 +121,11 @@ def reduced(
     rows, cols, given = listed(row), listed(col), listed(edge)
     like = next(t for t in (*rows, *cols, *given))
     if steady and large(graph, width, like, patience):
-        options: dict[str, Any] = {"parameters": parameters, "reduce": tuple(reduce), "block": BLOCK, "own": own}
-        found = edge_mlp(graph, function, row, col, edge, **options)
+        options: dict[str, Any] = {"parameters": parameters, "shared": shared, "block": BLOCK, "own": own}
+        found = edge_mlp(graph, function, row, col, edge, reduce=tuple(reduce), **options)
         return list(found), "in blocks"
     at_ends = [*(edges.at_targets(graph, t) for t in rows), *(edges.at_sources(graph, t) for t in cols)]
-    message = function(*at_ends, *given)
+    message = function(*at_ends, *given, *shared)
     return [_at_once(graph, message, name, own) for name in reduce], "at once"
 
 

@@ -257,7 +257,11 @@ def _key(seed: int) -> int:
 def _seed(seed: Tensor | int | None, device: torch.device) -> Tensor:
     if seed is None:
         return torch.randint(2**63 - 1, (1,), device=device)
-    return seed.reshape(1) if isinstance(seed, Tensor) else torch.tensor([seed])
+    if isinstance(seed, Tensor):
+        return seed.reshape(1)
+    known = isinstance(seed, int) and -(2**63) <= seed < 2**64
+    expect(known, f"attention: 'seed' is {seed!r}, wanted an integer of 64 bits, or a tensor of one")
+    return torch.tensor([seed if seed < 2**63 else seed - 2**64])  # torch.initial_seed() has no sign
 
 
 # The arrays of rows, which share one storage type; everything else is scalars, held in the accumulation type.

@@ -29,6 +29,7 @@ from stretto.ops.replay import Replay
 BLOCK = 1 << 14  # edges: at 256 channels of fp32 a block's array takes 16 MiB, about what a core's caches hold
 REDUCTIONS = ("sum", "mean", "max", "min", "square", "each", "function")
 Ends = Tensor | Sequence[Tensor] | None  # what a function reads at one end of an edge, or on it
+WHOLE = 3  # the place of what is not read by row: after destination, source and edge
 
 
 def edge_mlp(
@@ -38,6 +39,7 @@ def edge_mlp(
     col: Ends,
     edge: Ends = None,
     *,
+    shared: Sequence[Tensor] = (),
     parameters: Sequence[Tensor] | None = None,
     reduce: str | Sequence[str] = "sum",
     block: int = BLOCK,
@@ -50,6 +52,7 @@ def edge_mlp(
     "function": it is handed the block's Graph [r, B] first and sums by itself, to [r, ...]; a row's pieces are added.
     function maps blocks [B, ...] to [B, k], row by row (no batch statistics); absent terms are not handed to it.
     parameters: what it uses that needs gradients; by default those of the module it is.
+    shared: what every edge reads as a whole, handed to it last. It may depend on the rest, as parameters may not.
     own [n, k]: added to max and min (not to the others), as if every message of a row had it.
     Random numbers inside (dropout) are the same in backward. No block has more than `block` edges.
     """
@@ -64,6 +67,7 @@ def edge_mlp(
         for tensor in listed(given):
             expect(tensor.size(0) == size, f"edge_mlp: '{name}' has {tensor.size(0)} rows, wanted {size}")
             ends.append((at, tensor))
+    ends += [(WHOLE, tensor) for tensor in shared]
     if parameters is None:
         parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
     places = tuple(at for at, _ in ends)
@@ -225,7 +229,11 @@ class _EdgeMlp(torch.autograd.Function):
 
 def _taken(part: _Block, tensors: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
     """The rows of a function's terms that a block's edges read."""
-    return [t.index_select(0, part.where(at)) for t, at in zip(tensors, places, strict=False)]
+    return [_read(part, t, at) for t, at in zip(tensors, places, strict=False)]
+
+
+def _read(part: _Block, tensor: Tensor, place: int) -> Tensor:
+    return tensor if place == WHOLE else tensor.index_select(0, part.where(place))
 
 
 def _message(function: Any, names: Sequence[str], part: _Block, ends: Sequence[Tensor]) -> Tensor:
@@ -243,7 +251,7 @@ def _block_gradients(ctx: Any, part: _Block, tensors: Any, needs: Any, flows: An
     places, count = ctx.places, len(ctx.places)
     with torch.enable_grad():
         leaves = [
-            t.detach().index_select(0, part.where(at)).requires_grad_(need)
+            _read(part, t.detach(), at).requires_grad_(need)
             for t, at, need in zip(tensors, places, needs, strict=False)
         ]
         message = _message(ctx.function, ctx.names, part, leaves)
@@ -274,7 +282,7 @@ def _block_gradients(ctx: Any, part: _Block, tensors: Any, needs: Any, flows: An
             into[part.first : part.last] += kernels.backend(d.device).spmm(part.graph.csr, d.to(into.dtype))[0]
         elif at == 2:  # each edge is met here and nowhere else
             into.index_copy_(0, part.ids, d)
-        elif at is not None:
+        elif at == 0 or at == 1:
             into.index_add_(0, part.where(at), d.to(into.dtype))
         else:
             into += d

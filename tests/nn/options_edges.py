@@ -258,6 +258,7 @@ EDGES: dict[type, Spec] = {
             {"aggregators": _ALL, "scalers": _SCALERS},
             {"edge_dim": DIM},
             {"aggregators": ["std"], "scalers": ["attenuation"]},
+            {"aggregators": ["std", "var"], "edge_dim": DIM},
             {"aggregators": _ALL, "scalers": _SCALERS, "edge_dim": DIM, "towers": 2},
             {"towers": 2},
             {"towers": 2, "channels": 6, "divide_input": True},

@@ -141,6 +141,24 @@ def test_inputs(conv, kind):
 
 
 @pytest.mark.parametrize("conv", SPECS, ids=lambda c: c.__name__)
+def test_every_parameter_has_a_gradient_where_stocks_has(conv):
+    """Zeros are no None: an optimizer leaves out what has none, and DistributedDataParallel waits for it."""
+    spec = SPECS[conv]
+    for options in spec.options:
+        data = data_for(spec, options, "unsorted", spec.takes[0])
+        layers = pair_of(spec, options)
+        if not any(p.requires_grad for p in layers[0].parameters()) or isinstance(run(layers[0], data), Exception):
+            continue
+        learned = []
+        for layer in layers:
+            torch.manual_seed(2)
+            results = [r for r in flat(layer(*data.args, **data.kwargs)) if r.requires_grad]
+            torch.autograd.backward(results, [torch.ones_like(r) for r in results])
+            learned.append({name for name, p in layer.named_parameters() if p.grad is not None})
+        assert learned[0] <= learned[1], f"{name_of(options)}: none for {learned[0] - learned[1]}"
+
+
+@pytest.mark.parametrize("conv", SPECS, ids=lambda c: c.__name__)
 def test_single_precision(conv):
     """No worse than twice stock's own error against fp64."""
     spec = SPECS[conv]

@@ -47,6 +47,8 @@ LAYERS = {
     "CGConv": (lambda: pyg.CGConv(WIDTH, DIM), DIM, WIDTH, IN_BLOCKS),
     "CFConv": (lambda: CFConv(WIDTH, WIDTH, WIDTH, _filters(), 4.0), DIM, WIDTH, IN_BLOCKS),
     "NNConv": (lambda: pyg.NNConv(8, 8, _matrices()), DIM, 8, IN_BLOCKS),
+    "NNConv MLP": (lambda: pyg.NNConv(8, 8, pyg.MLP([DIM, WIDTH, 8 * 8], norm=None)), DIM, 8, IN_BLOCKS),
+    "NNConv max": (lambda: pyg.NNConv(8, 8, _matrices(), aggr="max"), DIM, 8, IN_BLOCKS),
     "NNConv mean": (lambda: pyg.NNConv(8, 8, _matrices(), aggr="mean"), DIM, 8, IN_BLOCKS),
     "GEN softmax": (lambda: pyg.GENConv(WIDTH, WIDTH, edge_dim=DIM, learn_t=True), DIM, WIDTH, IN_BLOCKS),
     "GEN softmax_sg": (lambda: pyg.GENConv(WIDTH, WIDTH, "softmax_sg", t=-0.5, edge_dim=DIM), DIM, WIDTH, IN_BLOCKS),

@@ -50,7 +50,7 @@ MOVED = "first Linear on nodes, the rest on edges"
 def test_the_report_tells_both_parts(blocks):
     assert plan_of({}).plan == f"edge_model: {MOVED}, in blocks, node_model: {MOVED}, in blocks"
     assert plan_of({"node": SourceNodes}).plan.count("in blocks") == 2
-    assert plan_of({"edge": lambda: EdgeModel(norm=True)}).plan.count("at once") == 1
+    assert plan_of({"edge": lambda: EdgeModel(norm=True)}).plan.count("in blocks") == 2
     assert plan_of({"node": None}).plan == f"edge_model: {MOVED}, in blocks, node_model: none"
     _, fast = pair_of(SPEC, {})
     run(fast, data_for(SPEC, {}, "unsorted", "meta"))

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from torch.nn import BatchNorm1d, Dropout, Linear, PReLU, ReLU, Sequential, Tanh
+from torch.nn import BatchNorm1d, Dropout, Hardswish, Linear, PReLU, ReLU, Sequential, Tanh
 from torch_geometric.nn.models.attentive_fp import GATEConv
 from torch_geometric.nn.models.schnet import CFConv
 
@@ -40,8 +40,10 @@ def blocks(monkeypatch):
 
 def drops(spec, options):
     """Whether a layer in blocks drops other values than stock does (tests/nn/test_edge_memory.py)."""
-    kinds = [type(m) for m in spec.make(**dict(options)).modules()]
-    return Dropout in kinds and BatchNorm1d not in kinds
+    modules = list(spec.make(**dict(options)).modules())
+    kinds = [type(m) for m in modules]
+    dropped = Dropout in kinds or any(type(m) is pyg.MLP and any(m.dropout) for m in modules)
+    return dropped and BatchNorm1d not in kinds
 
 
 @pytest.mark.parametrize("conv", STREAMED, ids=lambda c: c.__name__)
@@ -75,6 +77,13 @@ LAYERS = {
     "GENConv": (lambda: pyg.GENConv(6, 4, edge_dim=3, learn_t=True, norm="layer"), 3),
     "GENConv max": (lambda: pyg.GENConv(6, 4, "max", edge_dim=3, norm="layer"), 3),
     "NNConv": (lambda: pyg.NNConv(6, 4, Sequential(Linear(3, 5), Tanh(), Linear(5, 24))), 3),
+    "NNConv MLP": (lambda: pyg.NNConv(6, 4, pyg.MLP([3, 5, 7, 24], norm=None, act="silu", act_first=True)), 3),
+    "NNConv max": (lambda: pyg.NNConv(6, 4, Sequential(Linear(3, 5), Tanh(), Linear(5, 24)), aggr="max"), 3),
+    "NNConv gated": (lambda: pyg.NNConv(6, 4, Sequential(Linear(3, 24), Tanh()), aggr="mean"), 3),
+    "EdgeConv layer norm": (
+        lambda: pyg.EdgeConv(Sequential(Linear(12, 6), pyg.LayerNorm(6, mode="node"), Hardswish(), Linear(6, 4))),
+        None,
+    ),
     "PNAConv": (lambda: pyg.PNAConv(6, 4, ["mean", "std"], ["identity"], torch.tensor([1, 2, 3]), edge_dim=3), 3),
 }
 
@@ -118,11 +127,10 @@ def test_second_derivatives(name):
 
 
 def test_what_sees_all_edges_runs_at_once():
-    stock, fast = pair(lambda: pyg.EdgeConv(Sequential(Linear(12, 6), BatchNorm1d(6), ReLU(), Linear(6, 4))))
-    args = inputs(None)
-    for train, how in ((True, "at once"), (False, "in blocks")):
-        for layer in (stock, fast):
-            layer.train(train)
+    """PyG's LayerNorm takes one mean of all edges, or one of each."""
+    for mode, how in (("graph", "at once"), ("node", "in blocks")):
+        stock, fast = pair(lambda m=mode: pyg.EdgeConv(pyg.MLP([12, 6, 4], norm=pyg.LayerNorm(6, mode=m))))
+        args = inputs(None)
         torch.testing.assert_close(fast(*args), stock(*args))
         assert how in record_of(fast).plan
 

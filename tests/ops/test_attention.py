@@ -204,6 +204,7 @@ def test_dropout_is_a_function_of_its_seed():
         )[1]
 
     assert torch.equal(weights(seed=3), weights(seed=3))
+    assert torch.equal(weights(seed=2**64 - 1), weights(seed=torch.tensor(-1)))  # the same bits
     kept = (weights(seed=3) != 0).double()
     assert abs(kept.mean() - 0.7) < 4 * (0.21 / kept.numel()) ** 0.5
     assert abs(torch.corrcoef((weights(seed=4) != 0).double().t() - kept.t())[0, 1]) < 0.05
@@ -307,6 +308,8 @@ def test_compiles():
         ({"v": torch.randn(12, 4)}, "'v' is of shape"),
         ({"v": torch.randn(12, 3, 4)}, "'v' has 3 heads, wanted 2"),
         ({"dropout": 1.5}, "'dropout' is 1.5, wanted 0 to 1"),
+        ({"dropout": 0.5, "seed": 3.5}, "'seed' is 3.5, wanted an integer of 64 bits"),
+        ({"dropout": 0.5, "seed": 2**64}, "'seed' is 18446744073709551616, wanted an integer of 64 bits"),
         ({"att": torch.randn(2, 4)}, "form 'gat' takes no 'att'"),
     ],
 )

@@ -97,6 +97,33 @@ def test_functions_that_sum_by_themselves(block):
     same_gradients(slope, stock, [x, edge, weight])
 
 
+def test_what_all_edges_share_may_depend_on_the_rest():
+    """On the terms and on a parameter, of which it is a function; twice differentiable."""
+    graph = hub(40)
+    row, col, weight = values(NODES, 3), values(NODES, 3), values(3)
+    source, target = graph.edge_index
+
+    def message(a, b, scale):
+        return (a * b + weight).tanh() * scale
+
+    def ours(row, col, weight):
+        scale = (row.mean(0) * weight).exp()
+        return edge_mlp(graph, message, row, col, shared=[scale], parameters=[weight], block=7)
+
+    def theirs(row, col, weight):
+        each = message(row[target], col[source], (row.mean(0) * weight).exp())
+        return torch.zeros(NODES, 3, dtype=torch.float64).index_add(0, target, each)
+
+    leaves = (row, col, weight)
+    same_gradients(ours(*leaves), theirs(*leaves), leaves)
+    second = []
+    for function in (ours, theirs):
+        first = torch.autograd.grad(function(*leaves).square().sum(), leaves, create_graph=True)
+        second.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+    for mine, stock in zip(*second, strict=True):
+        torch.testing.assert_close(mine, stock)
+
+
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_low_precision_is_summed_wide(dtype, reduce):

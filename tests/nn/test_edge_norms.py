@@ -1,0 +1,199 @@
+"""A BatchNorm in training inside a network on edges, with edges in blocks: results, gradients and running statistics
+are those of stock, and no array of all edges is made."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import nn
+from torch.nn import BatchNorm1d, Dropout, Linear, PReLU, ReLU, Sequential, Tanh
+
+import stretto
+from stretto.bench.memory import peak_bytes
+from stretto.nn import record_of, streaming
+from tests.compare import judge
+from tests.nn.edge_layers import Mesh, same
+from tests.nn.edge_layers import inputs as mesh_inputs
+from tests.nn.edge_layers import pair as mesh_pair
+from tests.nn.meta_models import EdgeModel, NodeModel
+from tests.nn.spec import DIM, IN
+
+WIDTH = 6
+
+
+@pytest.fixture(autouse=True)
+def blocks(monkeypatch):
+    """Every graph counts as large, and a block holds a few edges."""
+    monkeypatch.setattr(streaming, "LARGE", 0)
+    monkeypatch.setattr(streaming, "BLOCK", 5)
+
+
+def _net(*inner):
+    return Sequential(Linear(2 * WIDTH, 5), *inner, Linear(5, 4))
+
+
+NETWORKS = {
+    "one": lambda: _net(BatchNorm1d(5), ReLU()),
+    "two": lambda: _net(BatchNorm1d(5), Tanh()).append(BatchNorm1d(4)),
+    "pyg": lambda: _net(ReLU(inplace=True), pyg.BatchNorm(5)),
+    "not affine": lambda: _net(BatchNorm1d(5, affine=False), PReLU()),
+    "cumulative": lambda: _net(BatchNorm1d(5, momentum=None), ReLU()),
+    "not tracked": lambda: _net(BatchNorm1d(5, track_running_stats=False), ReLU()),
+    "one of two in eval": lambda: _net(BatchNorm1d(5).eval(), Linear(5, 5), BatchNorm1d(5)),
+    "nested": lambda: Sequential(Linear(2 * WIDTH, 5), Sequential(BatchNorm1d(5), ReLU()), Linear(5, 4)),
+    "MLP": lambda: pyg.MLP([2 * WIDTH, 5, 7, 4]),
+    "MLP act first": lambda: pyg.MLP([2 * WIDTH, 5, 4], act="prelu", act_first=True, plain_last=False),
+}
+
+
+def pair(make, dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    stock = pyg.EdgeConv(make(), **options).to(dtype)
+    for parameter in stock.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return stock, stretto.accelerate(copy.deepcopy(stock))
+
+
+def inputs(dtype=torch.float64, edges=70):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(20, WIDTH, dtype=torch.float64, generator=generator).to(dtype).requires_grad_()
+    return x, torch.randint(18, (2, edges), generator=generator)
+
+
+def step(layer, x, index):
+    """Result, gradients, buffers."""
+    out = layer(x, index)
+    flow = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(out.dtype)
+    grads = torch.autograd.grad((out * flow).sum(), [x, *layer.parameters()])
+    return [out.detach(), *grads, *(b.clone() for b in layer.buffers())]
+
+
+@pytest.mark.parametrize("aggr", ["max", "sum", "mean"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_as_stock(name, aggr):
+    stock, fast = pair(NETWORKS[name], aggr=aggr)
+    x, index = inputs()
+    for train in (True, True, False):
+        if name != "one of two in eval":
+            stock.train(train), fast.train(train)
+        for wanted, got in zip(step(stock, x, index), step(fast, x, index), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+        assert record_of(fast).path == "fast"
+        assert "in blocks" in record_of(fast).plan
+
+
+def test_backward_after_eval():
+    """What was computed in training is differentiated as such, whatever mode the layer is in by then."""
+    found = []
+    for layer in pair(NETWORKS["MLP"]):
+        x, index = inputs()
+        out = layer(x, index)
+        layer.eval()
+        found.append(torch.autograd.grad(out.square().sum(), [x, *layer.parameters()]))
+    for wanted, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["one", "MLP"])
+def test_second_derivatives(name):
+    results = []
+    for layer in pair(NETWORKS[name], aggr="sum"):
+        x, index = inputs()
+        (first,) = torch.autograd.grad(layer(x, index).square().sum(), x, create_graph=True)
+        results.append(torch.autograd.grad(first.square().sum(), [x, *layer.parameters()], materialize_grads=True))
+    for wanted, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-8 * float(wanted.abs().max() + 1e-3))
+
+
+def test_values_far_from_zero_keep_their_digits(monkeypatch):
+    """The variance of values of 1000 +- 1, in fp32: no worse than twice stock's error."""
+    monkeypatch.setattr(streaming, "BLOCK", 64)
+    stock, fast = pair(NETWORKS["MLP"], torch.float32, aggr="sum")
+    with torch.no_grad():
+        for layer in (stock, fast):
+            layer.nn.lins[0].bias += 1000
+    x, index = inputs(torch.float32, 3000)
+    truth = step(copy.deepcopy(stock).double(), x.detach().double().requires_grad_(), index)
+    scale = max(float(t.abs().max()) for t in truth[1:-6])
+    for at, (mine, theirs, true) in enumerate(zip(step(fast, x, index), step(stock, x, index), truth, strict=True)):
+        if mine.is_floating_point():
+            judge(mine, theirs, true.double(), f"value {at}", terms=3000, scale=scale)
+
+
+def test_user_networks_and_meta_layers():
+    stock, fast = mesh_pair(lambda: Mesh(lambda i: Sequential(Linear(i, 4), BatchNorm1d(4), ReLU(), Linear(4, 3))))
+    for graph in ("unsorted", "duplicates", "self_loops"):
+        for train in (True, False):
+            same(stock, fast, mesh_inputs(graph), train, how="in blocks")
+    torch.manual_seed(0)
+    stock = pyg.MetaLayer(EdgeModel(norm=True), NodeModel(norm=True)).double()
+    fast = stretto.accelerate(copy.deepcopy(stock))
+    index = torch.randint(20, (2, 70))
+    given = [torch.randn(*size, dtype=torch.float64).requires_grad_() for size in ((20, IN), (70, DIM), (2, 4))]
+    found = []
+    for layer in (stock, fast):
+        x, attr, _ = layer(given[0], index, given[1], given[2], torch.arange(20) % 2)
+        grads = torch.autograd.grad(x.square().sum() + attr.pow(3).sum(), [*given, *layer.parameters()])
+        found.append([x, attr, *grads, *layer.buffers()])
+    assert record_of(fast).plan.count("in blocks") == 2
+    for wanted, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_networks_that_make_matrices():
+    """NNConv with PyG's MLP as it comes, and with a Sequential."""
+    x, index = inputs()
+    attr = torch.randn(70, 3, dtype=torch.float64, requires_grad=True)
+    for make in (
+        lambda: pyg.MLP([3, 5, 4 * WIDTH]),
+        lambda: Sequential(Linear(3, 5), Sequential(BatchNorm1d(5), Tanh()), Linear(5, 4 * WIDTH)),
+    ):
+        torch.manual_seed(0)
+        stock = pyg.NNConv(WIDTH, 4, make()).double()
+        fast = stretto.accelerate(copy.deepcopy(stock))
+        found = []
+        for layer in (stock, fast):
+            out = layer(x, index, attr)
+            grads = torch.autograd.grad(out.square().sum(), [x, attr, *layer.parameters()])
+            found.append([out, *grads, *layer.buffers()])
+        assert "in blocks" in record_of(fast).plan
+        for wanted, got in zip(*found, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_what_still_needs_all_edges_at_once():
+    """A Dropout that would have to drop the same in every pass, somebody who watches, one norm in two places."""
+    x, index = inputs()
+    tied = BatchNorm1d(5)
+    for make, watch in (
+        (lambda: _net(BatchNorm1d(5), Dropout(0.5)), False),
+        (NETWORKS["one"], True),
+        (lambda: _net(tied, ReLU(), tied), False),
+    ):
+        stock, fast = pair(make)
+        for layer in (stock, fast):
+            if watch:
+                layer.nn[1].register_forward_hook(lambda *given: None)
+        torch.manual_seed(3)
+        wanted = step(stock, x, index)
+        torch.manual_seed(3)
+        for got, want in zip(step(fast, x, index), wanted, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+        assert "at once" in record_of(fast).plan
+
+
+def test_one_edge_is_refused_as_in_stock():
+    for layer in pair(NETWORKS["one"]):
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            layer(*inputs(edges=1))
+
+
+def test_no_array_of_edges_by_channels(monkeypatch):
+    monkeypatch.setattr(streaming, "BLOCK", 250)
+    torch.manual_seed(0)
+    fast = stretto.accelerate(pyg.EdgeConv(pyg.MLP([64, 32, 32, 32])))
+    x, index = torch.randn(100, 32, requires_grad=True), torch.randint(100, (2, 20000))
+    assert peak_bytes(lambda: fast(x, index).sum().backward()) < 20000 * 32 * 4
