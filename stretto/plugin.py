@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -20,8 +19,8 @@ from stretto import memory, settings
 from stretto.errors import StrettoError, expect
 from stretto.loader import swap
 from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, fold_models, functional, generic, shadow, traced
-from stretto.nn.base import accelerated_forward, in_place_of, set_strict, strict_of, why_stock
-from stretto.nn.classes import fast_of, stock_of
+from stretto.nn.base import accelerated_forward, in_place_of, said, set_strict, strict_of, why_stock
+from stretto.nn.classes import class_of, fast_of, stock_of
 from stretto.nn.constructor import why_declined
 
 logger = logging.getLogger("stretto")
@@ -43,36 +42,44 @@ def accelerate(model: M, *, strict: bool = False) -> M:
     of a lazy layer, and small graphs on a GPU, which stock runs faster, do not raise. It holds for this model, not for
     copies of it, until accelerate(model) without strict or restore(model).
     """
-    expect(
-        isinstance(model, torch.nn.Module),
-        f"accelerate: 'model' is a {type(model).__name__}, wanted a torch.nn.Module",
-    )
+    expect_model("accelerate", model)
     if settings.flag("STRETTO_DISABLE"):
         return model
     modules, names = list(model.modules()), {id(m): name for name, m in model.named_modules()}
     known = [m for m in modules if fast_of(type(m)) is not None]
-    already = [m for m in modules if stock_of(type(m)) is not None]
+    already = [m for m in modules if stock_of(class_of(m)) is not None]
     done = {id(m) for m in (*known, *already)}
     left = [m for m in modules if isinstance(m, MessagePassing) and id(m) not in done]
     layers = [m for m in (*known, *already) if isinstance(m, MessagePassing)]
     if strict:
         _check_strict(left, layers, names)
-    for module in known:
-        fast = fast_of(type(module))
-        assert fast is not None
-        module.__class__ = fast
-    for module in modules:
-        if stock_of(type(module)) is not None:
-            continue
-        made = traced.fast_class(module) or fold_models.fast_class(module)
-        if made is not None:
-            module.__class__ = made
-    for layer in layers:
-        set_strict(layer, (names[id(layer)] or "(model)") if strict else "")
-    if known or already:
-        memory.keep_for(model)
-    _say(len(layers), left)
+    before = [(m, class_of(m), strict_of(m)) for m in modules]
+    try:
+        for module in known:
+            fast = fast_of(type(module))
+            assert fast is not None
+            module.__class__ = fast
+        for module in modules:
+            if stock_of(class_of(module)) is not None:
+                continue
+            made = traced.fast_class(module) or fold_models.fast_class(module)
+            if made is not None:
+                module.__class__ = made
+        for layer in layers:
+            set_strict(layer, (names[id(layer)] or "(model)") if strict else "")
+        if known or already:
+            memory.keep_for(model)
+    except BaseException:  # a wrong STRETTO_* variable, say: nothing half-changed
+        _put_back(before)
+        raise
+    if logger.isEnabledFor(logging.INFO):
+        _say(layers, left)
     return model
+
+
+def expect_model(name: str, model: Any) -> None:
+    """Raise unless the argument of a door is a model."""
+    expect(isinstance(model, torch.nn.Module), f"{name}: 'model' is a {type(model).__name__}, wanted a torch.nn.Module")
 
 
 def _check_strict(left: Sequence[Any], layers: Sequence[Any], names: dict[int, str]) -> None:
@@ -82,7 +89,7 @@ def _check_strict(left: Sequence[Any], layers: Sequence[Any], names: dict[int, s
         raise StrettoError(f"accelerate: strict=True, but these layers have no fast path: {kinds}")
     reasons = []
     for layer in layers:
-        reason = why_stock(layer) or why_declined(layer, stock_of(type(layer)) or type(layer))
+        reason = _known_reason(layer)
         if reason is not None:
             reasons.append(f"{names[id(layer)] or '(model)'} ({type(layer).__name__}): {reason}")
     if reasons:
@@ -91,31 +98,47 @@ def _check_strict(left: Sequence[Any], layers: Sequence[Any], names: dict[int, s
 
 def restore(model: M) -> M:
     """Give every accelerated layer of the model its own class back. In place."""
+    expect_model("restore", model)
     for module in model.modules():
-        stock = stock_of(type(module))
+        kind = class_of(module)
+        stock = stock_of(kind)
         if stock is not None:
-            module.__class__ = stock
+            _set_class(module, kind, stock)
             shadow.forget(module)
             set_strict(module, "")
     memory.let_go(model)
     return model
 
 
+def _set_class(module: torch.nn.Module, now: type, wanted: type) -> None:
+    """Change a module's class; where torch has derived one of its own from it (parametrize), that one's base."""
+    if type(module) is now:
+        module.__class__ = wanted
+    else:
+        type(module).__bases__ = (wanted,)
+
+
+def _put_back(before: Sequence[tuple[torch.nn.Module, type, str]]) -> None:
+    """Give modules the classes they had, with what belongs to them."""
+    for module, kind, name in before:
+        set_strict(module, name)
+        now = class_of(module)
+        if stock_of(now) is kind or stock_of(kind) is now:  # somebody may have restored or accelerated it meanwhile
+            _set_class(module, now, kind)
+        if stock_of(kind) is None:
+            shadow.forget(module)
+
+
 @contextmanager
 def accelerated(model: M, *, strict: bool = False) -> Iterator[M]:
     """`with accelerated(model):` — fast inside, and outside again exactly what it was."""
-    before = [(m, type(m), strict_of(m)) for m in model.modules()]
+    expect_model("accelerated", model)
+    before = [(m, class_of(m), strict_of(m)) for m in model.modules()]
     try:
         yield accelerate(model, strict=strict)
     finally:
-        for module, kind, name in before:
-            set_strict(module, name)
-            now = type(module)
-            if stock_of(now) is kind or stock_of(kind) is now:  # somebody may have restored or accelerated it inside
-                module.__class__ = kind
-            if stock_of(kind) is None:
-                shadow.forget(module)
-        if any(stock_of(type(m)) for m in model.modules()):
+        _put_back(before)
+        if any(stock_of(class_of(m)) for m in model.modules()):
             memory.keep_for(model)
         else:
             memory.let_go(model)
@@ -130,14 +153,19 @@ def patch() -> None:
         _depth += 1
         if _depth > 1:
             return
-        for stock, fast in {**CONVS, **AGGREGATIONS, **CONTAINERS}.items():
-            _patched[stock] = stock.__dict__.get("forward")
-            stock.forward = _guarded(stock, fast)  # type: ignore[attr-defined]
-        memory.keep_for(_patch_memory)
-        swap.install()  # PyG's names for loaders mean ours
-        generic.install(CONVS)  # every other MessagePassing class, made before or after
-        fold_models.install()  # PyG's Sequential
-        functional.install()  # scatter and softmax, and with them global_*_pool
+        try:
+            for stock, fast in {**CONVS, **AGGREGATIONS, **CONTAINERS}.items():
+                ours = _guarded(stock, fast)
+                _patched[stock] = stock.__dict__.get("forward")
+                stock.forward = ours  # type: ignore[attr-defined]
+            memory.keep_for(_patch_memory)
+            swap.install()  # PyG's names for loaders mean ours
+            generic.install(CONVS)  # every other MessagePassing class, made before or after
+            fold_models.install()  # PyG's Sequential
+            functional.install()  # scatter and softmax, and with them global_*_pool
+        except BaseException:
+            unpatch()
+            raise
     logger.info("stretto: patched %d layer classes", len(CONVS))
 
 
@@ -183,10 +211,21 @@ def _guarded(stock: type, fast: Callable[..., Any]) -> Callable[..., Any]:
     return in_place_of(stock_forward, run)
 
 
-def _say(count: int, left: Sequence[torch.nn.Module]) -> None:
-    total = count + len(left)
-    text = f"accelerated {count} of {total} layers"
-    if left:
-        names = Counter(type(m).__name__ for m in left)
-        text += f"; {len(left)} stock: " + ", ".join(f"{n} (no fast path)" for n in sorted(names))
+def _say(layers: Sequence[Any], left: Sequence[torch.nn.Module]) -> None:
+    """One line: how many layers are fast, and of the others each reason once, where it is known before any call."""
+    stock = [(type(m).__name__, f"no fast path: {generic.why_not(type(m))}") for m in left]
+    for layer in layers:
+        reason = _known_reason(layer)
+        if reason is not None:
+            stock.append((type(layer).__name__, reason))
+            said(layer, reason)
+    text = f"accelerated {len(layers) + len(left) - len(stock)} of {len(layers) + len(left)} layers"
+    if stock:
+        text += f"; {len(stock)} stock: " + ", ".join(f"{name} ({reason})" for name, reason in sorted(set(stock)))
     logger.info("stretto: %s", text)
+
+
+def _known_reason(layer: Any) -> str | None:
+    """Why a layer runs as stock whatever its input, or None: by hooks and replaced methods, or by its constructor."""
+    kind = stock_of(class_of(layer)) or type(layer)
+    return why_stock(layer, aggregates_itself=kind not in CONVS) or why_declined(layer, kind)

@@ -17,9 +17,9 @@ from stretto.compile.choose import Decision
 from stretto.compile.plan import ways
 from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, fold_models, generic, messages
 from stretto.nn.base import Record, record_of, why_stock
-from stretto.nn.classes import STOCK, fast_of, stock_of
+from stretto.nn.classes import STOCK, class_of, fast_of, stock_of
 from stretto.ops.spmm import chosen
-from stretto.plugin import is_patched
+from stretto.plugin import expect_model, is_patched
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,10 @@ class Report:
 
 def report(model: torch.nn.Module) -> Report:
     """What each message-passing layer of the model did when it last ran, or was last compiled by the user."""
+    expect_model("report", model)
     rows = []
     for name, module in _told(model):
-        kind = type(module)
+        kind = class_of(module)
         of_others = _made_of_others(module)
         record = of_others or record_of(module)
         if of_others is None and not _is_known(kind) and not generic.is_patched(kind):
@@ -80,7 +81,7 @@ def report(model: torch.nn.Module) -> Report:
             rows.append(Row(name, kind.__name__, "stock", "", "", reason))
             continue
         path = record.path or "not run yet"
-        product = type(module) not in STOCK and type(module) not in CONVS  # of a class that is not in our tables
+        product = kind not in STOCK and kind not in CONVS  # of a class that is not in our tables
         reason = record.reason or (why_stock(module, aggregates_itself=product) or "")
         if product:
             reason = _joined(reason, generic.stock_edge_update(kind))
@@ -97,7 +98,7 @@ def _told(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """(name, module) of what is told of: layers, and aggregations that serve none; a model is told by its layers."""
     parts: set[int] = set()  # what is inside a layer or an aggregation is told of with it
     for name, module in _uncompiled(model).named_modules():
-        kind = type(module)
+        kind = class_of(module)
         ours = stock_of(kind) is not None or (is_patched() and kind in CONVS)
         whole = isinstance(module, tuple(CONTAINERS)) or fold_models.is_container(kind)
         layer = not whole and not isinstance(module, Aggregation) and (isinstance(module, MessagePassing) or ours)
@@ -184,6 +185,7 @@ class Explanations:
 
 def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
     """Run the model once on the given input and tell, per layer, every plan there is, its cost, and the one chosen."""
+    expect_model("explain", model)
     told = [(name, module) for name, module in _told(model) if not isinstance(module, Aggregation)]
     compiled = _uncompiled(model) is not model or getattr(model, "_compiled_call_impl", None) is not None
     with messages.observed([] if compiled else [module for _, module in told]) as seen:
@@ -192,7 +194,7 @@ def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
 
 
 def _explained(name: str, module: torch.nn.Module, seen: messages.Seen | None) -> Explanation:
-    record, kind = record_of(module), type(module)
+    record, kind = record_of(module), class_of(module)
     x = None if seen is None else seen.features
     device = _device_of(module) if x is None else x.device
     decision = CHOOSER.decision(record.key) if record.key is not None else None

@@ -159,8 +159,8 @@ def test_strict_raises_in_the_call_that_would_run_as_stock(own):
     model = stretto.accelerate(torch.nn.ModuleDict({"conv": layer}), strict=True)
     keys, state = set(layer.__dict__), list(model.state_dict())
     model["conv"](X, EDGE_INDEX)
-    bad = X.unsqueeze(0)
-    with pytest.raises(stretto.StrettoError, match=r"layer 'conv' \(\w+\).*3 dimensions.*without strict"):
+    bad = X.view(1, 1, 30, 6)
+    with pytest.raises(stretto.StrettoError, match=r"layer 'conv' \(\w+\).*4 dimensions.*without strict"):
         model["conv"](bad, EDGE_INDEX)
     assert set(layer.__dict__) == keys
     assert list(model.state_dict()) == state
@@ -175,8 +175,8 @@ def test_strict_raises_in_the_call_that_would_run_as_stock(own):
 def test_strict_ends_with_its_context():
     conv = stretto.accelerate(pyg.GCNConv(6, 3))
     with stretto.accelerated(conv, strict=True), pytest.raises(stretto.StrettoError, match="strict"):
-        conv(X.unsqueeze(0), EDGE_INDEX)
-    conv(X.unsqueeze(0), EDGE_INDEX)
+        conv(X.view(1, 1, 30, 6), EDGE_INDEX)
+    conv(X.view(1, 1, 30, 6), EDGE_INDEX)
 
 
 def test_strict_lets_a_lazy_layer_begin():
@@ -214,3 +214,82 @@ def test_a_layer_whose_explainer_was_switched_off_is_fast_whatever_was_copied_be
     pickle.loads(pickle.dumps(stretto.accelerate(pyg.GATConv(6, 3))))
     stretto.accelerate(conv)(x, edge_index)
     assert record_of(conv).path == "fast", record_of(conv).reason
+
+
+@pytest.mark.parametrize("door", ["accelerate", "accelerated", "patch"])
+def test_a_door_that_fails_while_it_opens_changes_nothing(door, monkeypatch):
+    model = Net()
+    before = identities(model)
+    monkeypatch.setenv("STRETTO_MALLOC", "nonsense")  # read after the first changes are made
+    doors = {
+        "patch": stretto.patch,
+        "accelerate": lambda: stretto.accelerate(model, strict=True),
+        "accelerated": lambda: stretto.accelerated(model, strict=True).__enter__(),
+    }
+    with pytest.raises(stretto.StrettoError, match="STRETTO_MALLOC"):
+        doors[door]()
+    assert identities(model) == before
+    assert not stretto.is_patched()
+    monkeypatch.delenv("STRETTO_MALLOC")
+    stretto.accelerate(model)(X, EDGE_INDEX)
+    assert record_of(model.first).path == "fast"
+
+
+@pytest.mark.parametrize("name", ["accelerate", "accelerated", "restore", "report", "explain"])
+@pytest.mark.parametrize("bad", [None, [pyg.GCNConv(2, 2)], pyg.GCNConv], ids=["None", "list", "class"])
+def test_what_is_no_model_is_refused_by_name(name, bad):
+    door = getattr(stretto, name)
+    if name == "accelerated":
+        door = lambda model: stretto.accelerated(model).__enter__()  # noqa: E731
+    with pytest.raises(stretto.StrettoError, match=rf"{name}: 'model' is a \w+, wanted a torch.nn.Module"):
+        door(bad)
+
+
+class Twice(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["restore", "context"])
+def test_a_layer_that_is_parametrized_meanwhile_is_given_back(inside):
+    """torch gives it a class of its own then, derived from the one it finds."""
+    stock, fast = pyg.GATConv(6, 4), pyg.GATConv(6, 4)
+    fast.load_state_dict(stock.state_dict())
+    context = stretto.accelerated(fast)
+    if inside:
+        context.__enter__()
+    else:
+        stretto.accelerate(fast)
+    for conv in (stock, fast):
+        torch.nn.utils.parametrize.register_parametrization(conv, "att_src", Twice())
+    stretto.accelerate(fast, strict=True)
+    torch.testing.assert_close(fast(X, EDGE_INDEX), stock(X, EDGE_INDEX))
+    assert stretto.report(fast).rows[0].path == "fast"
+    if inside:
+        context.__exit__(None, None, None)
+    else:
+        stretto.restore(fast)
+    assert type(fast).__bases__ == (pyg.GATConv,)
+    assert "not accelerated" in stretto.report(fast).rows[0].reason
+    torch.testing.assert_close(fast(X, EDGE_INDEX), stock(X, EDGE_INDEX))
+    torch.nn.utils.parametrize.remove_parametrizations(fast, "att_src")
+    assert type(fast) is pyg.GATConv
+
+
+def test_the_line_counts_what_the_constructor_decides_and_tells_each_reason_once(caplog, monkeypatch):
+    monkeypatch.setattr(base, "_said", set())
+
+    class Odd(Own):
+        def message(self, x_j):
+            return x_j * self.training
+
+    kinds = [pyg.GCNConv(6, 6), *(pyg.GCNConv(6, 6, aggr="max") for _ in range(2)), Odd(), Odd()]
+    model = torch.nn.ModuleList(kinds)
+    with caplog.at_level("INFO", logger="stretto"):
+        stretto.accelerate(model)
+        for conv in model:
+            conv(X, EDGE_INDEX)
+    line, *others = [record.getMessage() for record in caplog.records]
+    assert not any("GCNConv" in other or "Odd" in other for other in others)
+    assert line.startswith("stretto: accelerated 1 of 5 layers; 4 stock: GCNConv (aggr is max), Odd (no fast path: ")
+    assert line.count("Odd") == 1

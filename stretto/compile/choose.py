@@ -23,6 +23,7 @@ from stretto.compile.execute import Adjacency, Call
 from stretto.compile.expr import Diagonal, Expression, Leaf, MatMul, Sizes, Sparse, Transpose, leaves
 from stretto.compile.layer import run
 from stretto.compile.plan import Plan, Ranking, Request, plans, rank
+from stretto.ops.autograd_state import saved_elsewhere
 from stretto.tune import machine, store
 from stretto.tune.profile import Profile, profile
 
@@ -45,9 +46,15 @@ class Decision:
     sizes: Sizes
     candidates: list[Any]  # plans, or orders (orders.py)
     chosen: Any = None
+    steady: Any = None  # what runs under hooks on what is saved, from the first such call on
     how: str = "predicted"
     times: dict[Any, list[float]] = field(default_factory=dict)
     warm: int = 0
+
+    @property
+    def trying(self) -> bool:
+        """Whether the step that runs now is timed to settle on a plan."""
+        return self.chosen is None and not saved_elsewhere()
 
 
 class Chooser:
@@ -70,6 +77,10 @@ class Chooser:
         decision = self._decisions.get(key)
         if decision is None:
             decision = self._decide(key, ranked, sizes, like)
+        if saved_elsewhere():  # what backward computes again must save what forward did
+            if decision.steady is None:
+                decision.steady = decision.candidates[0] if decision.chosen is None else decision.chosen
+            return decision.steady, decision
         if decision.chosen is not None:
             return decision.chosen, decision
         return min(decision.candidates, key=lambda p: len(decision.times.get(p, ()))), decision
@@ -186,7 +197,7 @@ def linear(
     plan, decision = CHOOSER.pick(key, request, sizes, first)
     if note is not None:
         note(key, plan)
-    timed = None if decision.chosen is not None else (lambda seconds: CHOOSER.record(key, plan, seconds))
+    timed = (lambda seconds: CHOOSER.record(key, plan, seconds)) if decision.trying else None
     keep = keeper(tensors, sparse, scalars or {}) if request.hoisted else None
     call = Call(plan, names, sparse, scalars or {}, keep, follow, timed, timed_backward=bool(request.wanted))
     return run(call, arguments)

@@ -3,6 +3,9 @@
 A product is kept once its tensor has been seen twice without a change (identity and version; what comes out of dropout
 is a new tensor every step and never qualifies), while the budget STRETTO_HOIST_MB allows, as long as the tensor lives.
 
+Under hooks on what is saved for backward (torch.utils.checkpoint) nothing is looked up: there a tensor that was met in
+forward is met again in backward, and must be served as before.
+
 A constant X that is nearly all zeros (a bag of words) is kept by its nonzeros too: X W' is then a sparse product.
 """
 
@@ -18,6 +21,7 @@ from torch import Tensor
 
 from stretto import settings
 from stretto.graph import Graph
+from stretto.ops.autograd_state import saved_elsewhere
 
 Nonzeros = tuple[Graph, Tensor]  # [n, i] with an entry for each nonzero, and their values
 LOOKS = 3  # how often a tensor is met before its zeros are counted
@@ -47,7 +51,7 @@ class Hoist:
 
     def constant(self, x: Tensor) -> bool:
         """Whether x was seen before, unchanged; counts this time."""
-        if x.requires_grad or x.is_inference():
+        if x.requires_grad or x.is_inference() or saved_elsewhere():
             return False
         entry = self._entry(x)
         entry.seen += 1
@@ -56,6 +60,8 @@ class Hoist:
     def nonzeros(self, x: Tensor) -> Nonzeros | None:
         """A constant x [n, i] by its nonzeros, where they are few; None for any other, and at the first few looks."""
         if x.requires_grad or x.device.type != "cpu" or x.numel() < MANY or x.dim() != 2 or x.is_inference():
+            return None
+        if saved_elsewhere():
             return None
         entry = self._entry(x)
         entry.looks += 1
@@ -72,6 +78,8 @@ class Hoist:
 
         beside: a tensor that the key names by its number, and that must be the same object.
         """
+        if saved_elsewhere():
+            return False
         entry = self._entry(x)
         if key in entry.products:
             return True

@@ -58,8 +58,8 @@ def _alone(product: Product) -> Plan:
         wanted = tuple(name for name, t in tensors.items() if t.requires_grad)
         return plans(Request(ROOT, wanted))[0]
     key, request, sizes = signature(PRODUCT, tensors, {"A": product.adj})
-    _, decision = CHOOSER.pick(key, request, sizes, product.x)
-    return decision.chosen or decision.candidates[0]
+    plan, decision = CHOOSER.pick(key, request, sizes, product.x)
+    return decision.candidates[0] if decision.trying else plan
 
 
 @functools.lru_cache(maxsize=1024)

@@ -117,4 +117,4 @@ def best_order(
         return Ranking(sorted(priced(profile), key=lambda pair: pair[0]))
 
     order, decision = CHOOSER.settle(key, ranked, sizes, like)
-    return order, None if decision.chosen is not None else Trial(key, order), key
+    return order, Trial(key, order) if decision.trying else None, key

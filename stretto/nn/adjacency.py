@@ -18,6 +18,7 @@ from stretto.compile import Adjacency
 from stretto.graph import Graph, lasting
 from stretto.nn import base
 from stretto.nn.base import Decline, Small
+from stretto.ops.autograd_state import saved_elsewhere
 
 # Edges below which a new edge_index on a GPU costs the host more to sort than stock's step takes (docs/gpu.md): a layer
 # takes it as stock the first time it sees it. A loader that knows its batches' CSR, or a graph used again, runs fast.
@@ -33,7 +34,7 @@ def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int, flo
         return
     if edge_index.size(1) < min(fewest, SMALL.get(type(conv).__name__, 0)):
         raise Small(base.SMALL)
-    if edge_index.size(1) >= fewest or Graph.is_known(edge_index, sizes, flow=flow):
+    if edge_index.size(1) >= fewest or saved_elsewhere() or Graph.is_known(edge_index, sizes, flow=flow):
         return
     seen = _glimpsed.setdefault(conv, {})
     known = seen.get(id(edge_index))

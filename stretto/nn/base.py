@@ -25,6 +25,7 @@ from stretto.compile import Order, Plan
 from stretto.errors import fail
 from stretto.kernels import DTYPES
 from stretto.ops import advice
+from stretto.ops.autograd_state import again_in_backward, saved_elsewhere
 from stretto.ops.batched import transformed
 
 logger = logging.getLogger("stretto")
@@ -57,6 +58,7 @@ class Record:
     calls: int = 0
     avoided: int = 0  # bytes of messages that stock would have built; where the chooser knows, it tells
     race: object = None  # with torch.compile of stock (nn/compiled.py), where STRETTO_TUNE asks for it
+    begun: bool = False  # by a lazy layer's first call, which may be run again in backward (torch.utils.checkpoint)
     strict: str = ""  # the layer's name in the model that accelerate(strict=True) was asked for; "": it may fall back
 
 
@@ -86,12 +88,17 @@ def set_strict(module: torch.nn.Module, name: str) -> None:
 
 def refuse(conv: Any, record: Record, reason: str) -> None:
     """Raise where accelerate(strict=True) was promised that this layer would not run as stock."""
-    if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in conv.parameters()):
+    if is_lazy(conv):
         return  # its first call gives a lazy layer its shape, and only stock's can
     fail(
         f"layer {record.strict!r} ({type(conv).__name__}): strict=True, but this call would run as stock: {reason}. "
         "accelerate(model) without strict allows it from now on"
     )
+
+
+def is_lazy(conv: Any) -> bool:
+    """Whether a layer has yet to learn its channels from its first input."""
+    return any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in conv.parameters())
 
 
 def note_plan(module: torch.nn.Module) -> Callable[[Hashable, Plan], None]:
@@ -157,6 +164,9 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
                 _tell(self, record, SMALL)
             return all_stock(stock_forward, self, args, kwargs)
         reason = why_stock(self)
+        if record.begun and reason is None:
+            record.begun = again_in_backward()
+            reason = LAZY if record.begun else None
         if reason is None:
             off = settings.get("STRETTO_SHADOW") == "0"
             watch = None if off else shadow.watch(self, record, args, kwargs, record.calls)
@@ -176,13 +186,15 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
                 record.path, record.reason = "fast", ""
                 return out if watch is None else watch.judged(out, fast, stock_forward)
         _tell(self, record, reason)
-        if record.strict:
+        record.begun = record.begun or (saved_elsewhere() and is_lazy(self))
+        if record.strict and not record.begun:
             refuse(self, record, reason)
         return stock_forward(self, *args, **kwargs)
 
     return in_place_of(stock_forward, run)
 
 
+LAZY = "not initialised yet (lazy channels)"
 SMALL = "a small graph: stock's few launches cost a GPU's host less than ours"
 
 
@@ -262,7 +274,7 @@ def why_stock(conv: Any, *, aggregates_itself: bool = False) -> str | None:
     if torch.jit.is_tracing():
         return "TorchScript tracing"
     if transformed():
-        return "inside a transform of torch.func"
+        return "inside a transform of torch.func, or of forward-mode differentiation"
     if state.get("node_dim", -2) not in (-2, 0):
         return f"node_dim is {state['node_dim']}"
     return None if aggregates_itself else _why_aggregation(conv)
@@ -331,7 +343,7 @@ def weight_of(linear: Any, x: Tensor, *, bias: bool = False) -> Tensor:
         raise Decline(f"the weight is a {type(linear).__name__}")
     weight: Tensor = linear.weight
     if isinstance(weight, torch.nn.parameter.UninitializedParameter):
-        raise Decline("not initialised yet (lazy channels)")
+        raise Decline(LAZY)
     if hooked(linear):
         raise Decline("a hook is registered on the Linear inside, or its forward was replaced")
     if not bias and linear.bias is not None:
@@ -370,7 +382,13 @@ def note_path(conv: Any, reason: str | None) -> Record:
 
 def _tell(conv: Any, record: Record, reason: str) -> None:
     record.path, record.reason, record.plan, record.key, record.avoided = "stock", reason, "", None, 0
-    text = f"{type(conv).__name__} runs as stock: {reason}"
-    if text not in _said:
-        _said.add(text)
-        logger.info("stretto: %s", text)
+    if not said(conv, reason):
+        logger.info("stretto: %s runs as stock: %s", type(conv).__name__, reason)
+
+
+def said(conv: Any, reason: str) -> bool:
+    """Whether this reason of such a layer was told before; from now on it was."""
+    text = f"{type(conv).__name__}: {reason}"
+    before = text in _said
+    _said.add(text)
+    return before

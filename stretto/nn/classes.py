@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.nn.utils.parametrize import is_parametrized
+
 from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, generic
 from stretto.nn.base import accelerated_forward
 
@@ -28,6 +30,12 @@ def fast_of(kind: type) -> type | None:
     if kind in FAST:
         return FAST[kind]
     return None if stock_of(kind) is not None else generic.fast_class(kind)
+
+
+def class_of(module: Any) -> type:
+    """A module's class; where torch has derived one of its own from it, to parametrize a weight, the one behind it."""
+    kind: type = type(module)
+    return kind.__bases__[0] if is_parametrized(module) else kind
 
 
 def stock_of(kind: type) -> type | None:

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from stretto.nn.base import all_stock, record_of
+from stretto.ops.autograd_state import saved_elsewhere
 from stretto.tune import machine, store
 
 logger = logging.getLogger("stretto")
@@ -77,7 +78,8 @@ def forget() -> None:
 
 def race(conv: Any, usual: Callable[..., Any], stock: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The layer's result, by the way that is chosen or whose turn it is. usual(conv, ...): ours; stock: the forward."""
-    if torch.are_deterministic_algorithms_enabled() or _capturing() or not isinstance(conv, MessagePassing):
+    fixed = torch.are_deterministic_algorithms_enabled() or saved_elsewhere() or _capturing()
+    if fixed or not isinstance(conv, MessagePassing):
         return usual(conv, *args, **kwargs)
     found = _find(conv, args, kwargs)
     record_of(conv).race = found

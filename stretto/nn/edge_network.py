@@ -16,7 +16,7 @@ from torch_geometric.nn.models import MLP
 
 from stretto.graph import Graph
 from stretto.nn import edge_norms, edges, streaming
-from stretto.nn.base import Decline, hooked
+from stretto.nn.base import LAZY, Decline, hooked
 from stretto.nn.edge_norms import in_order
 from stretto.nn.edge_trace import Shape, Trace, kind_of, name_of, shape_of
 from stretto.nn.gin import LINEAR, first_linear
@@ -169,7 +169,7 @@ def _through(chain: Sequence[Any], shape: Shape) -> tuple[Shape, int]:
     for module in chain:
         if type(module) in LINEAR:
             if isinstance(module.weight, torch.nn.parameter.UninitializedParameter):
-                raise Decline("not initialised yet (lazy channels)")
+                raise Decline(LAZY)
             shape = (module.weight.size(0),)
         elif type(module) not in (*streaming.ROW_BY_ROW, *streaming.IN_EVAL, streaming.BatchNorm, streaming.LayerNorm):
             raise Decline(f"its network holds a {type(module).__name__}")

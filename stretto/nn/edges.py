@@ -11,7 +11,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 from stretto.compile import Adjacency
 from stretto.graph import Graph
 from stretto.nn import adjacency
-from stretto.nn.base import Decline, check_input, weight_of
+from stretto.nn.base import LAZY, Decline, check_input, weight_of
 from stretto.nn.base import is_stock as is_stock  # layers ask edges for it
 from stretto.nn.sage import destinations
 from stretto.ops import gather_rows, segment_reduce
@@ -51,7 +51,7 @@ def initialised(*parameters: Tensor | None) -> None:
     """Decline while a parameter has no shape yet."""
     for parameter in parameters:
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
-            raise Decline("not initialised yet (lazy channels)")
+            raise Decline(LAZY)
 
 
 def is_plain(edge_index: Any) -> bool:

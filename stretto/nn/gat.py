@@ -21,6 +21,7 @@ from stretto.nn.features import linear_of_nonzeros
 from stretto.ops import library, widened
 from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer, takes
+from stretto.ops.autograd_state import saved_elsewhere
 from stretto.ops.folded_bias import larger, some_rows
 from stretto.ops.projections import plus, projections
 from stretto.ops.rows import all_reached
@@ -213,7 +214,7 @@ def ordered(conv: Any, graph: Graph, x: Tensor, weight: Tensor) -> tuple[bool, T
     what times it, while that is not settled."""
     i, heads, columns = x.size(1), conv.heads, weight.size(0)
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    mark = ("order of GAT", i, heads, columns, x.dtype, wanted, settings.torch_kernels())
+    mark = ("order of GAT", i, heads, columns, x.dtype, wanted, settings.torch_kernels(), saved_elsewhere())
     settled = graph._derived.get(mark)
     if settled is not None:
         note_order(conv, *settled)

@@ -116,7 +116,8 @@ def avoided(conv: Any, kind: type, record: Record, seen: Seen | None) -> int:
         return 0
     i, size = (x.size(-1), x.element_size()) if x is not None else (out.size(-1), out.element_size())
     given = (*seen.args, *seen.kwargs.values())
-    return next((n for value in given if (n := _edges(value))), 0) * WIDTH[kind](conv, i, out.size(-1)) * size
+    count = next((n for value in given if (n := _edges(value))), 0) * (out.size(0) if out.dim() == 3 else 1)
+    return count * WIDTH[kind](conv, i, out.size(-1)) * size
 
 
 def _of_relations(conv: Any, seen: Seen) -> int:

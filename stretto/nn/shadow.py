@@ -23,6 +23,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from stretto import settings
 from stretto.nn.base import Decline, Record, all_stock, refuse
+from stretto.ops.autograd_state import saved_here
 
 logger = logging.getLogger("stretto")
 
@@ -129,7 +130,7 @@ class Watch:
         self._set_random(self.random)
         leaves: dict[int, Tensor] = {}
         args, kwargs = _with_leaves((self.args, self.kwargs), leaves)
-        with _apart(self.conv, leaves, self.buffers):
+        with _apart(self.conv, leaves, self.buffers), saved_here():
             out = all_stock(function, self.conv, args, kwargs) if plain else function(self.conv, *args, **kwargs)
             values = [t for t in _tensors(out) if t.is_floating_point() and t.layout == torch.strided]
             judged = [t for t in values if t.requires_grad]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from stretto.ops import advice
 from stretto.ops.autograd_state import several_times
@@ -22,8 +23,8 @@ _is_batch = torch._C._functorch.is_legacy_batchedtensor
 
 
 def transformed() -> bool:
-    """Whether vmap, grad, jacrev or another transform of torch.func is on."""
-    return _top() is not None
+    """Whether vmap, grad, jacrev or another transform of torch.func is on, or forward-mode differentiation."""
+    return _top() is not None or forward_ad._current_level >= 0
 
 
 def one_by_one(backward: Callable[..., Any]) -> Callable[..., Any]:

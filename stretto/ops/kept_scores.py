@@ -17,6 +17,7 @@ from stretto import kernels
 from stretto.graph import Graph
 from stretto.kernels import pool
 from stretto.kernels.schema import accumulate_type
+from stretto.ops.autograd_state import saved_elsewhere
 from stretto.tune.pick import picker
 from stretto.tune.variants import VARIANTS, Variant
 
@@ -59,6 +60,8 @@ def begin(graph: Graph, form: str, slope: float, values: Tensor, heads: int, sco
     dtype = accumulate_type(values.dtype)
     bytes_kept = graph.num_edges * heads * dtype.itemsize
     if form not in FORMS or slope < 0 or kernels.backend(values.device) is not kernels.cpu or gathered < LEAST:
+        return Trial(None, AGAIN, False, None)
+    if saved_elsewhere():  # by which the user spares memory, and both passes must save the same
         return Trial(None, AGAIN, False, None)
     edges_per_row = (graph.num_edges // max(graph.num_rows, 1)).bit_length()
     key = (
