@@ -67,13 +67,14 @@ class Fold:
         self.out: Tensor | None = None  # the chain's result, until its last module gives it
         self.left: list[Any] = []  # the modules that are folded in and have not been called yet
         self.promises: list[weakref.ref[Promise]] = []
+        self.state: list[Any] = []  # of those modules, as it was folded in
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         out, self.left = _evaluated(self.chain, args, kwargs)
         self.done = out is not None
         if out is None:
             return self.chain.layer(*args, **kwargs)
-        self.out = out
+        self.out, self.state = out, _state(self.left)
         return self._promise()
 
     def passed(self, module: Any, args: Any, kwargs: Any) -> Any:
@@ -81,7 +82,8 @@ class Fold:
         if not any(one is module for one in self.left):
             return module(*args, **kwargs)
         given = not kwargs and len(args) == 1 and args[0] is self.promises[-1]()
-        if not given or self.left[0] is not module or torch.is_grad_enabled():
+        as_before = not torch.is_grad_enabled() and _state(self.left) == self.state[-len(self.left) :]
+        if not given or self.left[0] is not module or not as_before:
             self.broken = True
             raise Broken(DIFFERENT)
         self.left.pop(0)
@@ -101,6 +103,15 @@ class Fold:
         made.__dict__["fold"] = self
         self.promises.append(weakref.ref(made))
         return made
+
+
+def _state(modules: list[Any]) -> list[Any]:
+    """Of each module what its result depends on: a number that changes with every edit of a tensor, and its mode."""
+    return [
+        [(id(t), 0 if t.is_inference() else t._version) for t in (*m.parameters(), *m.buffers())]
+        + [getattr(inner, name, None) for inner in m.modules() for name in ("training", "eps")]
+        for m in modules
+    ]
 
 
 class _Passed:

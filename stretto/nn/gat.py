@@ -213,7 +213,9 @@ def ordered(conv: Any, graph: Graph, x: Tensor, weight: Tensor) -> tuple[bool, T
     what times it, while that is not settled."""
     i, heads, columns = x.size(1), conv.heads, weight.size(0)
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    mark = ("order of GAT", i, heads, columns, x.dtype, wanted, settings.torch_kernels())
+    # with all that a decision rests on
+    fixed, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    mark = ("order of GAT", i, heads, columns, x.dtype, wanted, settings.torch_kernels(), fixed, threads)
     settled = graph._derived.get(mark)
     if settled is not None:
         note_order(conv, *settled)

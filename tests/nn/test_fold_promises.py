@@ -146,8 +146,32 @@ class TextOfNone(Base):
         return self.bn1(h) + h if f"{self.convs}" == "ModuleList()" else self.bn1(h)
 
 
+class Adapts(torch.nn.Module):
+    """Gives a norm that it does not own the statistics of what it sees."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norms = [norm]
+
+    def forward(self, x):
+        self.norms[0].running_mean.copy_(x.mean(0)[:1].expand(6))
+        return x
+
+
+class Adapted(Base):
+    def __init__(self):
+        super().__init__()
+        self.adapts = Adapts(self.bn1)
+
+    def forward(self, x, edge_index):
+        h = self.conv1(x, edge_index)
+        self.adapts(x * 1.5)
+        return self.bn1(h)
+
+
 # model -> words of the reason that the report gives
 MISLEAD = {
+    Adapted: DIFFERENT,
     FilledByAnother: DIFFERENT,
     DictFilledByAnother: DIFFERENT,
     HeldByAnother: DIFFERENT,
