@@ -23,7 +23,6 @@ from stretto import datasets
 from stretto.bench import models, report
 from stretto.bench.run import as_alone, settle
 from stretto.compile.choose import CHOOSER, Decision
-from stretto.errors import expect
 from stretto.nn.base import record_of
 from stretto.tune.timing import Timing, measure, timed
 
@@ -226,13 +225,13 @@ def command(
 ) -> None:
     """One layer in every cell of models x widths x graphs: never slower than stock, and the plan well chosen?"""
     names = model.split(",")
-    for name in names:
-        expect(name in models.LAYERS, f"bench: 'model' is {name!r}, wanted some of {', '.join(models.LAYERS)}")
+    models.check_models(model)
+    sizes = models.numbers("widths", widths)
     out = report.console()
     out.print(report.headline(), style="dim")
     rows: list[Row] = jsons.loads(json.read_text()) if json.exists() else []
     done = {_named(row) for row in rows}
-    left = [c for c in cells(graph.split(","), names, [int(w) for w in widths.split(",")]) if c not in done]
+    left = [c for c in cells(graph.split(","), names, sizes) if c not in done]
     start = time.perf_counter()
     with report.progress(len(left), "cells") as after:
         for cell in left:

@@ -39,7 +39,7 @@ from stretto.errors import expect
 from stretto.plugin import accelerate
 from stretto.tune.timing import measure, ratio
 
-OURS = "stretto"
+OURS, COMPILED = "stretto", "stock torch.compile"
 SAMPLE = 0.2  # seconds: shorter steps are timed several in a row, as in training, all after one that is not timed
 pyg: Any = torch_geometric.nn  # its layers look abstract to a type checker
 
@@ -114,6 +114,7 @@ class Result:
     def command(self) -> str:
         widths = ",".join(map(str, self.widths))
         mode = "" if self.train else " --eval"
+        mode += "" if any(o.name == COMPILED for o in self.outcomes) else " --no-compile"
         return (
             f"stretto bench models --graph {self.graph} --model {self.model} --widths {widths}{mode} "
             f"--threads {self.threads} --repeats {self.repeats}"
@@ -207,7 +208,7 @@ def candidates(model: str, data: Any, x: Tensor, compiled: bool, ablation: bool)
         sorted_index = EdgeIndex(data.edge_index, sparse_size=(data.num_nodes, data.num_nodes)).sort_by("col")[0]
         found["stock EdgeIndex"] = (lambda net: net, (x, sorted_index), {})
     if compiled:
-        found["stock torch.compile"] = (torch.compile, plain, {})
+        found[COMPILED] = (torch.compile, plain, {})
     plain = (x.clone(), data.edge_index)  # ours are moved into large pages (kernels/pages.py), stock's are not
     found[OURS] = (accelerate, plain, {})
     if ablation:
@@ -328,6 +329,19 @@ def show(out: Any, result: Result) -> None:
     out.print()
 
 
+def numbers(name: str, text: str) -> list[int]:
+    """Comma-separated positive numbers of an option."""
+    parts = [part for part in text.split(",") if part]
+    expect(all(p.isdecimal() and int(p) > 0 for p in parts), f"bench: {name!r} is {text!r}, wanted numbers with commas")
+    return [int(part) for part in parts]
+
+
+def check_models(names: str) -> None:
+    """Comma-separated names of models, or an error."""
+    for name in names.split(","):
+        expect(name in LAYERS, f"bench: 'model' is {name!r}, wanted some of {', '.join(LAYERS)}")
+
+
 def command(
     graph: Annotated[str, typer.Option(help="cora, a .npz, rmat:SCALE:EDGES, er:N:E, grid:N, ...")] = "",
     model: Annotated[str, typer.Option(help=f"comma-separated, of {', '.join(LAYERS)}")] = "gcn,sage,gin",
@@ -336,14 +350,18 @@ def command(
     eval_: Annotated[bool, typer.Option("--eval", help="inference instead of training steps")] = False,
     threads: Annotated[int, typer.Option(help="threads; 0: as torch has them")] = 0,
     repeats: Annotated[int, typer.Option(help="timed rounds")] = 5,
-    compiled: Annotated[bool, typer.Option("--compile", help="time torch.compile of stock too")] = False,
+    compiled: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="torch.compile of stock, too; without --layer the default"),
+    ] = None,
     ablation: Annotated[bool, typer.Option(help="also re-association alone and kernels alone")] = True,
     json: Annotated[Path | None, typer.Option(help="write all rows to this file")] = None,
 ) -> None:
     """Training steps (or inference) of PyG models: stock in every form, and with two lines added."""
     out = report.console()
     out.print(report.headline(), style="dim")
-    sizes = [int(w) for w in (widths or "" if layer else widths or "128,256,40").split(",") if w]
+    sizes = numbers("widths", widths or ("" if layer else "128,256,40"))
+    compiled = not layer if compiled is None else compiled
     records: list[dict[str, object]] = []
     if layer:
         names = list(layers.LAYERS) if layer == "all" else layer.split(",")
@@ -361,6 +379,8 @@ def command(
             report.write_json(json, records)
         return
     graph = graph or "rmat:17:1200000"
+    expect(len(sizes) > 1, f"bench: 'widths' is {widths!r}, wanted features,hidden,...,classes")
+    check_models(model)
     with use_threads(threads or torch.get_num_threads()):
         for name in model.split(","):
             with report.progress(7 + (repeats + 1) * 7, name) as after:

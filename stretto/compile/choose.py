@@ -23,6 +23,7 @@ from stretto.compile.execute import Adjacency, Call
 from stretto.compile.expr import Diagonal, Expression, Leaf, MatMul, Sizes, Sparse, Transpose, leaves
 from stretto.compile.layer import run
 from stretto.compile.plan import Plan, Ranking, Request, plans, rank
+from stretto.compile.powers import chain_of, fewer_edges
 from stretto.ops.autograd_state import saved_elsewhere
 from stretto.tune import machine, store
 from stretto.tune.profile import Profile, profile
@@ -34,7 +35,7 @@ MOST_TRIED = 3
 WARM = 3  # steps that are not timed: they build the graph and fault pages in, and the third use of an array moves it
 TRIES = 3
 HYSTERESIS = 0.95  # the predicted best is replaced only by a plan at least this much faster
-COUNTS = ("n", "m", "E", "P")  # sizes that differ from batch to batch
+COUNTS = ("n", "m", "E", "P", "F")  # sizes that differ from batch to batch
 SMALL = 1 << 20  # gathered values below which the prediction stands: timing would measure noise
 
 
@@ -62,7 +63,7 @@ class Chooser:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._decisions: dict[Hashable, Decision] = {}
+        self._decisions: dict[tuple[int, bool], dict[Hashable, Decision]] = {}  # by what they hold for: _known()
         self._kept: dict[str, Any] | None = None
         self._facts: dict[str, object] = {}
 
@@ -74,7 +75,7 @@ class Chooser:
         self, key: Hashable, ranked: Callable[[Profile], Ranking], sizes: Sizes, like: Tensor
     ) -> tuple[Any, Decision]:
         """What to run now of what `ranked` finds for this machine's rates, and the decision it belongs to."""
-        decision = self._decisions.get(key)
+        decision = self._known().get(key)
         if decision is None:
             decision = self._decide(key, ranked, sizes, like)
         if saved_elsewhere():  # what backward computes again must save what forward did
@@ -87,7 +88,7 @@ class Chooser:
 
     def record(self, key: Hashable, plan: Any, seconds: float) -> None:
         """A timing of a plan inside a real step; settles the decision when every candidate has enough."""
-        decision = self._decisions.get(key)
+        decision = self._known().get(key)
         if decision is None or decision.chosen is not None:
             return
         with self._lock:
@@ -103,19 +104,27 @@ class Chooser:
             best = min(decision.candidates, key=lambda p: measured[p])
             decision.chosen = best if measured[best] < HYSTERESIS * measured[first] else first
             decision.how = "measured"
+        self._load()  # whose file it is: the number of threads may have changed since
         store.add(
             "plans", self._facts, {_text(key): {"plan": decision.chosen.name, "ms": measured[decision.chosen] * 1e3}}
         )
 
     def decision(self, key: Hashable) -> Decision | None:
         """What is known of a signature."""
-        return self._decisions.get(key)
+        return self._known().get(key)
 
     def clear(self) -> None:
         """Forget all decisions; the disk is asked again."""
         with self._lock:
             self._decisions.clear()
             self._kept = None
+
+    def _known(self) -> dict[Hashable, Decision]:
+        """The decisions that hold now: of so many threads, and under torch.use_deterministic_algorithms with nothing
+        measured, whatever was before."""
+        held = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+        found = self._decisions.get(held)
+        return self._decisions.setdefault(held, {}) if found is None else found
 
     def _decide(self, key: Hashable, ranked: Callable[[Profile], Ranking], sizes: Sizes, like: Tensor) -> Decision:
         free = settings.tuning() and not torch.are_deterministic_algorithms_enabled()
@@ -134,10 +143,10 @@ class Chooser:
                     decision.chosen, decision.how = plan, "measured earlier"
                     ranking.measured[plan] = float(kept.get("ms", 0.0)) / 1e3
         with self._lock:
-            return self._decisions.setdefault(key, decision)
+            return self._known().setdefault(key, decision)
 
     def _load(self) -> dict[str, Any]:
-        if self._kept is None:
+        if self._kept is None or self._facts["threads"] != torch.get_num_threads():
             self._facts = machine.describe()
             self._kept = store.read("plans", self._facts)
         return self._kept
@@ -183,7 +192,8 @@ def linear(
             return linear(expression, lowered, sparse, bias=low_bias, **options)  # type: ignore[arg-type]
     first = tensors[names[0]]
     as_stock = settings.get("STRETTO_PLAN") == "stock"
-    key, request, sizes = signature(expression, tensors, sparse, scalars, hoist=hoist and not as_stock)
+    hoist, powers = hoist and not as_stock, not as_stock
+    key, request, sizes = signature(expression, tensors, sparse, scalars, hoist=hoist, powers=powers)
     arguments = tuple([tensors[n] for n in names])
     if bias is not None:
         names, arguments = (*names, "bias"), (*arguments, bias)
@@ -216,22 +226,31 @@ def signature(
     scalars: dict[str, float] | None = None,
     *,
     hoist: bool = True,
+    powers: bool = True,
 ) -> tuple[Hashable, Request, Sizes]:
-    """What a decision is kept under, what is asked for, and the sizes it depends on."""
+    """What a decision is kept under, what is asked for, and the sizes it depends on.
+
+    hoist: whether products of constants may be kept; powers: whether a power of A may be multiplied out.
+    """
     names = _names(expression)
     first = tensors[names[0]]
     wanted = tuple(n for n in names if tensors[n].requires_grad) if torch.is_grad_enabled() else ()
     sizes = _sizes(expression, tensors, sparse)
     hoisted = constant_nodes(expression, tensors, sparse, scalars or {}, sizes) if hoist else ()
+    power, formed = chain_of(expression) if powers and not hoisted else None, 0
+    if power is not None and sparse[power.name].weight is None:
+        edges = fewer_edges(sparse[power.name].graph, power.power)
+        if edges:
+            sizes["F"], formed = edges, power.power
     near = rounded(tuple(sizes.items()))
     if not settings.torch_kernels():
         key = (expression, wanted, hoisted, near, first.dtype, first.device.type, "stretto")
-        return key, Request(expression, wanted, hoisted), sizes
+        return key, Request(expression, wanted, hoisted, formed=formed), sizes
     # torch's kernels leave the normalisation to us; ours fuse it, which no other way can beat (plan.ways).
     scales = tuple((n, a.row_scale is not None, a.col_scale is not None) for n, a in sparse.items() if a.scaled)
     normalised = "".join(f" {name}{'S' * row}{'T' * col}" for name, row, col in scales)
     key = (expression, wanted, hoisted, near, first.dtype, first.device.type, "torch" + normalised)
-    return key, Request(expression, wanted, hoisted, scales, fuses=False), sizes
+    return key, Request(expression, wanted, hoisted, scales, fuses=False, formed=formed), sizes
 
 
 @functools.cache

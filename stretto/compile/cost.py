@@ -97,9 +97,9 @@ def works(node: Node, sizes: Sizes, value_bytes: int) -> list[Work]:
 
 
 def _spmm(sparse: Sparse, sizes: Sizes, rows: int, cols: int, value_bytes: int) -> Work:
-    edges, row_bytes = sizes["E"], cols * value_bytes
+    edges, row_bytes = sizes["F" if sparse.form == "formed" else "E"], cols * value_bytes
     gathered = float(edges * row_bytes)
-    weight_bytes = 8 if sizes.get("weighted") or sparse.form == "edges" else 4
+    weight_bytes = 8 if sizes.get("weighted") or sparse.form in ("edges", "formed") else 4
     return Work(
         "spmm",
         cols,

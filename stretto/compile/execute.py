@@ -16,6 +16,7 @@ from torch import Tensor
 from stretto import kernels
 from stretto.compile.expr import Add, Clenshaw, Diagonal, Horner, Leaf, MatMul, Node, Scaled, Sparse, Step, Transpose
 from stretto.compile.plan import Plan
+from stretto.compile.powers import FORMED, multiplied
 from stretto.compile.together import Groups, worth_it
 from stretto.graph import Graph
 from stretto.ops import taped
@@ -67,6 +68,21 @@ class Adjacency:
 
         values: Tensor = graph.derived(("values", id(row), id(col), dtype), make)[0]
         return values if self.weight is None else values * self.weight
+
+    def power(self, hops: int, dtype: torch.dtype) -> Adjacency:
+        """This matrix, which has no weights, to a power that is multiplied out. Kept with the graph."""
+        row, col = self.row_scale, self.col_scale
+
+        def make() -> tuple[Graph, Tensor, Tensor | None, Tensor | None]:
+            values = torch.ones(self.graph.num_edges, dtype=torch.float64)
+            for scale, ends in ((row, self.graph.csr.rows()), (col, self.graph.csr.columns())):
+                values = values if scale is None else values * scale[ends]
+            with torch.no_grad():
+                graph, made = multiplied(self.graph, values, hops)
+            return graph, made.to(dtype), row, col  # with the scales, so that their numbers stay theirs
+
+        graph, values, *_ = self.graph.derived(("power", hops, id(row), id(col), dtype), make)
+        return Adjacency(graph, weight=values)
 
     @property
     def scaled(self) -> bool:
@@ -195,7 +211,10 @@ class Evaluation:
         return self._horner(node)
 
     def _hop(self, sparse: Sparse, x: Tensor, y: Tensor | None = None, beta: float = 1.0) -> Tensor:
-        return self.call.sparse[sparse.name].apply(x, sparse.transposed, y, beta, self.again, sparse.form)
+        adj = self.call.sparse[sparse.name]
+        if sparse.form == FORMED:
+            return adj.power(sparse.power, x.dtype).apply(x, sparse.transposed, y, beta, self.again)
+        return adj.apply(x, sparse.transposed, y, beta, self.again, sparse.form)
 
     def _scale(self, diagonal: Diagonal, x: Tensor) -> Tensor:
         """x with its rows scaled by S or T of the adjacency A with the same number."""

@@ -46,7 +46,8 @@ class Leaf:
 class Sparse:
     """A power of a sparse matrix of `rows` by `cols`; transposed tells the direction of its edges.
 
-    form: with its normalisation, which the kernel applies (""), or which its edges hold ("edges"); or "bare".
+    form: with its normalisation, which the kernel applies (""), or which its edges hold ("edges"); or "bare"; or a
+    power that is multiplied out ("formed"), whose edges hold it too (powers.py).
     chebyshev: not A^k but C_k(A), with C_1 = A, C_2 = A A - 2, C_k = A C_{k-1} - C_{k-2}: 2 T_k(L) of A = 2 L.
     """
 
@@ -64,7 +65,7 @@ class Sparse:
         mark = "'" if self.transposed else ""
         text = f"{self.name}{mark}" + (f"^{self.power}" if self.power > 1 else "")
         text = f"C{self.power}({self.name}{mark})" if self.chebyshev else text
-        return f"norm({text})" if self.form == "edges" else text
+        return f"norm({text})" if self.form == "edges" else f"[{text}]" if self.form == "formed" else text
 
 
 @dataclass(frozen=True)

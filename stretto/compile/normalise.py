@@ -10,11 +10,25 @@ An order of evaluation is found without regard to this (rules.py), then each of 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from stretto.compile.expr import Add, Clenshaw, Diagonal, Horner, Leaf, MatMul, Node, Scaled, Sparse, Step, Transpose
+from stretto.compile.expr import (
+    Add,
+    Clenshaw,
+    Diagonal,
+    Factor,
+    Horner,
+    Leaf,
+    MatMul,
+    Node,
+    Scaled,
+    Sparse,
+    Step,
+    Transpose,
+)
 
 FUSED, PRECOMPUTED, DYNAMIC = "fused", "precomputed", "dynamic"
 MEANING = {
@@ -33,8 +47,7 @@ def lowered(roots: tuple[Node, ...], how: str, scales: Scales, hoisted: tuple[No
     if how == FUSED:
         yield roots
         return
-    sides = {name: (row, col) for name, row, col in scales}
-    one = tuple(_rewritten(root, how, sides, frozenset(hoisted)) for root in roots)
+    one = tuple(_rewritten(root, how, scales, hoisted) for root in roots)
     if how == PRECOMPUTED:
         yield one
         return
@@ -46,19 +59,21 @@ def lowered(roots: tuple[Node, ...], how: str, scales: Scales, hoisted: tuple[No
     yield from found
 
 
-def _rewritten(node: Node, how: str, sides: dict[str, tuple[bool, bool]], hoisted: frozenset[Node]) -> Node:
+@functools.lru_cache(maxsize=1 << 14)
+def _rewritten(node: Node, how: str, scales: Scales, hoisted: tuple[Node, ...]) -> Node:
     if node in hoisted or isinstance(node, Leaf):
         return node
+    sides = {name: (row, col) for name, row, col in scales}
 
     def again(inner: Node) -> Node:
-        return _rewritten(inner, how, sides, hoisted)
+        return _rewritten(inner, how, scales, hoisted)
 
     if isinstance(node, Transpose):
-        return Transpose(again(node.of))
+        return _turned(again(node.of))
     if isinstance(node, Scaled):
         return Scaled(node.by, again(node.of))
     if isinstance(node, Add):
-        return Add(tuple(map(again, node.terms)))
+        return _plus(tuple(map(again, node.terms)))
     if isinstance(node, Horner):
         terms = tuple(None if term is None else again(term) for term in node.terms)
         if how == DYNAMIC and node.sparse.name in sides:
@@ -73,8 +88,24 @@ def _rewritten(node: Node, how: str, sides: dict[str, tuple[bool, bool]], hoiste
     if isinstance(node.left, Sparse):
         if how == DYNAMIC and node.left.name in sides:
             return _around(node.left, right, sides[node.left.name])
-        return MatMul(_with_edges(node.left, sides), right)
-    return MatMul(node.left if isinstance(node.left, Diagonal) else again(node.left), right)
+        return _times(_with_edges(node.left, sides), right)
+    return _times(node.left if isinstance(node.left, Diagonal) else again(node.left), right)
+
+
+# One object for equal nodes, as in rules.py: dynamic scalings write Horner's scheme out hop by hop.
+@functools.cache
+def _times(left: Factor, right: Node) -> MatMul:
+    return MatMul(left, right)
+
+
+@functools.cache
+def _plus(terms: tuple[Node, ...]) -> Add:
+    return Add(terms)
+
+
+@functools.cache
+def _turned(node: Node) -> Transpose:
+    return Transpose(node)
 
 
 def _with_edges(sparse: Sparse, sides: dict[str, tuple[bool, bool]]) -> Sparse:
@@ -85,9 +116,9 @@ def _around(sparse: Sparse, right: Node, sides: tuple[bool, bool]) -> Node:
     """S (A (T right)), or of the transpose T (A' (S right)), with the scalings there are."""
     names = ("S" + sparse.name[1:] if sides[0] else "", "T" + sparse.name[1:] if sides[1] else "")
     after, before = reversed(names) if sparse.transposed else names
-    inner = MatMul(Diagonal(before, sparse.cols), right) if before else right
-    product = MatMul(replace(sparse, form="bare"), inner)
-    return MatMul(Diagonal(after, sparse.rows), product) if after else product
+    inner = _times(Diagonal(before, sparse.cols), right) if before else right
+    product = _times(replace(sparse, form="bare"), inner)
+    return _times(Diagonal(after, sparse.rows), product) if after else product
 
 
 def _steps(sparse: Sparse, terms: tuple[Node | None, ...], sides: tuple[bool, bool]) -> Node:
@@ -96,7 +127,7 @@ def _steps(sparse: Sparse, terms: tuple[Node | None, ...], sides: tuple[bool, bo
     assert total is not None
     for term in reversed(terms[:-1]):
         total = _around(sparse, total, sides)
-        total = total if term is None else Add((term, total))
+        total = total if term is None else _plus((term, total))
     return total
 
 
@@ -106,13 +137,13 @@ def _moved(node: Node) -> Node:
         return node
     left, right = node.left, node.right
     if isinstance(left, MatMul) and isinstance(left.left, Diagonal):  # (S Y) W' -> S (Y W')
-        return MatMul(left.left, MatMul(left.right, right))
+        return _times(left.left, _times(left.right, right))
     if isinstance(left, Transpose) and isinstance(right, MatMul) and isinstance(right.left, Diagonal):
-        return MatMul(Transpose(MatMul(right.left, left.of)), right.right)  # G' (S Y) -> (S G)' Y
+        return _times(_turned(_times(right.left, left.of)), right.right)  # G' (S Y) -> (S G)' Y
     if isinstance(left, Diagonal):
-        return MatMul(left, _moved(right))
+        return _times(left, _moved(right))
     inner = right.right if isinstance(right, MatMul) and isinstance(right.left, Diagonal) else None
     if isinstance(left, Sparse) and isinstance(inner, MatMul) and not isinstance(inner.left, (Sparse, Diagonal)):
         assert isinstance(right, MatMul)  # A (T (X W')) -> A ((T X) W')
-        return MatMul(left, MatMul(MatMul(right.left, inner.left), inner.right))
+        return _times(left, _times(_times(right.left, inner.left), inner.right))
     return node

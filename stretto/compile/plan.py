@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from stretto.compile import cost, normalise
+from stretto.compile import cost, normalise, powers
 from stretto.compile.cost import Work
 from stretto.compile.expr import (
     Diagonal,
@@ -40,7 +40,7 @@ class Request:
     """What is asked of a layer: the expression, whose gradients are wanted, which products are kept from earlier steps.
 
     hoisted: nodes already known (A X of constant X): free. scales: which sparse leaves are normalised, and fuses:
-    whether the kernels apply that themselves.
+    whether the kernels apply that themselves. formed: of how many hops a power of A may be multiplied out; 0: none.
     """
 
     expression: Expression
@@ -48,6 +48,7 @@ class Request:
     hoisted: tuple[Node, ...] = ()
     scales: Scales = ()
     fuses: bool = True
+    formed: int = 0
 
 
 @dataclass(frozen=True)
@@ -149,11 +150,18 @@ def plans(request: Request) -> tuple[Plan, ...]:
             picked = tuple((leaf, node) for (leaf, _), node in zip(gradients, chosen, strict=True))
             found[Plan(forward, picked, hoisted=request.hoisted)] = None
     best = _undominated(tuple(found))
+    as_powers = [_as_power(plan, request.formed) for plan in best] if request.formed else []
     hows = ways(request.fuses) if request.scales else (normalise.FUSED,)
     if hows != (normalise.FUSED,):
         normalised = [p for plan in best for how in hows for p in _lowered(plan, how, request)]
         best = _undominated(tuple(dict.fromkeys(normalised)))
-    return tuple(map(with_kept, best))
+    return tuple(map(with_kept, dict.fromkeys((*best, *as_powers))))
+
+
+def _as_power(plan: Plan, hops: int) -> Plan:
+    """The plan with the power of A multiplied out: what that saves is for its edges to tell, so none is dropped."""
+    gradients = tuple((leaf, powers.formed(node, hops)) for leaf, node in plan.gradients)
+    return Plan(powers.formed(plan.forward, hops), gradients, hoisted=plan.hoisted)
 
 
 def _lowered(plan: Plan, how: str, request: Request) -> Iterator[Plan]:

@@ -32,7 +32,7 @@ from stretto.compile.expr import (
 # name -> (left side, right side). A: sparse, S T: diagonal, X Y Z: dense, W V: weights, c: a number; ' transposes.
 LAWS = {
     "associativity": ("(A X) W", "A (X W)"),  # aggregate-first = update-first
-    "powers are chains": ("A^2 X", "A (A X)"),  # A^2 is never formed
+    "powers are chains": ("A^2 X", "A (A X)"),  # A^2 is formed only where it has fewer edges (powers.py)
     "right product": ("Y' A", "(A' Y)'"),  # a sparse matrix is applied from the left only
     "transpose of a product": ("(X W)'", "W' X'"),
     "distributivity": ("A X + A Z", "A (X + Z)"),  # the step of Horner's scheme

@@ -1,9 +1,7 @@
 """A user's own model and PyG's Sequential in inference: a BatchNorm or Linear that follows a layer is folded into it.
 
 accelerate() gives such a model a class of its own whose __call__ looks, in eval mode without gradients, at a trace of
-its forward (nn/forward_trace.py). The forward itself runs as it is written, with something that stands for self: of it
-the layer gives the result of all that is folded into it, and what was folded gives its input back. It is the very
-tensor that it must be given; should it be another, the call is made again, with nothing folded.
+its forward (nn/forward_trace.py), and where that finds something to fold runs it so (nn/fold_run.py).
 """
 
 from __future__ import annotations
@@ -22,9 +20,10 @@ from torch.nn.parameter import UninitializedParameter
 from torch_geometric.data import Data
 
 from stretto import settings
-from stretto.nn import folds, models, relations, shadow
+from stretto.nn import folds, shadow
 from stretto.nn.base import LINEAR, hooked, is_stock, record_of, stock_wanted
-from stretto.nn.forward_trace import LAYERS, NORMS, Chain, InOrder, InTurn, Modules, Trace, is_plain, traced
+from stretto.nn.fold_run import DIFFERENT, Fold, run
+from stretto.nn.forward_trace import ABSENT, LAYERS, NORMS, Chain, InOrder, Trace, is_plain, traced
 from stretto.ops.batched import transformed
 
 NOT_HERE = "it is small, or in this call it is no sum of products that takes what follows"
@@ -48,10 +47,6 @@ class _Known:
 
 _known: WeakKeyDictionary[torch.nn.Module, _Known] = WeakKeyDictionary()
 _classes: WeakKeyDictionary[type, type] = WeakKeyDictionary()
-
-
-class Broken(Exception):
-    """A forward did something else than its trace: what it has computed is thrown away."""
 
 
 # ---- classes ----
@@ -172,18 +167,22 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         watch = None if off else shadow.watch(self, record, args, kwargs, record.calls)
 
         def folded(model: Any, *args: Any, **kwargs: Any) -> Any:
-            return _run(model, function, trace, [_Fold(chain) for chain in chains], args, kwargs)
+            return run(model, function, trace, [Fold(chain) for chain in chains], args, kwargs)
 
-        folding = [_Fold(chain) for chain in chains]
+        folding = [Fold(chain) for chain in chains]
         try:
-            out = _run(self, function, trace, folding, args, kwargs)
-        except Broken as error:
-            known = _known_of(self)
-            known.traces = dict.fromkeys(known.traces, str(error))
+            out = run(self, function, trace, folding, args, kwargs)
+        except Exception:  # Broken, what the forward made of it, or an error of its own, which it then raises again
+            out = ABSENT
+        if out is ABSENT:
             torch.set_grad_enabled(False)  # as it was when the call began
-            return _plain_call(self, *args, **kwargs)
-        out = out if watch is None else watch.judged(out, folded, _stock)
-        told += [(fold.chain.layer, NOT_HERE) for fold in folding if not fold.done]
+            out = _plain_call(self, *args, **kwargs)
+            known = _known_of(self)
+            known.traces = dict.fromkeys(known.traces, DIFFERENT)
+            told = _all_layers(self, DIFFERENT)
+        else:
+            out = out if watch is None else watch.judged(out, folded, _stock)
+            told += [(fold.chain.layer, NOT_HERE) for fold in folding if not fold.done]
     for layer, reason in told:
         record = record_of(layer)
         if reason and record.path == "fast" and "folded" not in record.plan:
@@ -252,8 +251,8 @@ def _trace_of(model: Any, function: Any, args: Any, kwargs: Any) -> Trace | str:
 
 
 def _kind(value: Any) -> Any:
-    """What of an argument a trace depends on: constants alone."""
-    return (type(value), value) if is_plain(value) else Tensor
+    """What of an argument a trace depends on: constants alone, as they read (0.0 is no -0.0, (1,) is no (True,))."""
+    return (type(value), repr(value)) if is_plain(value) else Tensor
 
 
 def _all_layers(model: Any, reason: str) -> list[tuple[Any, str]]:
@@ -278,103 +277,3 @@ def _ready(trace: Trace) -> tuple[list[Chain], list[tuple[Any, str]]]:
 def _narrows(linear: Any) -> bool:
     plain = type(linear) in LINEAR and not hooked(linear) and not isinstance(linear.weight, UninitializedParameter)
     return plain and linear.weight.size(0) <= linear.weight.size(1)
-
-
-# ---- a forward with its chains folded ----
-
-
-class _Fold:
-    """A layer with what follows it: the result of all of them where that can be, else its own."""
-
-    def __init__(self, chain: Chain) -> None:
-        self.chain = chain
-        self.done = False  # whether anything was folded
-        self.out: Tensor | None = None  # let go with the last of the modules: the forward may have no more use for it
-        self.left: list[Any] = []  # the modules that are folded in and have not been called yet
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.out, self.left = _evaluated(self.chain, args, kwargs)
-        self.done = self.out is not None
-        return self.out if self.done else self.chain.layer(*args, **kwargs)
-
-
-class _Passed:
-    """A module that a layer before it may have done the work of."""
-
-    def __init__(self, module: Any, fold: _Fold) -> None:
-        self.module, self.fold = module, fold
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not any(module is self.module for module in self.fold.left):
-            return self.module(*args, **kwargs)
-        given = not kwargs and len(args) == 1 and args[0] is self.fold.out
-        if not given or self.fold.left[0] is not self.module or torch.is_grad_enabled():
-            raise Broken("the model's forward did something else than its trace")
-        self.fold.left.pop(0)
-        if not self.fold.left:
-            self.fold.out = None
-        return args[0]
-
-
-class _StandIn:
-    """What a forward is given for self: it finds there all that the model has, some of it as it is to be called."""
-
-    __slots__ = ("told",)
-
-    def __init__(self, *told: Any) -> None:
-        object.__setattr__(self, "told", told)
-
-    def __getattribute__(self, name: str) -> Any:
-        model, given, methods = object.__getattribute__(self, "told")
-        if name in given:
-            return given[name]
-        return types.MethodType(methods[name], self) if name in methods else getattr(model, name)
-
-
-def _run(model: Any, function: Any, trace: Any, folding: list[_Fold], args: Any, kwargs: Any) -> Any:
-    """function(model, *args, **kwargs) with its chains folded, or Broken."""
-    roles: dict[int, Any] = {id(fold.chain.layer): fold for fold in folding}
-    roles.update((id(module), _Passed(module, fold)) for fold in folding for module in fold.chain.after)
-    names = {name for where, name, _ in trace.constants if where == "_modules"}
-    given = {name: _with(roles, model._modules[name]) for name in names}
-    out = function(_StandIn(model, given, trace.methods), *args, **kwargs)
-    if any(fold.left for fold in folding) or not trace.stands(model):  # what it decides by may change on the way
-        raise Broken("the model's forward did something else than its trace")
-    return out
-
-
-def _with(roles: dict[int, Any], module: Any) -> Any:
-    """A module as the forward finds it; lists and sequences as the trace has seen them."""
-    if type(module) not in (torch.nn.ModuleList, torch.nn.Sequential) or hooked(module):
-        return roles.get(id(module), module)
-    kind = Modules if type(module) is torch.nn.ModuleList else InTurn
-    return kind(_with(roles, inner) for inner in module._modules.values())
-
-
-def _evaluated(chain: Chain, args: Any, kwargs: Any) -> tuple[Tensor | None, list[Any]]:
-    """The result of a layer with what follows it folded in, and the modules that were; (None, []): it cannot be."""
-    of = relations.summands(chain.layer, args, kwargs)
-    if of is None:
-        return _attended(chain, args, kwargs)
-    width = of.weight.size(0)
-    norm, linear = chain.norm, chain.linear
-    if not folds.pays(of.adj.graph.num_rows, width) or (norm is not None and not folds.fits(norm, width, of.x)):
-        return None, []
-    if linear is not None and (linear.weight.size(1) != width or linear.weight.dtype != of.x.dtype):
-        linear = None
-    if norm is None and linear is None:
-        return None, []
-    return models.evaluated(chain.layer, of, norm, linear), Chain(chain.layer, norm, linear).after
-
-
-def _attended(chain: Chain, args: Any, kwargs: Any) -> tuple[Tensor | None, list[Any]]:
-    """The same of a GATConv."""
-    conv, norm = chain.layer, chain.norm
-    if norm is None or not is_stock(conv, pyg.GATConv) or len(args) != 2 or kwargs or type(args[0]) is not Tensor:
-        return None, []
-    x, edge_index = args
-    width = conv.out_channels * (conv.heads if conv.concat else 1)
-    if torch.is_autocast_enabled(x.device.type) or not folds.pays(x.size(0), width) or not folds.fits(norm, width, x):
-        return None, []
-    out = models.attended_of(conv, norm, x, edge_index)
-    return out, [] if out is None else [norm]

@@ -90,6 +90,13 @@ class Modules(tuple[Any, ...]):
 
     __hash__ = tuple.__hash__
 
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        return type(self)(found) if isinstance(at, slice) else found
+
+    def __repr__(self) -> str:
+        raise Untraceable("the model's forward makes text of itself, a module or a function")
+
 
 class InTurn(Modules):
     """The modules of a torch.nn.Sequential: called one after the other."""
@@ -352,12 +359,16 @@ def _steps(code: types.CodeType, given: set[str], own: tuple[str, ...]) -> Itera
     for i, step in enumerate(steps):
         if any(word in step.opname for word in NEVER):
             raise Untraceable(f"the model's forward does more than to compute ({step.opname})")
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and step.argval.startswith("__"):
+            raise Untraceable(f"the model's forward reads {step.argval}")  # which stand-ins have, too: of their own
         if step.opname == "IS_OP" or step.opname.endswith(("IF_NONE", "IF_NOT_NONE")):
             _check_none(steps[: i + 1], given - stored, set(own) - stored)
         yield step
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _steps(constant, set(), ())
+        elif isinstance(constant, str) and "__" in constant:
+            raise Untraceable("the model's forward has a text with __")  # "{0.__class__}".format() reads it
 
 
 def _check_none(steps: list[dis.Instruction], given: set[str], own: set[str]) -> None:

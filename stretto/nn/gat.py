@@ -214,7 +214,10 @@ def ordered(conv: Any, graph: Graph, x: Tensor, weight: Tensor) -> tuple[bool, T
     what times it, while that is not settled."""
     i, heads, columns = x.size(1), conv.heads, weight.size(0)
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    mark = ("order of GAT", i, heads, columns, x.dtype, wanted, settings.torch_kernels(), saved_elsewhere())
+    # with all that a decision rests on
+    fixed, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    state = (settings.torch_kernels(), saved_elsewhere(), fixed, threads)
+    mark = ("order of GAT", i, heads, columns, x.dtype, wanted, *state)
     settled = graph._derived.get(mark)
     if settled is not None:
         note_order(conv, *settled)

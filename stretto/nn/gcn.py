@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
 from stretto.nn import adjacency
-from stretto.nn.base import Decline, check_input, note_plan, record_of, weight_of
+from stretto.nn.base import Decline, check_input, note_fixed, note_plan, record_of, weight_of
 from stretto.nn.features import aggregated, linear_of_nonzeros
 from stretto.nn.sage import Summands
 from stretto.ops import spmm
@@ -35,7 +35,9 @@ def of_gcn(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = N
 def aggregate_linear(conv: Any, adj: Adjacency, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """adj x weight' + bias by the best plan; edge weights that learn take the differentiable op."""
     if adj.weight is not None and adj.weight.requires_grad:
-        if x.size(1) < weight.size(0):
+        first = x.size(1) < weight.size(0)
+        note_fixed(conv, "(A X) W', edges learn" if first else "A (X W'), edges learn")
+        if first:
             out = spmm(adj.graph, x, adj.weight, row_scale=adj.row_scale, col_scale=adj.col_scale) @ weight.t()
         else:
             out = spmm(adj.graph, x @ weight.t(), adj.weight, row_scale=adj.row_scale, col_scale=adj.col_scale)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stretto.loader import trim
@@ -42,7 +43,7 @@ def fast_basic(model: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -
             if ends and i == last:
                 return x
         if inner:
-            x = x if model.act is None else model.act(x)
+            x = model.dropout(x if model.act is None else model.act(x))
             every.append(x)
     x = model.jk(every) if hasattr(model, "jk") else x
     return model.lin(x) if hasattr(model, "lin") else x
@@ -76,8 +77,11 @@ def _ends_linear(model: Any) -> bool:
     """Whether the last layer, or its norm, is followed by a Linear and nothing else, and that makes it narrower."""
     if model.jk_mode != "last" or model.act is not None or type(model.lin) not in LINEAR or hooked(model.lin):
         return False
-    plain = folds.fixed_norm(model.norms[-1]) or type(model.norms[-1]).__name__ == "Identity"
-    return plain and not hooked(model.norms[-1]) and model.lin.weight.size(0) <= model.lin.weight.size(1)
+    norm, dropout = model.norms[-1], model.dropout
+    if type(dropout) is not torch.nn.Dropout or (dropout.training and dropout.p > 0) or hooked(norm, dropout):
+        return False
+    plain = folds.fixed_norm(norm) or type(norm) is torch.nn.Identity
+    return plain and not hasattr(model, "jk") and model.lin.weight.size(0) <= model.lin.weight.size(1)
 
 
 def evaluated(conv: Any, of: Summands, norm: Any, linear: Any) -> Tensor:

@@ -85,11 +85,57 @@ def test_the_choice_is_deterministic_when_asked(how, monkeypatch):
     assert len(names) == 1
 
 
+def test_determinism_switched_on_ends_measuring_and_what_was_measured(monkeypatch):
+    monkeypatch.setenv("STRETTO_TUNE", "on")
+    monkeypatch.setattr(choosing, "SMALL", 0)
+    monkeypatch.setattr(choosing, "CLOSE", 1e9)
+    graph, x, w = _layer()
+    x.requires_grad_()
+    for steps in (4, 20):  # in the middle of trying, and settled
+        for _ in range(steps):
+            key, _ = _step(graph, x, w)
+        torch.use_deterministic_algorithms(True)
+        try:
+            names = {_step(graph, x, w)[1].name for _ in range(6)}
+            decision = CHOOSER.decision(key)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert names == {decision.ranking.best.name}
+        assert (decision.how, decision.times) == ("predicted", {})
+    assert CHOOSER.decision(key).how == "measured"
+
+
+def test_decisions_hold_for_a_number_of_threads(monkeypatch):
+    monkeypatch.setenv("STRETTO_TUNE", "on")
+    monkeypatch.setattr(choosing, "SMALL", 0)
+    monkeypatch.setattr(choosing, "CLOSE", 1e9)
+    graph, x, w = _layer()
+    x.requires_grad_()
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            key, _ = _step(graph, x, w)
+            assert CHOOSER.decision(key).how == "predicted"
+            for _ in range(20):
+                _step(graph, x, w)
+            assert CHOOSER.decision(key).how == "measured"
+            assert CHOOSER._facts["threads"] == threads
+        torch.set_num_threads(1)
+        _step(graph, x, w)
+        assert CHOOSER.decision(key).how == "measured"
+        CHOOSER.clear()  # another process
+        _step(graph, x, w)
+        assert CHOOSER.decision(key).how == "measured earlier"
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_batches_of_similar_size_share_a_decision():
     for n in (1000, 1010, 1020):
         graph, x, w = _layer(n=n, edges=10 * n)
         _step(graph, x.requires_grad_(), w)
-    assert len(CHOOSER._decisions) == 1
+    assert len(CHOOSER._known()) == 1
 
 
 def test_a_constant_input_is_aggregated_once():

@@ -21,6 +21,7 @@ from stretto.compile.expr import Add, Clenshaw, Diagonal, Horner, MatMul, Scaled
 from stretto.compile.joint import PRODUCT, ROOT, _combined
 from stretto.compile.layer import run
 from stretto.compile.plan import Plan
+from stretto.compile.powers import chain_of
 from stretto.compile.rules import forms
 from stretto.nn import gcn, hops
 
@@ -161,8 +162,10 @@ def _compute(node, values, known):
 
 
 def _matrix(sparse, values):
-    assert sparse.power == 1, "powers are chains"
+    assert (sparse.power == 1) == (sparse.form != "formed"), "powers are chains, unless they are formed"
     value = values[("bare " if sparse.form == "bare" else "") + sparse.name]
+    for _ in range(sparse.power - 1):
+        value = _mod(value, values[sparse.name])
     return value.T if sparse.transposed else value
 
 
@@ -176,6 +179,10 @@ def _requests(expression):
     for hoisted in dict.fromkeys([(), candidates(expression)]):
         yield from (Request(expression, chosen, hoisted) for chosen in wanted)
         yield from (Request(expression, chosen, hoisted, SCALED, fuses=False) for chosen in wanted)
+    power = chain_of(expression)
+    if power is not None:
+        yield from (Request(expression, chosen, formed=power.power) for chosen in wanted)
+        yield from (Request(expression, chosen, (), SCALED, fuses=False, formed=power.power) for chosen in wanted)
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)

@@ -242,3 +242,20 @@ def test_results_may_be_edited_in_place(make, bias):
         torch.nn.functional.elu_(conv(x, index)).square().sum().backward()
         found.append(x.grad)
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("diag_lambda", [0.0, 0.5])
+def test_degrees_are_counted_in_the_default_type(diag_lambda):
+    conv = pyg.ClusterGCNConv(6, 3, diag_lambda=diag_lambda)
+    before = torch.get_default_dtype()
+    try:
+        for kind in (torch.float64, torch.float32):
+            torch.set_default_dtype(kind)
+            same(conv.double(), X, EDGES)
+        torch.set_default_dtype(torch.float64)
+        fast = stretto.accelerate(copy.deepcopy(conv).float())
+        with pytest.raises(RuntimeError):  # stock's: its messages are wider than the weight
+            fast(X.float(), EDGES)
+        assert "default type" in record_of(fast).reason
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,109 @@
+"""A chain of hops, A (A X), or the power itself, [A^2] X: one hop over the edges that A^2 has.
+
+A power multiplied out holds a value per edge and mostly has far more of them than the chain reads. Where it has fewer
+(cliques, paths, graphs of a few nodes each), it is a plan like the others. How many it has is estimated from some of
+its rows, once per graph and from its third use on: a mini-batch is not looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from stretto.compile.expr import Expression, MatMul, Node, Sparse, Transpose
+from stretto.graph import Graph
+
+FORMED = "formed"  # Sparse.form
+USES = 3  # of a graph, before it is looked at
+ROWS = 64  # of the power that are counted; fewer where they are long
+LEAST_ROWS = 4
+MOST_STEPS = 1 << 16  # walks that are followed for that: a few milliseconds
+MOST_WORK = 128  # walks of two hops, for every edge, beyond which multiplying out would take long
+
+
+@functools.cache
+def chain_of(expression: Expression) -> Sparse | None:
+    """The power of the adjacency that is all an expression sums over, if it is one: SGConv's."""
+    if len(expression) != 1:
+        return None
+    found = [f for f in expression[0].factors if isinstance(f, Sparse)]
+    return found[0] if len(found) == 1 and found[0].power > 1 and not found[0].chebyshev else None
+
+
+@functools.cache
+def formed(node: Node, hops: int) -> Node:
+    """A product with every chain of so many hops as one hop of their power."""
+    if isinstance(node, Transpose):
+        return Transpose(formed(node.of, hops))
+    if not isinstance(node, MatMul):
+        return node
+    if not isinstance(node.left, Sparse):
+        left = node.left if not isinstance(node.left, (MatMul, Transpose)) else formed(node.left, hops)
+        return MatMul(left, formed(node.right, hops))
+    inner: Node = node
+    for _ in range(hops):
+        if not isinstance(inner, MatMul) or inner.left != node.left:
+            return MatMul(node.left, formed(node.right, hops))
+        inner = inner.right
+    return MatMul(replace(node.left, power=hops, form=FORMED), formed(inner, hops))
+
+
+def fewer_edges(graph: Graph, hops: int) -> int:
+    """About how many edges A^hops has, where that is fewer than a chain of hops reads; else 0, as at the first uses."""
+    if graph.device.type != "cpu" or graph.num_rows != graph.num_cols or not graph.num_edges:
+        return 0  # a device would have to be waited for
+    uses = graph._derived["uses of a power"] = graph._derived.get("uses of a power", 0) + 1
+    if uses < USES:
+        return 0
+    count: int = graph.derived(("edges of a power", hops), lambda: _estimated(graph, hops))
+    return count if count < hops * graph.num_edges else 0
+
+
+def _estimated(graph: Graph, hops: int) -> int:
+    """Edges of A^hops, from every so many-th of its rows; one past any count where that or the power takes too long."""
+    csr, n = graph.csr, graph.num_rows
+    starts, columns = csr.rowptr.long(), csr.columns().long()
+    degrees = starts.diff()
+    none = hops * graph.num_edges
+    if int(degrees[columns].sum()) > MOST_WORK * graph.num_edges:
+        return none
+    count = ROWS
+    while count >= LEAST_ROWS:
+        rows = torch.arange(0, n, max(1, n // count))
+        reached = _walked(rows, starts, columns, degrees, hops)
+        if reached is not None:
+            return reached * n // rows.numel()
+        count //= 4
+    return none
+
+
+def _walked(rows: Tensor, starts: Tensor, columns: Tensor, degrees: Tensor, hops: int) -> int | None:
+    """How many pairs (row, node so many hops away) there are; None: too many walks lead there."""
+    n = degrees.numel()
+    pairs = torch.arange(rows.numel()) * n + rows  # number of the row, node
+    for _ in range(hops):
+        node, steps = pairs % n, degrees[pairs % n]
+        if int(steps.sum()) > MOST_STEPS:
+            return None
+        first = (starts[node] - (steps.cumsum(0) - steps)).repeat_interleave(steps)
+        after = columns[first + torch.arange(first.numel())]
+        pairs = ((pairs // n).repeat_interleave(steps) * n + after).unique()
+    return pairs.numel()
+
+
+def multiplied(graph: Graph, values: Tensor, hops: int) -> tuple[Graph, Tensor]:
+    """A^hops of the matrix with these values [E] in the order of rows, as a graph and a value per edge of it."""
+    index = torch.stack([graph.csr.rows().long(), graph.csr.columns().long()])
+    size = (graph.num_rows, graph.num_cols)
+    one = torch.sparse_coo_tensor(index, values, size, check_invariants=False).coalesce()
+    power = one
+    for _ in range(hops - 1):
+        power = torch.sparse.mm(power, one).coalesce()
+    rows, columns = power.indices()
+    pointers = torch.zeros(graph.num_rows + 1, dtype=torch.int64)
+    torch.cumsum(torch.bincount(rows, minlength=graph.num_rows), 0, out=pointers[1:])
+    kind = torch.int32 if graph.csr.col is None else graph.csr.col.dtype
+    return Graph.of_pointers(pointers, columns.to(kind), graph.num_cols), power.values()
