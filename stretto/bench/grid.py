@@ -38,7 +38,6 @@ SECONDS = 4.0
 MOST_STEPS = 12  # that choosing among three plans takes
 LONG = 1.5  # seconds of a step; then three rounds will do
 HOPELESS = 1.5  # times the fastest of its kind, in a first call
-COMPILED = "stock torch.compile"
 Row = dict[str, Any]
 
 
@@ -66,7 +65,7 @@ def run(graph: str, model: str, i: int, o: int, train: bool, *, compiled: bool =
             continue
         net = make(copy.deepcopy(first))
         step = _step(net, arguments, grad, train)
-        if name == COMPILED:
+        if name == models.COMPILED:
             torch.compiler.reset()  # what earlier cells compiled counts against a limit
             step()  # compiles: not a step to judge it by
         got, first_calls[name] = timed(step)
@@ -89,7 +88,7 @@ def _worth_it(name: str, model: str, edges: int, width: int) -> bool:
     nbytes = 4 * edges * width
     if name == models.OURS or name == "stock torch CSR":
         return True
-    if name in ("stock edge_index", COMPILED):
+    if name in ("stock edge_index", models.COMPILED):
         return nbytes <= (CANNOT_BYTES if model in models.UNFUSED else STOCK_BYTES)
     return False  # EdgeIndex: never faster than the two others in any row of bench models
 

@@ -114,11 +114,10 @@ class Result:
     def command(self) -> str:
         widths = ",".join(map(str, self.widths))
         mode = "" if self.train else " --eval"
-        mode += "" if any(o.name == COMPILED for o in self.outcomes) else " --no-compile"
+        mode += "" if self.compiled else " --no-compile"
         return (
             f"stretto bench models --graph {self.graph} --model {self.model} --widths {widths}{mode} "
-            f"--threads {self.threads} --repeats {self.repeats}"
-            f"{' --compile' if self.compiled else ''}{'' if self.ablation else ' --no-ablation'}"
+            f"--threads {self.threads} --repeats {self.repeats}{'' if self.ablation else ' --no-ablation'}"
         )
 
     def to_dicts(self) -> list[dict[str, object]]:

@@ -23,5 +23,7 @@ def test_the_command_repeats_the_run(ablation, train):
     assert first.command() in again.output
 
 
-def test_a_compiled_candidate_is_part_of_the_command():
-    assert models.Result("gcn", "cora", [4, 3], True, compiled=True).command().endswith("--compile")
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_is_compiled_is_part_of_the_command(compiled):
+    command = models.Result("gcn", "cora", [4, 3], True, compiled=compiled).command()
+    assert ("--no-compile" in shlex.split(command)) == (not compiled)
