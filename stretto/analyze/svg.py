@@ -151,7 +151,7 @@ def _axes(
     parts.append(_text((sx[0] + right) / 2, bottom + 28, xlabel, "middle"))
     middle = (top + bottom) / 2
     parts.append(
-        f'<text transform="translate(8 {middle:.0f}) rotate(-90)" text-anchor="middle">{escape(ylabel)}</text>'
+        f'<text transform="translate(10 {middle:.0f}) rotate(-90)" text-anchor="middle">{escape(ylabel)}</text>'
     )
     return "".join(parts)
 
