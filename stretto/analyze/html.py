@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 TOP = 12
 LIMIT = "limit: work / workers"
 HOST = "limit: Python of a worker"  # every worker runs the code around all ops
+NEAR = 0.2  # of the fastest step: a limit below that would only make the picture flat
 # Columns of the sweep: what was measured, of what and where, at which point.
 SWEEP = ("op", "candidate", "axis", "speedup", "median_ms", "ci_ms", "shapes", "phase", "site", "reason", "q20_ms",
          "q80_ms", "repeats", "gb_per_s", "gflop_per_s", "width", "dtype", "index", "order", "law", "sparsity",
@@ -39,7 +41,7 @@ def _threads(machine: Machine) -> str:
 
 
 def _short_op(name: str, shapes: str) -> str:
-    return f"{name.partition('::')[2]} [{shapes}]"
+    return f"{name.partition('::')[2]} [{shapes}]" if shapes else name.partition("::")[2]
 
 
 def _on_roofline(ops: list[dict[str, Any]]) -> dict[str, Any]:
@@ -110,13 +112,14 @@ def analysis_page(report: Report) -> str:
                         "ms",
                     ),
                 ),
-                card("Work by plan", bars(_plans(report), "work by plan", "flop", log=True)),
-                card("Traffic by plan", bars(_traffic_of_plans(report), "traffic by plan", "B", log=True)),
+                card(
+                    "Work and traffic by plan",
+                    bars(_plans(report), "work by plan", "flop", log=True)
+                    + bars(_traffic_of_plans(report), "traffic by plan", "B", log=True),
+                ),
                 card(
                     "Scaling",
-                    lines(
-                        _scaling(report), "step time against workers", "workers", "seconds a step", limits=[LIMIT, HOST]
-                    ),
+                    lines(_scaling(report), "step time against workers", "workers", "ms a step", limits=[LIMIT, HOST]),
                 ),
                 card("Communication by strategy", bars(_traffic(report), "bytes by strategy", "B", log=True)),
             ]
@@ -253,13 +256,14 @@ def _traffic_of_plans(report: Report) -> list[tuple[str, float, str]]:
 
 
 def _scaling(report: Report) -> dict[str, list[tuple[float, float]]]:
-    one = report.seconds
+    one = report.seconds * 1e3
     found: dict[str, list[tuple[float, float]]] = {}
     for s in report.strategies:
         if s.workers > 1:
-            found.setdefault(s.name, [(1.0, one)]).append((float(s.workers), s.seconds))
-    if report.problem is not None and report.problem.around:
-        found[HOST] = [(b["workers"], report.problem.around) for b in report.brent]
+            found.setdefault(s.name, [(1.0, one)]).append((float(s.workers), s.seconds * 1e3))
+    host = 0.0 if report.problem is None else report.problem.around * 1e3
+    if host > NEAR * min((ms for points in found.values() for _, ms in points), default=math.inf):
+        found[HOST] = [(b["workers"], host) for b in report.brent]
     found[LIMIT] = [(b["workers"], one * b["at least"] / max(report.work, 1.0)) for b in report.brent]
     return found
 

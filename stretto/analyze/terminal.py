@@ -39,7 +39,7 @@ def table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) ->
 
 def show(out: Console, report: Report) -> None:
     """Words first, then what they are made of."""
-    out.print(report.explain(), soft_wrap=True, highlight=False)
+    out.print(report.explain(), soft_wrap=True, highlight=False, markup=False)
     out.print(table("graph", facts.graph_rows(report), ("of the graph", "value")))
     out.print(table("memory", facts.memory_rows(report), ("memory", "bytes", "note")))
     out.print(table("sparse and dense", facts.split_rows(report), ("work", "flops", "bytes")))

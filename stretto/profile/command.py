@@ -137,7 +137,7 @@ def show(out: Console, found: Profile, share: float) -> None:
         highlight=False,
     )
     for remark in found.remarks:
-        out.print(remark, soft_wrap=True, highlight=False)
+        out.print(remark, soft_wrap=True, highlight=False, markup=False)
     hot = found.hot(share)
     table = Table(title=f"{len(hot)} of {len(found.groups)} groups take {share:.0%} of the time", title_justify="left")
     for column in ("op", "phase", "shapes", "where"):
@@ -156,7 +156,7 @@ def show(out: Console, found: Profile, share: float) -> None:
 def show_advice(out: Console, found: Profile) -> None:
     """What to change, by call site."""
     for row in found.advice:
-        out.print(advice_line(row), soft_wrap=True, highlight=False)
+        out.print(advice_line(row), soft_wrap=True, highlight=False, markup=False)  # x[index] is no style
 
 
 def show_replay(out: Console, found: Profile) -> None:
@@ -200,7 +200,7 @@ def show_sweep(out: Console, found: Profile) -> None:
 def show_applied(out: Console, found: Profile) -> None:
     """The realised gain beside the sum predicted."""
     done = found.applied
-    out.print(done["reason"], highlight=False, soft_wrap=True)
+    out.print(done["reason"], highlight=False, soft_wrap=True, markup=False)
     if done["applied"]:
         realised, predicted = (duration(done[key] / 1e3) for key in ("realised_ms", "predicted_ms"))
         out.print(f"realised gain {realised} a step, predicted {predicted}", highlight=False)

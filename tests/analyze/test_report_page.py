@@ -17,6 +17,7 @@ import stretto.analyze
 import stretto.profile
 from stretto import datasets
 from stretto.analyze import Machine, facts
+from stretto.analyze.html import HOST, LIMIT, _scaling
 from stretto.analyze.models import as_data, make
 from stretto.analyze.page import page, table
 from stretto.analyze.svg import bars, lines, roofline, short, with_unit
@@ -276,6 +277,19 @@ def test_charts_of_nothing():
     assert "43.3%" in table("t", [{"share": 0.433}], ["share"])
 
 
+def test_limits_of_scaling_and_more_lines_than_colours():
+    data = as_data(datasets.load_graph("er:200:800"), width=16)
+    slow, quick = (Machine(host=host, memory=1e10) for host in (1e-2, 1e-9))
+    for machine, there in ((slow, True), (quick, False)):
+        report = stretto.analyze(make("sage", 16, 8, 8), data, machine=machine, procs=[1, 2, 4, 8, 16])
+        found = _scaling(report)
+        assert (HOST in found) == there
+        assert found[LIMIT][0][1] == pytest.approx(report.seconds * 1e3)
+        drawn = lines(found, "x", "workers", "ms", limits=[HOST, LIMIT])
+        assert drawn.count('class="line l0"') == drawn.count('class="line l0 again"') == 2  # the line and its name
+    assert LIMIT in _scaling(stretto.analyze(make("sage", 16, 8, 8), data, machine=slow, procs=[1]))
+
+
 def test_ops_without_flops_are_on_the_roofline():
     """They have no place among flops: they stand on an axis of bytes per second, the slowest with their names."""
     moves = [(f"gather {i}", 1e9 * (i + 1), "gather latency", 0.1 / (i + 1)) for i in range(9)]
@@ -313,6 +327,7 @@ def test_what_is_gained_is_told_by_site_and_by_plan():
         "saves_ms": 3.0,
     }
     assert facts.advice_line(row) == "convs.0, GCNConv: accelerate, saves 3 ms a step; 2x"
+    assert facts.advice_line({**row, "share": 0.4}).endswith("accelerate, saves 40% of a step (3 ms alone); 2x")
     assert facts.advice_line({**row, "advice": "nothing to gain", "saves_ms": 0.0}).endswith("nothing to gain; 2x")
     assert facts.advice_line({**row, "reorder": "sorted: 1.50x"}).endswith("; with its index sorted: 1.50x")
     plans = [{"plan": f"p{i}", "runs": i == 2, "speedup": float(i), "by": "predicted"} for i in range(1, 7)]

@@ -54,7 +54,7 @@ def test_explosion(data):
 def test_attributes_of_edges_go_with_them():
     data = as_data(datasets.load_graph("er:300:1200"), width=8)
     data.edge_type = torch.randint(3, (data.num_edges,))
-    report = stretto.analyze(RGCNConv(8, 4, 3), data, machine=Machine(), procs=[1])
+    report = stretto.analyze(RGCNConv(8, 8, 3), data, machine=Machine(), procs=[1])
     assert [row["batches"] for row in report.schemes(batch=64)] == [1, 5, 5, 5]
 
 

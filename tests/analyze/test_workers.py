@@ -8,7 +8,7 @@ from stretto import datasets
 from stretto.analyze import Machine
 from stretto.analyze.graph_stats import Partitioner
 from stretto.analyze.models import as_data, make
-from stretto.analyze.strategies import strategies
+from stretto.analyze.strategies import OVERLAPPED, STALE, strategies
 from stretto.analyze.workers import run_pull
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -38,11 +38,29 @@ def test_counted_in_real_processes_equals_predicted(name, parts, method):
     assert found["error"] < 1e-4
 
 
+@pytest.mark.parametrize("labels", ["none", "some", "a mask of places"])
+def test_losses_without_a_label_for_every_node(labels):
+    """A sum is shared out as it is, a mean by the rows that have a label."""
+    torch.set_num_threads(1)
+    data = graph()
+    if labels == "none":
+        del data.y
+    elif labels == "some":
+        data.y[torch.arange(0, data.num_nodes, 3)] = -1
+    else:
+        data.train_mask = torch.arange(40)
+    report = stretto.analyze(make("sage", 24, 16, 7), data, machine=Machine(), procs=[1, 2])
+    splitter = Partitioner(data.edge_index, data.num_nodes)
+    found = run_pull(report.workload, [layer.path for layer in report.layers], splitter, 2, "blocks", repeats=1)
+    assert found["error"] < 1e-4
+
+
 def test_validate_runs_two_workers():
     torch.set_num_threads(1)
     report = stretto.analyze(make("sage", 24, 16, 7), graph(), machine=Machine(), procs=[1, 2])
     rows = {row["what"]: row for row in report.validate(repeats=1)}
-    for what in ("bytes", "messages", "synchronisations"):
-        row = rows[f"{what}, partition + halo, pull, 2 workers"]
-        assert row["predicted"] == row["counted"]
-    assert rows["step, partition + halo, pull, 2 workers"]["measured"] > 0
+    for plan in ("partition + halo, pull", OVERLAPPED, STALE):
+        for what in ("bytes", "messages", "synchronisations"):
+            row = rows[f"{what}, {plan}, 2 workers"]
+            assert row["predicted"] == row["counted"]
+        assert rows[f"step, {plan}, 2 workers"]["measured"] > 0

@@ -10,6 +10,7 @@ from stretto import datasets
 from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
 from stretto.profile import recommend
+from stretto.profile.chain import Tape
 from stretto.profile.replay import fingerprint
 from stretto.tune.timing import Timing
 
@@ -52,21 +53,33 @@ def test_a_graph_without_nodes():
     assert profile.to_json()
 
 
-def test_sizes_that_follow_an_index(caplog):
-    """Normalising a sparse matrix merges equal entries: in another order of its index there are others."""
+def test_a_step_that_does_not_run_with_other_indices(caplog, monkeypatch):
+    plain = Tape.run
+
+    def run(self, *args, instead=None, **options):
+        if instead:
+            raise IndexError("index 7 is out of bounds")
+        return plain(self, *args, instead=instead, **options)
+
+    monkeypatch.setattr(Tape, "run", run)
     data = as_data(datasets.load_graph("er:300:1500"), width=16)
-    ones = torch.ones(data.num_edges)
-    matrix = torch.sparse_coo_tensor(data.edge_index, ones, (300, 300)).coalesce().to_sparse_csr()
-    rows = profiled(GCNConv(16, 4), (data.x, matrix)).replay(share=1.0, repeats=1, seconds=0)
+    rows = profiled(make("gcn", 16, 8, 8), data).replay(share=1.0, repeats=1, seconds=0)
     assert rows
     assert not any("shuffled indices" in row for row in rows)
-    assert "does not run with shuffled indices" in caplog.text
+    assert "does not run with shuffled indices (index 7 is out of bounds)" in caplog.text
+
+
+def test_a_sparse_matrix_in_place_of_edges():
+    """Normalising it merges equal entries: in another order of its index there may be others."""
+    edges = torch.randint(300, (2, 1500), generator=torch.Generator().manual_seed(0))
+    matrix = torch.sparse_coo_tensor(edges, torch.ones(1500), (300, 300)).coalesce().to_sparse_csr()
+    assert profiled(GCNConv(16, 4), (torch.randn(300, 16), matrix)).replay(share=1.0, repeats=1, seconds=0)
 
 
 def test_places_from_the_end():
     index = torch.tensor([-1, 0, 2, 0])
     assert fingerprint(index)["degrees"] == fingerprint(index + 1)["degrees"]
     data = as_data(datasets.load_graph("er:300:1500"), width=16)
-    profile = profiled(GraphUNet(16, 8, 4, 2), data)
+    profile = profiled(GraphUNet(16, 8, 8, 2), data)
     assert profile.replay(share=1.0, repeats=1, seconds=0)
     profile.sweep(budget=1.0, share=1.0, repeats=2)

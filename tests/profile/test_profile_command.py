@@ -1,15 +1,17 @@
 """The profiler's commands: scripts, built-in models, budgets."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from stretto import StrettoError, cli
 from stretto.analyze import Machine, workers
 from stretto.errors import fail
-from stretto.profile.command import seconds
+from stretto.profile.command import seconds, show_advice
 
 MACHINE = Machine()
 
@@ -108,6 +110,13 @@ def test_graphs_with_next_to_nothing(graph, tmp_path):
     result = CliRunner().invoke(cli.app, [*words, "--html", str(tmp_path / "p.html")])
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "p.json").read_text())["replays"]
+
+
+def test_names_with_brackets_are_printed(capsys):
+    """rich would take x[index] for a style."""
+    row = {"site": "convs.0", "now": "aten::index", "advice": "use x[index]", "reason": "x[index]: 2x", "saves_ms": 0.0}
+    show_advice(Console(width=200), SimpleNamespace(advice=[row]))
+    assert "use x[index]; x[index]: 2x" in capsys.readouterr().out
 
 
 def test_analyze_looks_where_it_will_write_first(monkeypatch, tmp_path):
