@@ -198,7 +198,9 @@ def with_kept(plan: Plan) -> Plan:
     forward = _computed((plan.forward,), plan.hoisted)
     backward = _computed(tuple(root for _, root in plan.gradients), plan.hoisted)
     needed = [node for node in backward if node in forward and not isinstance(node, (Leaf, Transpose))]
-    inner = {child for node in needed for child in cost.closure(node) if child is not node}
+    inner: dict[Node, None] = {}
+    for child in dict.fromkeys(child for node in needed for child in cost.children(node)):
+        cost.closure(child, inner)
     # Read by a gradient itself, not only as part of something that is kept.
     read = {child for parent in backward if parent not in forward for child in cost.children(parent)}
     kept = tuple(node for node in needed if node not in inner or node in read)

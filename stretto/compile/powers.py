@@ -63,17 +63,16 @@ def fewer_edges(graph: Graph, hops: int) -> int:
 
 
 def _estimated(graph: Graph, hops: int) -> int:
-    """Edges of A^hops, from every so many-th of its rows; one past any count where that or the power takes too long."""
+    """Edges of A^hops, from some of its rows; as many as the chain reads where that or the power would take long."""
     csr, n = graph.csr, graph.num_rows
-    starts, columns = csr.rowptr.long(), csr.columns().long()
-    degrees = starts.diff()
-    none = hops * graph.num_edges
-    if int(degrees[columns].sum()) > MOST_WORK * graph.num_edges:
+    degrees, none = csr.rowptr.diff(), hops * graph.num_edges
+    walks = float(degrees.double().square().sum())  # of two hops, where every edge has its reverse; else about
+    if csr.col is None or walks > MOST_WORK * graph.num_edges:
         return none
     count = ROWS
     while count >= LEAST_ROWS:
         rows = torch.arange(0, n, max(1, n // count))
-        reached = _walked(rows, starts, columns, degrees, hops)
+        reached = _walked(rows, csr.rowptr, csr.col, degrees, hops)
         if reached is not None:
             return reached * n // rows.numel()
         count //= 4
@@ -89,7 +88,7 @@ def _walked(rows: Tensor, starts: Tensor, columns: Tensor, degrees: Tensor, hops
         if int(steps.sum()) > MOST_STEPS:
             return None
         first = (starts[node] - (steps.cumsum(0) - steps)).repeat_interleave(steps)
-        after = columns[first + torch.arange(first.numel())]
+        after = columns[first + torch.arange(first.numel())].long()
         pairs = ((pairs // n).repeat_interleave(steps) * n + after).unique()
     return pairs.numel()
 

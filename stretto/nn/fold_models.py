@@ -169,13 +169,14 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         def folded(model: Any, *args: Any, **kwargs: Any) -> Any:
             return run(model, function, trace, [Fold(chain) for chain in chains], args, kwargs)
 
-        folding = [Fold(chain) for chain in chains]
+        folding, random = [Fold(chain) for chain in chains], torch.get_rng_state()
         try:
             out = run(self, function, trace, folding, args, kwargs)
         except Exception:  # Broken, what the forward made of it, or an error of its own, which it then raises again
             out = ABSENT
         if out is ABSENT:
-            torch.set_grad_enabled(False)  # as it was when the call began
+            torch.set_grad_enabled(False)  # as they were when the call began
+            torch.set_rng_state(random)
             out = _plain_call(self, *args, **kwargs)
             known = _known_of(self)
             known.traces = dict.fromkeys(known.traces, DIFFERENT)

@@ -198,6 +198,26 @@ def test_forwards_that_mislead_a_trace(make):
         assert MISLEAD[make] in _told(fast)[0]
 
 
+class Draws(Base):
+    def forward(self, x, edge_index):
+        found = []
+        again = same(found)
+        h = self.conv1(torch.nn.functional.dropout(x), edge_index)
+        found.append(h)
+        return self.bn1(h) + torch.nn.functional.dropout(again[0])
+
+
+def test_a_call_that_is_made_again_draws_the_same():
+    stock, fast = _pair(Draws)
+    results = []
+    for model in (stock, fast):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            results += [model(*_data("unsorted")), torch.rand(1)]
+    torch.testing.assert_close(results[2:], results[:2], **EXACT)
+    assert DIFFERENT in _told(fast)[0]
+
+
 class Scaled(Base):
     def forward(self, x, edge_index, scale):
         h = self.conv1(x, edge_index)
