@@ -118,7 +118,7 @@ def test_trials_in_steps_between_do_not_show(name):
     if name in ("GATv2", "Transformer"):  # one plan; whether scores are kept is the choice
         assert any(key[0] == "attention" for key, _ in picker.choices())
     else:
-        decisions = [d for d in CHOOSER._decisions.values() if len(d.candidates) > 1]
+        decisions = [d for d in CHOOSER._known().values() if len(d.candidates) > 1]
         assert any(d.steady is not None and d.chosen is not None for d in decisions)
 
 
