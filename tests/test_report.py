@@ -134,9 +134,14 @@ class Updated(Edges):
         return out + 1
 
 
+class Aggregated(Edges):
+    def aggregate(self, inputs, index, dim_size):
+        return super().aggregate(inputs, index, dim_size=dim_size) + 1
+
+
 def test_what_runs_on_edges_before_the_product_is_told():
     x = torch.randn(50, IN)
-    for kind, path in ((Edges, "fast"), (Updated, "stock")):
+    for kind, path in ((Edges, "fast"), (Updated, "fast"), (Aggregated, "stock")):
         conv = stretto.accelerate(kind())
         torch.testing.assert_close(conv(x, edges()), kind()(x, edges()))
         (row,) = stretto.report(conv).rows

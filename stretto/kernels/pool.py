@@ -27,6 +27,7 @@ LEAST = 1 << 20  # smaller buffers come out of the allocator's own free lists
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
 _lock = threading.Lock()
 _kept: OrderedDict[int, Any] = OrderedDict()  # storage address -> storage, the least recently given out first
+_size_of: dict[int, int] = {}  # storage address -> bytes it was made with; a user may resize what he was given
 _of_size: dict[int, list[int]] = {}  # bytes -> addresses of the kept storages that have as many
 _bytes = 0
 
@@ -38,8 +39,11 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     size = size_class(nbytes)
     with _lock:
-        for address in _of_size.get(size, ()):
+        for address in list(_of_size.get(size, ())):
             if _idle(address):
+                if _kept[address].nbytes() != size:  # its last user gave the memory back (PyG's GroupAddRev does)
+                    _drop(address, size)
+                    continue
                 _kept.move_to_end(address)
                 return torch.empty(0, dtype=dtype).set_(_kept[address], 0, shape)  # type: ignore[call-overload]
         if not _make_room(size):
@@ -76,6 +80,7 @@ def clear() -> None:
     global _bytes
     with _lock:
         _kept.clear()
+        _size_of.clear()
         _of_size.clear()
         _bytes = 0
 
@@ -97,20 +102,26 @@ def _idle(address: int) -> bool:
 
 def _make_room(nbytes: int) -> bool:
     """Let go of idle buffers until one of nbytes fits under the limit; whether it does."""
-    global _bytes
     room = limit()
     for address in list(_kept) if nbytes <= room else ():
         if _bytes + nbytes <= room:
             break
         if _idle(address) or _kept[address].is_shared():
-            _of_size[_kept[address].nbytes()].remove(address)
-            _bytes -= _kept.pop(address).nbytes()
+            _drop(address, _size_of[address])
     return _bytes + nbytes <= room
+
+
+def _drop(address: int, size: int) -> None:
+    global _bytes
+    _of_size[size].remove(address)
+    del _kept[address], _size_of[address]
+    _bytes -= size
 
 
 def _keep(storage: Any, nbytes: int) -> None:
     global _bytes
     pages.enlarge(storage.data_ptr(), nbytes)
     _kept[storage._cdata] = storage
+    _size_of[storage._cdata] = nbytes
     _of_size.setdefault(nbytes, []).append(storage._cdata)
     _bytes += nbytes

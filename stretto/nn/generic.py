@@ -1,6 +1,6 @@
 """Any other MessagePassing layer, a user's own included: where its message() is x_j or w * x_j, propagate() is one
 sparse product; where it is a network of both ends, the network's first Linear acts on nodes (edge_propagate.py). Its
-forward stays its own; what cannot be traced stays stock, its aggregation over the cached index.
+forward and its update() stay its own; what cannot be traced stays stock, its aggregation over the cached index.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def why_not(kind: type) -> str | None:
         or not made.__module__.startswith(_prefix(kind))
     ):
         return "propagate() is its own"
-    if kind.aggregate is not MessagePassing.aggregate or kind.update is not MessagePassing.update:
-        return "aggregate() or update() is its own"
+    if kind.aggregate is not MessagePassing.aggregate:
+        return "aggregate() is its own"
     if any(name in base.__dict__ for base in kind.__mro__[: kind.__mro__.index(MessagePassing)] for name in OWN):
         return "it is copied or pickled in its own way"
     reason = tracing._impure(kind.message)
@@ -85,7 +85,12 @@ def _prefix(kind: type) -> str:
 def fast_propagate(kind: type) -> Callable[..., Any]:
     """A propagate() for exactly this class (and the one accelerate() makes of it): fast where it may, else stock."""
     stock_propagate: Any = _own_propagate(kind)
-    compute = product if tracing._impure(kind.message) is None else _network  # type: ignore[attr-defined]
+    summed = product if tracing._impure(kind.message) is None else _network  # type: ignore[attr-defined]
+
+    def compute(self: Any, edge_index: Any, given: dict[str, Any]) -> Any:
+        wanted = _update_arguments(self, given)
+        out = summed(self, edge_index, given)
+        return out if wanted is None else self.update(owned(out), **wanted)
 
     def again(self: Any, edge_index: Any, **kwargs: Any) -> Tensor:
         return compute(self, edge_index, kwargs)
@@ -114,6 +119,16 @@ def fast_propagate(kind: type) -> Callable[..., Any]:
         return stock_propagate(self, edge_index, **kwargs)
 
     return in_place_of(stock_propagate, run)
+
+
+def _update_arguments(conv: Any, given: dict[str, Any]) -> dict[str, Any] | None:
+    """What update() takes besides the aggregated messages, or Decline; None: it is PyG's own, which does nothing."""
+    if type(conv).update is MessagePassing.update:
+        return None
+    names = conv.inspector.get_param_names("update")
+    if any(n not in given or n in tracing.SPECIAL or n.endswith(("_i", "_j")) for n in names):
+        raise Decline("update() takes special arguments or defaults")
+    return {name: given[name] for name in names}
 
 
 def product(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:

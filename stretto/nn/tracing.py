@@ -123,6 +123,10 @@ def _weight(node: fx.Node) -> tuple[str, str] | None:
         return found[0], "view"
     if node.op == "call_method" and node.target == "unsqueeze" and rest in ((-1,), (1,)):
         return found[0], "unsqueeze"
-    if node.op == "call_function" and node.target is operator.getitem and rest == ((slice(None), None),):
+    if (
+        node.op == "call_function"
+        and node.target is operator.getitem
+        and rest in (((slice(None), None),), ((..., None),))
+    ):
         return found[0], "unsqueeze"
     return None

@@ -142,3 +142,24 @@ def test_a_buffer_is_used_again_where_torch_compile_watches_frames():
     where = address(pool.empty((ROWS, 16), torch.float32))
     assert address(torch._dynamo.run(pool.empty)((ROWS, 16), torch.float32)) == where
     assert pool.in_use() == 0
+
+
+def test_a_buffer_that_its_user_resized_is_let_go(monkeypatch):
+    """PyG's GroupAddRev gives the memory of its input back by resize_(0), and takes it again in backward."""
+    pool.clear()
+    shape = (1 << 10, 1 << 9)
+    for size in (0, 100, 1 << 23):
+        given = pool.empty(shape, torch.float32)
+        given.untyped_storage().resize_(size)
+        del given
+        again = pool.empty(shape, torch.float32)
+        again.fill_(1.0)
+        assert again.untyped_storage().nbytes() == pool.size_class(again.nbytes)
+        assert pool.kept_bytes() == pool.size_class(again.nbytes)
+        del again
+    pool.empty(shape, torch.float32).untyped_storage().resize_(0)
+    monkeypatch.setenv("STRETTO_POOL_MB", "4")
+    assert pool.empty((1 << 10, 900), torch.float32).numel()  # makes room, by letting the resized one go
+    assert pool.kept_bytes() <= 4 << 20
+    pool.clear()
+    assert pool.kept_bytes() == 0

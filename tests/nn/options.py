@@ -20,6 +20,7 @@ def _gin(nn: Any = None, **options: Any) -> torch.nn.Module:
     return pyg.GINConv(sequential() if nn is None else nn(), **options)
 
 
+FLOW = {"flow": "target_to_source"}
 LINEAR: dict[type, Spec] = {
     pyg.GCNConv: Spec(
         lambda **o: pyg.GCNConv(IN, o.pop("out", OUT), **o),
@@ -82,6 +83,8 @@ LINEAR: dict[type, Spec] = {
             {"nn": lambda: pyg.MLP([IN, 6, OUT], dropout=0.5)},
             {"nn": lambda: pyg.MLP([IN, 6, OUT], dropout=[0.2, 0.5])},
             {"nn": lambda: pyg.MLP([IN, OUT], plain_last=False, act=None)},
+            {"flow": "target_to_source"},
+            {"flow": "target_to_source", "aggr": "max"},
         ),
         ({"aggr": "mul"},),
         (*PLAIN, *VALUES, *PAIR),
@@ -89,27 +92,35 @@ LINEAR: dict[type, Spec] = {
     ),
     pyg.SGConv: Spec(
         lambda **o: pyg.SGConv(IN, o.pop("out", OUT), **o),
-        ({}, {"K": 3}, {"K": 2, "out": 7}, {"add_self_loops": False}, {"bias": False}),
-        ({"cached": True}, {"K": 0}),
+        (
+            {},
+            {"K": 3},
+            {"K": 2, "out": 7},
+            {"add_self_loops": False},
+            {"bias": False},
+            FLOW,
+            {"K": 3, "out": 7, **FLOW},
+        ),
+        ({"cached": True}, {"K": 0}, {"aggr": "max"}),
         ("plain", "edge_index_class", "coo", "csr", "weight"),
     ),
     pyg.SSGConv: Spec(
         lambda **o: pyg.SSGConv(IN, o.pop("out", OUT), alpha=0.2, **o),
-        ({}, {"K": 3}, {"K": 2, "out": 7}, {"add_self_loops": False}, {"bias": False}),
-        ({"cached": True},),
+        ({}, {"K": 3}, {"K": 2, "out": 7}, {"add_self_loops": False}, {"bias": False}, {"K": 3, "out": 7, **FLOW}),
+        ({"cached": True}, {"aggr": "mean"}),
         (*PLAIN, "weight"),
     ),
     pyg.TAGConv: Spec(
         lambda **o: pyg.TAGConv(IN, o.pop("out", OUT), **o),
-        ({}, {"K": 1}, {"K": 4, "out": 7}, {"normalize": False}, {"bias": False}),
-        ({"K": 0},),
+        ({}, {"K": 1}, {"K": 4, "out": 7}, {"normalize": False}, {"bias": False}, {"normalize": False, **FLOW}, FLOW),
+        ({"K": 0}, {"aggr": "mean"}),
         (*PLAIN, "weight"),
     ),
-    pyg.LGConv: Spec(lambda **o: pyg.LGConv(**o), ({}, {"normalize": False}), (), WEIGHTED),
+    pyg.LGConv: Spec(lambda **o: pyg.LGConv(**o), ({}, {"normalize": False}, FLOW), ({"aggr": "max"},), WEIGHTED),
     pyg.APPNP: Spec(
         lambda **o: pyg.APPNP(**{"K": 3, "alpha": 0.1, **o}),
-        ({}, {"K": 1}, {"add_self_loops": False}, {"alpha": 0.0}, {"normalize": False}, {"cached": True}),
-        ({"dropout": 0.5},),
+        ({}, {"K": 1}, {"add_self_loops": False}, {"alpha": 0.0}, {"normalize": False}, {"cached": True}, FLOW),
+        ({"dropout": 0.5}, {"aggr": "mean"}),
         WEIGHTED,
     ),
     pyg.ChebConv: Spec(
@@ -140,6 +151,7 @@ LINEAR: dict[type, Spec] = {
             {"normalize": False},
             {"theta": 0.5, "layer": 2, "shared_weights": False},
             {"cached": True},
+            FLOW,
         ),
         ({"aggr": "max"},),
         WEIGHTED,
@@ -157,6 +169,7 @@ LINEAR: dict[type, Spec] = {
             {"dropout": 0.5},
             {"dropout": 0.3, "num_stacks": 2, "num_layers": 2},
             {"act": Sigmoid(), "num_stacks": 2},
+            FLOW,
         ),
         ({"aggr": "mean"},),
         ("plain", "edge_index_class", "weight", "weight_grad"),

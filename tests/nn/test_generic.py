@@ -97,15 +97,7 @@ class Branches(Weighted):
         return w.view(-1, 1) * x_j
 
 
-class OwnUpdate(Weighted):
-    def message(self, x_j):
-        return x_j
-
-    def update(self, inputs):
-        return inputs * 2
-
-
-class OwnAggregate(OwnUpdate):
+class OwnAggregate(Copy):
     def aggregate(self, inputs, index):
         return inputs
 
@@ -191,7 +183,6 @@ DECLINED = {
     ReadsSelf: "reads self",
     ReadsGlobal: "more than its arguments",
     Calls: "not a plain function",
-    OwnUpdate: "its own",
     OwnAggregate: "its own",
 }
 
