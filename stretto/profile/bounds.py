@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stretto.profile.replay import capture, operands
+from stretto.profile.replay import capture, is_index, operands
 from stretto.tune.timing import measure
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ def check_bounds(profile: Profile, *, share: float = 0.9, repeats: int = REPEATS
         longest = max((size for tensor in found for size in tensor.shape), default=0)
         if longest < 2 or any(t.dtype == torch.bool for t in found):  # how much a mask selects cannot be cut in half
             continue
+        if longest in found[0].shape and any(int(t.max()) >= longest // 2 for t in found if is_index(t) and t.numel()):
+            continue  # an index would name rows that the half of its table has not
         part = tuple(halved(v, longest) for v in args), {k: halved(v, longest) for k, v in kwargs.items()}
         with torch.no_grad():
             calls = {
