@@ -29,7 +29,9 @@ def sizes_of(edges: Any, num_nodes: Any) -> Sizes | None:
     if type(num_nodes) is int and num_nodes >= 0:
         return num_nodes, num_nodes
     if num_nodes is None:
-        own = edges.sparse_size() if type(edges) is not Tensor and hasattr(edges, "sparse_size") else (None, None)
+        own = (None, None)
+        if type(edges) is not Tensor and isinstance(edges, Tensor) and hasattr(edges, "sparse_size"):
+            own = edges.sparse_size()  # of a SparseTensor, which is no Tensor, pairs() reads them
         return None if own == (None, None) else (own[0], own[1])
     given = tuple(num_nodes) if isinstance(num_nodes, (tuple, list)) else (num_nodes, num_nodes)
     if len(given) != 2 or any(s is not None and (not hasattr(s, "__index__") or int(s) < 0) for s in given):

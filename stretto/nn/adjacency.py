@@ -144,8 +144,9 @@ def _normalised(
     n = x.size(0)
 
     def make() -> tuple[Graph, Tensor]:
-        found, weight = gcn_norm(_plain(edge_index), edge_weight, n, flow=conv.flow, dtype=x.dtype, **options)
-        if isinstance(found, Tensor) and found.layout != torch.strided:
+        found = gcn_norm(_plain(edge_index), edge_weight, n, flow=conv.flow, dtype=x.dtype, **options)
+        found, weight = found if isinstance(found, tuple) else (found, None)  # of a SparseTensor it returns one
+        if weight is None:
             weight = values_of(found)
         assert weight is not None
         return graph_of(conv, found, n, n), weight.to(x.dtype)
@@ -154,6 +155,9 @@ def _normalised(
         return make()
     if isinstance(edge_index, Tensor) and edge_index.requires_grad and torch.is_grad_enabled():
         raise Decline("the values of a sparse matrix need a gradient, and are to be normalised")
+    own = None if isinstance(edge_index, Tensor) else values_of(edge_index)
+    if own is not None and own.requires_grad and torch.is_grad_enabled():
+        return make()
     key = ("gcn_norm", x.dtype, tuple(sorted(options.items())))
     if edge_weight is None:
         return kept_for(graph, key, edge_index, make)
@@ -165,13 +169,15 @@ def kept_for(graph: Any, key: Hashable, source: Any, make: Callable[[], Any]) ->
 
     It goes with its source: a graph that is remembered longer does not hold what nobody can ask for again.
     """
-    mark = source._version if isinstance(source, Tensor) and not source.is_inference() else None
+    value = source if isinstance(source, Tensor) else values_of(source)  # those of a SparseTensor may be set anew
+    mark = 0 if value is None else None if value.is_inference() else value._version
+    held = None if value is source else value
     found = graph._derived.get(key)
-    if found is not None and mark is not None and found[0]() is source and found[1] == mark:
+    if found is not None and mark is not None and found[0]() is source and found[1] == mark and found[3] is held:
         return found[2]
     with lasting(), torch.no_grad():  # what an evaluation makes, training saves for backward
         made = make()
-    graph._derived[key] = (weakref.ref(source, functools.partial(_forget, weakref.ref(graph), key)), mark, made)
+    graph._derived[key] = (weakref.ref(source, functools.partial(_forget, weakref.ref(graph), key)), mark, made, held)
     return made
 
 

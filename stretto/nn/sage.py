@@ -134,6 +134,8 @@ def destinations(edge_index: Any, size: Any, x_dst: Tensor | None, x: Tensor) ->
         return int(size[1])
     if x_dst is not None:
         return x_dst.size(0)
+    if not isinstance(edge_index, Tensor):  # a SparseTensor, whose rows receive
+        return int(edge_index.sparse_sizes()[0])
     if hasattr(edge_index, "sparse_size"):
         known = edge_index.sparse_size(1)
         if known is not None:
