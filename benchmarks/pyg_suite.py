@@ -63,7 +63,8 @@ def run(checkout: Path, targets: list[str], keyword: str, timeout: int, *, on: b
         if keyword:
             command += ["-k", keyword]
         # Run from elsewhere: the tests meet the installed torch_geometric, not the one beside them.
-        paths = os.pathsep.join([str(here.parent), str(here.parent.parent)])
+        given = os.environ.get("PYTHONPATH", "")
+        paths = os.pathsep.join([str(here.parent), str(here.parent.parent), *([given] if given else [])])
         process = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, timeout=timeout)
         if not results.exists():
             raise SystemExit(f"pytest ended with status {process.returncode} and told nothing")

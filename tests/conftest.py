@@ -15,6 +15,17 @@ from stretto.tune import picker
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(autouse=True, scope="session")
+def fused_first():
+    """PyG writes propagate() once a class, as its first instance needs it: one that cannot fuse (an aggregation of its
+    own, such as a median) would break sparse matrices in those that can, in every test after it."""
+    from torch_geometric import nn  # not at import: a process of interpreter tests has its own order
+
+    nn.GCNConv(1, 1), nn.SAGEConv(1, 1), nn.GraphConv(1, 1), nn.GINConv(torch.nn.Linear(1, 1)), nn.GCN2Conv(1, 0.1)
+    nn.SGConv(1, 1), nn.SSGConv(1, 1, 0.1), nn.TAGConv(1, 1), nn.LGConv(), nn.APPNP(1, 0.1), nn.MFConv(1, 1)
+    nn.ARMAConv(1, 1), nn.ClusterGCNConv(1, 1), nn.RGCNConv(1, 1, 1)
+
+
 @pytest.fixture(autouse=True)
 def own_world(tmp_path, monkeypatch):
     """The user's tuning cache is never touched; seeds, threads and instruction set are the same for every test."""

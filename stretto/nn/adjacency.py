@@ -59,6 +59,10 @@ def graph_of(
         raise Decline("edge_index is a sparse matrix of vectors")
     if isinstance(edge_index, Tensor):
         _coalesced(edge_index)
+    else:
+        values = values_of(edge_index)
+        if values is not None and values.dim() > 1:  # stock hands them to message() as edge_attr
+            raise Decline("a SparseTensor with a vector of values per entry")
     if flow == "target_to_source":
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             raise Decline("flow target_to_source with a sparse matrix")

@@ -59,12 +59,19 @@ def is_plain(edge_index: Any) -> bool:
     return isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
 
 
-def unpacked(edge_index: Any, edge_attr: Any, size: Any = None) -> tuple[Any, Any, Any]:
+def unpacked(conv: Any, edge_index: Any, edge_attr: Any, size: Any = None) -> tuple[Any, Any, Any]:
     """A sparse matrix with a vector of features per entry as edge_index, edge_attr and size; the rest as it is."""
+    if conv.flow == "target_to_source":  # PyG refuses sparse matrices there
+        return edge_index, edge_attr, size
     sparse = isinstance(edge_index, Tensor) and edge_index.layout == torch.sparse_coo
     if sparse and edge_attr is None and edge_index.dense_dim() == 1 and edge_index.is_coalesced():
         rows, cols = edge_index.shape[:2]
         return edge_index.indices().flip(0), edge_index.values(), (cols, rows) if size is None else size
+    if not isinstance(edge_index, Tensor) and hasattr(edge_index, "coo") and edge_attr is None:  # a SparseTensor
+        row, col, values = edge_index.coo()
+        if values is not None and values.dim() == 2:
+            rows, cols = edge_index.sparse_sizes()
+            return torch.stack([col, row]), values, (cols, rows) if size is None else size
     return edge_index, edge_attr, size
 
 

@@ -20,7 +20,7 @@ from stretto.ops.edge_packed import gated_messages, linear_of_data
 
 def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
     """What ResGatedGraphConv.forward computes: sum of act(k_i + q_j) v_j, root and bias."""
-    edge_index, edge_attr, _ = edges.unpacked(edge_index, edge_attr)
+    edge_index, edge_attr, _ = edges.unpacked(conv, edge_index, edge_attr)
     x_src, x_dst = edges.both_ends(x)
     reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
     if (edge_attr is None) != (conv.edge_dim is None):
@@ -87,7 +87,7 @@ def _gated(
 
 def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
     """What CGConv.forward computes: x_i + sum of sigmoid(lin_f z) softplus(lin_s z) with z = [x_i, x_j, e]."""
-    edge_index, edge_attr, _ = edges.unpacked(edge_index, edge_attr)
+    edge_index, edge_attr, _ = edges.unpacked(conv, edge_index, edge_attr)
     x_src, x_dst = edges.both_ends(x)
     reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
     graph = (edges.graph_between if edge_attr is None else edges.plain_graph)(conv, edge_index, x_src, x_dst)

@@ -29,7 +29,7 @@ SEVERAL = {  # what may stand in a list of aggregations, each reduced by itself
 
 def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
     """What GENConv.forward computes."""
-    edge_index, edge_attr, size = edges.unpacked(edge_index, edge_attr, size)
+    edge_index, edge_attr, size = edges.unpacked(conv, edge_index, edge_attr, size)
     x_src, x_dst, _ = edges.ends(x)
     graph = (edges.graph_between if edge_attr is None else edges.plain_graph)(conv, edge_index, x_src, x_dst, size)
     attr = None if edge_attr is None else edges.one_per_edge(graph, edge_attr, x_src)

@@ -19,7 +19,7 @@ from stretto.ops.edge_packed import linear_of_data, rooted_messages
 
 def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
     """What GINEConv.forward computes."""
-    edge_index, edge_attr, size = edges.unpacked(edge_index, edge_attr, size)
+    edge_index, edge_attr, size = edges.unpacked(conv, edge_index, edge_attr, size)
     x_src, x_dst, _ = edges.ends(x)
     reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
     graph = edges.plain_graph(conv, edge_index, x_src, x_dst, size)

@@ -16,7 +16,7 @@ EPS = 1e-15  # stock's
 
 def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
     """What GMMConv.forward computes."""
-    edge_index, edge_attr, size = edges.unpacked(edge_index, edge_attr, size)
+    edge_index, edge_attr, size = edges.unpacked(conv, edge_index, edge_attr, size)
     x_src, x_dst, _ = edges.ends(x)
     reduce = edges.check_aggr(conv, "add", "sum", "mean")
     if conv.separate_gaussians:

@@ -19,7 +19,9 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     edges.check_aggr(conv, *edges.SUM)
     weights = [weight_of(lin, x_src, bias=True) for lin in conv.lins_l]
     roots = [] if x_dst is None else [weight_of(lin, x_dst) for lin in conv.lins_r]
-    graph = edges.plain_graph(conv, edge_index, x_src, x_dst, size)
+    # Stock drops the values of a SparseTensor, which is no Tensor, and reads torch's matrices in its own way.
+    between = edges.plain_graph if isinstance(edge_index, Tensor) else edges.graph_between
+    graph = between(conv, edge_index, x_src, x_dst, size)
     if x_dst is not None and x_dst.size(0) != graph.num_rows:
         raise Decline("size and x disagree")
     order, place, bounds = graph.derived(("by degree", conv.max_degree), lambda: _by_degree(graph, conv.max_degree))

@@ -24,7 +24,7 @@ WIDTH = 256  # channels for which streaming.BLOCK edges are a block
 
 def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
     """What NNConv.forward computes."""
-    edge_index, edge_attr, size = edges.unpacked(edge_index, edge_attr, size)
+    edge_index, edge_attr, size = edges.unpacked(conv, edge_index, edge_attr, size)
     x_src, x_dst, _ = edges.ends(x)
     reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
     graph = edges.plain_graph(conv, edge_index, x_src, x_dst, size)

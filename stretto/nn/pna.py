@@ -29,7 +29,7 @@ LEAST = 1e-5  # stock's threshold below which a variance counts as 0
 
 def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
     """What PNAConv.forward computes."""
-    edge_index, edge_attr, _ = edges.unpacked(edge_index, edge_attr)
+    edge_index, edge_attr, _ = edges.unpacked(conv, edge_index, edge_attr)
     x, _, _ = edges.ends(x)
     names = _aggregations(conv)
     if hooked(*conv.pre_nns, *(nn[0] for nn in conv.post_nns), *conv.post_nns):

@@ -94,6 +94,30 @@ def test_between_two_sets_of_nodes(make, both):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-10)
 
 
+VECTORS = {
+    "CGConv": lambda: pyg.CGConv(5, dim=3),
+    "GENConv": lambda: pyg.GENConv(5, 3, edge_dim=3),
+    "NNConv": lambda: pyg.NNConv(5, 3, torch.nn.Linear(3, 15)),
+    "GINEConv": lambda: pyg.GINEConv(torch.nn.Linear(5, 3), edge_dim=3),
+    "PNAConv": lambda: pyg.PNAConv(5, 3, ["mean"], ["identity"], torch.tensor([1, 2, 3]), edge_dim=3),
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors_of_values_are_edge_features(name):
+    """PyG hands them to message(): what does not read them there must not run fast."""
+    torch.manual_seed(0)
+    stock = VECTORS[name]().double()
+    fast = stretto.accelerate(copy.deepcopy(stock))
+    x = torch.randn(4, 5, dtype=torch.float64)
+    row, col = torch.tensor([0, 0, 1, 2, 3, 3]), torch.tensor([1, 2, 0, 3, 0, 1])
+    adj = sparse.SparseTensor(row=row, col=col, value=torch.randn(6, 3, dtype=torch.float64), sparse_sizes=(4, 4))
+    wanted, got = run(stock, Data((x, adj))), run(fast, Data((x, adj)))
+    assert not isinstance(wanted, Exception), wanted
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("normalise", [True, False])
 def test_values_set_anew_are_seen(normalise):
     torch.manual_seed(0)
