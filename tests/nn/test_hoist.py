@@ -28,23 +28,6 @@ def _fresh(fresh_memo):
     HOIST.clear()
 
 
-@pytest.fixture
-def sums(monkeypatch):
-    """Widths of all sums over neighbours since it was cleared."""
-    import importlib
-
-    module, found = importlib.import_module("stretto.ops.spmm"), []
-    plain = module.run
-
-    def run(graph, x, *args):
-        found.append(x.size(1))
-        return plain(graph, x, *args)
-
-    monkeypatch.setattr(module, "run", run)
-    monkeypatch.setattr("stretto.compile.execute.run_spmm", run)
-    return found
-
-
 def _case(name, n=20):
     torch.manual_seed(0)
     stock = LAYERS[name]().double()

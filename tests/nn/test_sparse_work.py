@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -24,21 +22,6 @@ def _predicted(fresh_memo, monkeypatch):
     yield
     CHOOSER.clear()
     HOIST.clear()
-
-
-@pytest.fixture
-def sums(monkeypatch):
-    """(transposed, width) of every sum over neighbours since it was cleared."""
-    module, found = importlib.import_module("stretto.ops.spmm"), []
-    plain = module.run
-
-    def run(graph, x, *args):
-        found.append(x.size(1))
-        return plain(graph, x, *args)
-
-    monkeypatch.setattr(module, "run", run)
-    monkeypatch.setattr("stretto.compile.execute.run_spmm", run)
-    return found
 
 
 def _net(kind, widths):
