@@ -15,6 +15,7 @@ from stretto.nn import edge_norms, edges, streaming
 from stretto.nn.base import LINEAR, Decline, record_of
 from stretto.nn.gin import first_linear
 from stretto.ops import spmm
+from stretto.ops.edge_mlp import Ends
 from stretto.ops.extremum import extremum
 
 
@@ -29,6 +30,7 @@ def fast(conv: Any, x: Any, edge_index: Any) -> Tensor:
         raise Decline("x_src and x_dst differ in width")
     own, other = edges.split_weight(first, x_src, x_dst.size(1), x_src.size(1))
     graph = edges.graph_between(conv, edge_index, x_src, x_dst)
+    edges.no_infinity(x_src, None if x_dst is x_src else x_dst)
     u = torch.nn.functional.linear(x_dst, own - other, first.bias)
     v = x_src @ other.t()
     if type(conv.nn) in LINEAR:
@@ -48,19 +50,21 @@ def fast(conv: Any, x: Any, edge_index: Any) -> Tensor:
         return lambda a, b: edge_norms.run(modules, a + b, until, known)
 
     function: Callable[..., Tensor] = message
+    numbers: Ends = None
     shared: list[Tensor] = []
     if plain and not steady and edge_norms.takes(graph, modules, width, u):
-        function, shared = edge_norms.with_statistics(graph, stage, modules, parameters, u, v, None)
+        function, numbers, shared = edge_norms.with_statistics(graph, stage, modules, parameters, u, v, None)
         steady = True
     (out,), how = streaming.reduced(
         graph,
         function,
         u,
         v,
-        None,
+        numbers,
         (reduce,),
         width=width,
         parameters=parameters,
+        modules=[conv.nn],
         shared=shared,
         steady=steady,
     )

@@ -20,6 +20,7 @@ from stretto.nn.base import LAZY, Decline, hooked
 from stretto.nn.edge_norms import in_order
 from stretto.nn.edge_trace import Shape, Trace, kind_of, name_of, shape_of
 from stretto.nn.gin import LINEAR, first_linear
+from stretto.ops.edge_mlp import Ends
 from stretto.ops.projections import projections
 
 TARGET, SOURCE, EDGE = range(3)  # where a value lives: at the node that receives, at the one that sends, on the edge
@@ -57,7 +58,8 @@ class Network:
     terms: tuple[list[Tensor], list[Tensor], list[Tensor]]
     function: Callable[..., Tensor]
     stage: edge_norms.Stage
-    inner: list[Any]  # the modules that act on edges, one after the other; none where somebody watches
+    modules: list[Any]  # all that it runs
+    inner: list[Any]  # those that act on edges, one after the other; none where somebody watches
     shape: Shape
     kept: int  # channels an edge of all arrays together
     parameters: list[Tensor]
@@ -79,12 +81,13 @@ class Network:
     def run(self, graph: Graph, reduce: str) -> tuple[Tensor, str]:
         """One reduction (or "each") of all messages, and how it was made, or Decline."""
         patience = self.check(graph)
-        row, col, edge = self.terms
+        row, col, on_edges = self.terms
+        edge: Ends = on_edges
         function, steady = self.function, self.steady
         shared: list[Tensor] = []
         if self.in_passes(graph):
             learned = self.parameters
-            function, shared = edge_norms.with_statistics(graph, self.stage, self.inner, learned, row, col, edge)
+            function, edge, shared = edge_norms.with_statistics(graph, self.stage, self.inner, learned, row, col, edge)
             steady = True
         (out,), how = streaming.reduced(
             graph,
@@ -95,6 +98,7 @@ class Network:
             (reduce,),
             width=self.kept,
             parameters=self.parameters,
+            modules=self.modules,
             shared=shared,
             steady=steady,
             patience=patience,
@@ -179,7 +183,9 @@ def _through(chain: Sequence[Any], shape: Shape) -> tuple[Shape, int]:
 
 def _by_rows(module: Any, chain: Sequence[Any]) -> bool:
     """Whether a module may see edges in blocks. chain: what it runs."""
-    return streaming.row_by_row(chain) and not hooked(module) if type(module) is MLP else streaming.row_by_row([module])
+    if type(module) is MLP:
+        return streaming.row_by_row(chain, random=True) and not hooked(module)
+    return streaming.row_by_row([module], random=True)
 
 
 def _edits(chain: Iterable[Any]) -> bool:
@@ -213,6 +219,7 @@ def _apart(
         for leaf, sign in signs.items():
             signed = weight if sign > 0 else -weight
             made.nodes[leaf] = made.nodes[leaf] + signed if leaf in made.nodes else signed
+    edges.no_infinity(*{id(t): t for t in (leaves[leaf].tensor for leaf in made.nodes)}.values())
     return made
 
 
@@ -310,7 +317,7 @@ def _assembled(
     watched = any(edge_norms.watched(modules[str(node.target)]) for node in inner)
     flat = [] if watched else [module for node in steps if node in inner for module in inner[node]]
     parameters = [p for p in parameters if p.requires_grad]
-    return Network(terms, function, stage, flat, shape, kept, parameters, steady, bool(moved))
+    return Network(terms, function, stage, list(modules.values()), flat, shape, kept, parameters, steady, bool(moved))
 
 
 def execute(node: fx.Node, known: Mapping[Any, Any], modules: Mapping[str, Any]) -> Any:

@@ -1,7 +1,8 @@
 """A BatchNorm in training inside a network on edges, with edges in blocks.
 
 Its mean and variance are of all edges, so each takes a pass of its own over the blocks; those that follow find them as
-they find weights. Gradients flow through them, and backward takes the same passes again.
+they find weights. Gradients flow through them, and backward takes the same passes again. A Dropout drops the same in
+all of them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from stretto.kernels import accumulate_type
 from stretto.nn import streaming
 from stretto.nn.base import hooked
 from stretto.ops.edge_mlp import Ends, edge_mlp, listed
+from stretto.ops.replay import mixed
 
 # How many times streaming.LARGE an array may be before one BatchNorm, or more, take passes over blocks. At once such a
 # network takes half of stock's time; in passes as long as stock with one, 1.8 times as long with two.
 PATIENCE, SEVERAL = 4, 16
 FEW = 1 << 10  # edges whose mean is what deviations are taken from: squares of the values themselves would cancel
 
-Known = dict[Any, Callable[[Tensor], Tensor]]  # BatchNorms whose statistics are known, and what they do to rows
+# BatchNorms whose statistics are known and Dropouts of a block, and what they do to rows.
+Known = dict[Any, Callable[[Tensor], Tensor]]
 Stage = Callable[[Any, Known], Callable[..., Tensor]]
 
 
@@ -64,19 +67,17 @@ def sees_all(module: Any) -> Any:
 def takes(graph: Graph, modules: Sequence[Any], width: int, like: Tensor) -> bool:
     """Whether modules among which a BatchNorm sees all edges are to have them in blocks, and can: the others go row by
     row. width: of the widest array an edge.
-
-    Not those with a Dropout in training: it would have to drop the same in every pass.
     """
     norms = [module for module in modules if sees_all(module) is not None]
     if not streaming.large(graph, width, like, PATIENCE if len(norms) == 1 else SEVERAL) or graph.num_edges < 2:
         return False
     if not norms or len(set(norms)) < len(norms) or hooked(*norms, *map(sees_all, norms)):
         return False
-    return streaming.row_by_row(module for module in modules if sees_all(module) is None)
+    return streaming.row_by_row((module for module in modules if sees_all(module) is None), random=True)
 
 
 def run(modules: Sequence[Any], x: Tensor, until: Any, known: Known) -> Tensor:
-    """The modules one after the other up to the input of `until`, if it is there; BatchNorms as far as known."""
+    """The modules one after the other up to the input of `until`, if it is there; those that are known as they are."""
     for module in modules:
         if module is until:
             break
@@ -86,35 +87,58 @@ def run(modules: Sequence[Any], x: Tensor, until: Any, known: Known) -> Tensor:
 
 def with_statistics(
     graph: Graph, stage: Stage, modules: Sequence[Any], learned: Sequence[Tensor], row: Ends, col: Ends, edge: Ends
-) -> tuple[Callable[..., Tensor], list[Tensor]]:
-    """The network on edges as a function of blocks of them, and the statistics that it is to be handed last.
+) -> tuple[Callable[..., Tensor], Ends, list[Tensor]]:
+    """The network on edges as a function of blocks of them, what it reads of edges, and the statistics that it is to be
+    handed last.
 
     stage(until, known): the network as a function of (row_i, col_j, edge), up to the input of `until`. modules: those
     of the network, in order. learned: what its blocks have gradients for. Running statistics move on, as in a call.
     """
+    dropped = {module: module.p for module in modules if type(module) is nn.Dropout and module.training}
+    seed = int(torch.randint(2**63 - 1, ())) if dropped else 0
+    if dropped:  # by its first edge a block knows itself
+        edge = [*listed(edge), torch.arange(graph.num_edges, device=graph.device)]
+
+    def bound(until: Any, norms: tuple[tuple[Any, Tensor | None], ...]) -> Callable[..., Tensor]:
+        """stage(until, ...) as a function of ends and of mean and scale of each of the norms."""
+
+        def function(*given: Any) -> Tensor:
+            count = len(given) - 2 * len(norms)
+            pairs = zip(norms, given[count::2], given[count + 1 :: 2], strict=True)
+            known: Known = {norm: functools.partial(_normed, mean, scale, bias) for (norm, bias), mean, scale in pairs}
+            if dropped:
+                count -= 1
+                generator = _generator(seed, given[count])
+                known |= {module: functools.partial(_drop, generator, p) for module, p in dropped.items()}
+            return stage(until, known)(*given[:count])
+
+        return streaming.as_now(function, modules)
+
     norms: list[tuple[Any, Tensor | None]] = []  # each with its bias: by the time of backward it may be in eval mode
     found: list[Tensor] = []
     for module in modules:
         norm = sees_all(module)
         if norm is not None:
-            mean, var = _moments(graph, _bound(stage, module, tuple(norms)), learned, found, row, col, edge)
+            mean, var = _moments(graph, bound(module, tuple(norms)), learned, found, row, col, edge)
             _move_on(norm, mean, var, graph.num_edges)
             scale = (var + norm.eps).rsqrt()
             found = [*found, mean, scale if norm.weight is None else scale * norm.weight]
             norms.append((module, norm.bias))
-    return _bound(stage, None, tuple(norms)), found
+    return bound(None, tuple(norms)), edge, found
 
 
-def _bound(stage: Stage, until: Any, norms: tuple[tuple[Any, Tensor | None], ...]) -> Callable[..., Tensor]:
-    """stage(until, ...) as a function of ends and of mean and scale of each of the norms."""
+def _generator(seed: int, edges: Tensor) -> torch.Generator:
+    """Random numbers of one block. Every pass runs the same modules in the same order, as far as it goes, so that each
+    Dropout finds what it found in the pass before. edges [B]: their numbers."""
+    first = int(edges[0]) if edges.numel() else 0
+    return torch.Generator(edges.device).manual_seed(mixed(seed ^ mixed(first)))
 
-    def function(*given: Tensor) -> Tensor:
-        count = len(given) - 2 * len(norms)
-        pairs = zip(norms, given[count::2], given[count + 1 :: 2], strict=True)
-        known: Known = {norm: functools.partial(_normed, mean, scale, bias) for (norm, bias), mean, scale in pairs}
-        return stage(until, known)(*given[:count])
 
-    return function
+def _drop(generator: torch.Generator, p: float, x: Tensor) -> Tensor:
+    """What a Dropout makes of rows. [B, k] -> [B, k]"""
+    if p == 1:
+        return x * 0
+    return x * torch.empty_like(x).bernoulli_(1 - p, generator=generator).div_(1 - p)
 
 
 def _moments(

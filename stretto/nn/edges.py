@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from stretto.compile import Adjacency
 from stretto.graph import Graph
+from stretto.kernels import accumulate_type
 from stretto.nn import adjacency
 from stretto.nn.base import LAZY, Decline, check_input, weight_of
 from stretto.nn.base import is_stock as is_stock  # layers ask edges for it
@@ -117,6 +119,24 @@ def one_per_edge(graph: Graph, edge_attr: Any, x: Tensor, name: str = "edge_attr
     if edge_attr.dim() not in (1, 2) or edge_attr.size(0) != graph.num_edges or edge_attr.dtype != x.dtype:
         raise Decline(f"{name} is {edge_attr.dtype} of shape {list(edge_attr.shape)} for {graph.num_edges} edges")
     return edge_attr
+
+
+def no_infinity(*tensors: Tensor | None) -> None:
+    """Decline where an input holds an infinity.
+
+    For plans that add weights up, multiply them out, take a difference apart or sum an edge's gradients before they
+    meet the input: the infinity meets a sum, where in stock it meets one term after the other, and a NaN more or less
+    comes of it. A NaN itself goes where stock sends it.
+    """
+    if any(tensor is not None and not seems_finite(tensor) and bool(tensor.isinf().any()) for tensor in tensors):
+        raise Decline("an input holds an infinity, which would meet weights in another order than in stock")
+
+
+def seems_finite(tensor: Tensor) -> bool:
+    """Whether the sum of all values is finite. Not looked at on a device, where the host would wait for the answer."""
+    if tensor.device.type != "cpu":
+        return True
+    return math.isfinite(float(tensor.detach().sum(dtype=accumulate_type(tensor.dtype))))
 
 
 def with_loops(conv: Any, graph: Graph, num_loops: int) -> Graph:

@@ -16,7 +16,7 @@ from stretto.graph import Graph
 from stretto.nn import adjacency, edges, streaming
 from stretto.nn.base import Decline, hooked, record_of
 from stretto.ops import edge_messages, spmm
-from stretto.ops.rows import has_edges
+from stretto.ops.rows import has_edges, only_reached
 
 
 def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
@@ -40,9 +40,10 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) ->
 
 def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, reduce: str) -> Tensor:
     """reduce over edges of act(gamma_i h_j + beta_i). -> [n, o]."""
-    if conv.act is None and reduce in ("sum", "mean"):
+    algebra = reduce in ("sum", "mean") and graph.num_edges and all(map(edges.seems_finite, (h, gamma, beta)))
+    if conv.act is None and algebra:
         return edges.plus_own(graph, gamma * spmm(graph, h, reduce=reduce), beta, reduce)
-    if type(conv.act) is torch.nn.ReLU and reduce in ("sum", "mean") and graph.num_edges and not hooked(conv.act):
+    if type(conv.act) is torch.nn.ReLU and algebra and not hooked(conv.act):
         record_of(conv).plan = "relations in turn, |gamma| relu(+-X + beta / |gamma|) summed as messages"
         return _rectified(graph, h, gamma, beta, reduce)
     width, act = h.size(1), [] if conv.act is None else [conv.act]
@@ -61,6 +62,7 @@ def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, 
         (reduce,),
         width=width,
         parameters=streaming.parameters_of(act),
+        modules=act,
         steady=streaming.row_by_row(act, random=True),
         patience=16,  # the message is two operations: in blocks it takes 1.3 times as long as stock
     )
@@ -75,7 +77,7 @@ def _rectified(graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, reduce: str
         most = 1.125 * finite + 1024 * torch.finfo(h.dtype).tiny  # beyond every |h_j|
         reach = gamma.abs() * most
         always = beta > reach  # every neighbour is above 0
-        partly = ~always & (beta > -reach)
+        partly = ~always & ~(beta <= -reach)  # a NaN is not below either
     zero, one = gamma.new_zeros(()), gamma.new_ones(())
     size = torch.where(partly, torch.where(gamma < 0, -gamma, gamma), one)
     threshold = torch.where(partly, beta / size, -most)  # -most: nobody passes
@@ -83,7 +85,7 @@ def _rectified(graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, reduce: str
     below = edge_messages(graph, threshold, -h, act="relu", reduce=reduce)
     count = graph.degree.to(h.dtype).unsqueeze(1) if reduce == "sum" else has_edges(graph, h.dtype)
     linear = torch.where(always, gamma, zero) * spmm(graph, h, reduce=reduce) + torch.where(always, beta, zero) * count
-    return torch.addcmul(linear, size, torch.where(gamma < 0, below, above))
+    return only_reached(graph, torch.addcmul(linear, size, torch.where(gamma < 0, below, above)))
 
 
 def _by_relation(conv: Any, graph: Graph, edge_type: Any) -> list[Graph]:

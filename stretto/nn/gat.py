@@ -54,6 +54,7 @@ def fast(
         raise Decline("size is not complete")
     given = edges.graph_between(conv, edge_index, x_src, x_dst, size)
     edge_attr = edge_features(conv, given, edge_index, edge_attr, x_src)
+    edges.no_infinity(edge_attr)
     check_weights_wanted(edge_index, return_attention_weights)
     graph, edge_attr = looped(conv, given, edge_attr)
     heads, width = conv.heads, conv.out_channels

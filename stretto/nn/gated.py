@@ -26,6 +26,7 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
     if (edge_attr is None) != (conv.edge_dim is None):
         raise Decline("edge_attr and edge_dim disagree")
     graph = (edges.graph_between if edge_attr is None else edges.plain_graph)(conv, edge_index, x_src, x_dst)
+    edges.no_infinity(x_src, None if x_dst is x_src else x_dst)
     record_of(conv).plan = "node-side Linears, gate and sum in one pass"
     if edge_attr is None:
         key, query, value = conv.lin_key(x_dst), conv.lin_query(x_src), conv.lin_value(x_src)
@@ -38,6 +39,7 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
         attr = edges.one_per_edge(graph, edge_attr, x_src)
         if attr.dim() != 2:
             raise Decline("edge_attr is not a matrix")
+        edges.no_infinity(attr)
         dim = attr.size(1)
         key_x, key_e = edges.split_weight(conv.lin_key, x_dst, x_dst.size(1), dim)
         query_x, query_e = edges.split_weight(conv.lin_query, x_src, x_src.size(1), dim)
@@ -79,6 +81,7 @@ def _gated(
         (reduce,),
         width=2 * width,
         parameters=[*([] if weight is None else [weight]), *streaming.parameters_of(acts)],
+        modules=acts,
         steady=streaming.row_by_row(acts, random=True),
     )
     record_of(conv).plan = f"node-side Linears, gates {how}"
@@ -94,6 +97,7 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     attr = None if edge_attr is None else edges.one_per_edge(graph, edge_attr, x_src)
     if attr is not None and attr.dim() != 2:
         raise Decline("edge_attr is not a matrix")
+    edges.no_infinity(x_src, None if x_dst is x_src else x_dst, attr)
     widths = (x_dst.size(1), x_src.size(1), 0 if attr is None else attr.size(1))
     gates = (conv.lin_f, conv.lin_s)
     parts = [edges.split_weight(gate, x_src, *widths) for gate in gates]

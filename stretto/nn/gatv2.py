@@ -88,6 +88,10 @@ def _scores(conv: Any, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor
         terms = own + other + conv.lin_edge(edge).view(-1, heads, width)
         return (leaky_relu(terms, conv.negative_slope) * att).sum(dim=-1)
 
-    learnt = [att, *streaming.parameters_of([conv.lin_edge])]
-    made: Tensor = edge_mlp(graph, score, x_r, x_l, edge_attr, parameters=learnt, reduce="each", block=streaming.BLOCK)
+    options: dict[str, Any] = {
+        "parameters": [att, *streaming.parameters_of([conv.lin_edge])],
+        "reduce": "each",
+        "block": streaming.BLOCK,
+    }
+    made: Tensor = edge_mlp(graph, streaming.as_now(score, [conv.lin_edge]), x_r, x_l, edge_attr, **options)
     return made

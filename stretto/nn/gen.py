@@ -74,9 +74,8 @@ def _in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor) -> Tensor | Non
         return (other + (edge if lin is None else lin(edge))).relu() + conv.eps
 
     def reduced(function: Any, reduce: tuple[str, ...], row: Tensor | None = None, more: Any = ()) -> list[Tensor]:
-        return streaming.reduced(
-            graph, function, row, x, attr, reduce, width=x.size(1), parameters=[*learnt, *more], steady=True
-        )[0]
+        options: dict[str, Any] = {"parameters": [*learnt, *more], "modules": [lin], "steady": True}
+        return streaming.reduced(graph, function, row, x, attr, reduce, width=x.size(1), **options)[0]
 
     several = _several(aggr)
     if conv.aggr in SIMPLE:

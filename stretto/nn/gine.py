@@ -41,6 +41,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
             (reduce,),
             width=width,
             parameters=streaming.parameters_of([conv.lin]),
+            modules=[conv.lin],
             steady=conv.lin is None or streaming.row_by_row([conv.lin]),
         )
         edge = "E" if conv.lin is None else "E W'"

@@ -16,7 +16,7 @@ from stretto.nn.base import LINEAR, Decline, hooked, record_of
 from stretto.nn.edge_norms import in_order
 from stretto.nn.gin import rest_of_mlp
 from stretto.ops.attention import attention
-from stretto.ops.edge_mlp import edge_mlp
+from stretto.ops.edge_mlp import Ends, edge_mlp
 from stretto.ops.spmm import spmm
 
 WIDTH = 256  # channels for which streaming.BLOCK edges are a block
@@ -48,6 +48,7 @@ def _contracted(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce: str) -
     i, o = conv.in_channels_l, conv.out_channels
     if last.weight.dtype != x.dtype or last.weight.size(0) != i * o:
         raise Decline("nn does not fit the layer")
+    edges.no_infinity(x, attr)
     hidden = last.weight.size(1)
     if graph.num_rows * hidden > 4 * graph.num_edges * o and graph.num_rows * hidden * i > 1 << 16:
         raise Decline("few edges: node x hidden sums would be larger than the messages")
@@ -78,7 +79,8 @@ def _matrices_in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce
     record_of(conv).plan = f"{reduce} of X_j nn(E), matrices in blocks of edges"
     block = max(min(streaming.BLOCK, streaming.BLOCK * WIDTH // (i * o)), 1)
     parameters = streaming.parameters_of(modules)
-    made: Tensor = edge_mlp(graph, message, None, x, attr, parameters=parameters, reduce=reduce, block=block)
+    function = streaming.as_now(message, [conv.nn])
+    made: Tensor = edge_mlp(graph, function, None, x, attr, parameters=parameters, reduce=reduce, block=block)
     return made
 
 
@@ -106,17 +108,18 @@ def _outer_in_blocks(
             return lambda edge: edge_norms.run(before, edge, until, known)
         return lambda block, other, edge: _outer(block, other, edge_norms.run(before, edge, None, known))
 
-    function: Callable[..., Tensor] = message
+    function: Callable[..., Tensor] = streaming.as_now(message, [conv.nn])
+    edge: Ends = attr
     shared: list[Tensor] = []
     if edge_norms.watched(conv.nn):
         return None
     if not streaming.row_by_row(before, random=True):
         if not edge_norms.takes(graph, before, widest, x):
             return None
-        function, shared = edge_norms.with_statistics(graph, stage, before, learned, None, None, attr)
+        function, edge, shared = edge_norms.with_statistics(graph, stage, before, learned, None, None, attr)
     record_of(conv).plan = "(sum h (x) X_j) W, h in blocks of edges"
     options: dict[str, Any] = {"parameters": learned, "shared": shared, "block": streaming.BLOCK}
-    made: Tensor = edge_mlp(graph, function, None, x, attr, reduce="function", **options)
+    made: Tensor = edge_mlp(graph, function, None, x, edge, reduce="function", **options)
     return made
 
 

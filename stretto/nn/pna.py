@@ -40,6 +40,7 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
         raise Decline("edge_attr and edge_dim disagree")
     if attr is not None:
         weight_of(conv.edge_encoder, attr, bias=True)
+    edges.no_infinity(x, attr)
     towers, width = conv.towers, conv.F_in
     if x.size(1) != (towers * width if conv.divide_input else width):
         raise Decline("x does not fit the layer")
@@ -154,6 +155,7 @@ def _aggregate_edges(
         wanted,
         width=towers * width,
         parameters=parameters,
+        modules=inner,
         steady=streaming.row_by_row(inner, random=True),
         own=None if deeper else own,
     )

@@ -69,6 +69,7 @@ def _in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, length: Tensor)
         ("sum",),
         width=_widest(conv),
         parameters=streaming.parameters_of(conv.nn),
+        modules=conv.nn,
         steady=True,
     )
     record_of(conv).plan = f"sum of W_e X_j, filters {how}"

@@ -90,6 +90,51 @@ def parameters_of(modules: Iterable[Any]) -> list[Tensor]:
     return list(found.values())
 
 
+def as_now(function: Callable[..., Tensor], modules: Iterable[Any]) -> Callable[..., Tensor]:
+    """The function, with the modules that it runs as they are now, whenever it runs.
+
+    Backward makes messages again: by then a module may be in another mode, or, under torch.func.functional_call, have
+    its own parameters back.
+    """
+    inner = [each for module in modules if isinstance(module, nn.Module) for each in module.modules()]
+    states = [(each, *_state(each)) for each in inner]
+
+    def run(*given: Any) -> Tensor:
+        changed = [(each, mode, held) for each, mode, held in states if _differs(each, mode, held)]
+        since = [(each, *_state(each)) for each, _, _ in changed]
+        try:
+            for each, mode, held in changed:
+                _set_state(each, mode, held)
+            return function(*given)
+        finally:
+            for each, mode, held in since:
+                _set_state(each, mode, held)
+
+    return run
+
+
+Held = tuple[dict[str, Any], dict[str, Any]]  # the parameters and the buffers of a module, by name
+
+
+def _state(module: nn.Module) -> tuple[bool, Held]:
+    return module.training, (dict(module._parameters), dict(module._buffers))
+
+
+def _set_state(module: nn.Module, mode: bool, held: Held) -> None:
+    module.training = mode
+    module._parameters.update(held[0])
+    module._buffers.update(held[1])
+
+
+def _differs(module: nn.Module, mode: bool, held: Held) -> bool:
+    parameters, buffers = held
+    return (
+        module.training != mode
+        or any(module._parameters.get(name) is not tensor for name, tensor in parameters.items())
+        or any(module._buffers.get(name) is not tensor for name, tensor in buffers.items())
+    )
+
+
 def large(graph: Graph, width: int, like: Tensor, patience: int = 1) -> bool:
     """Whether one array of edges x width is so large that it is not to be made."""
     return graph.num_edges * width * like.element_size() >= patience * LARGE
@@ -105,6 +150,7 @@ def reduced(
     *,
     width: int,
     parameters: Sequence[Tensor],
+    modules: Iterable[Any] = (),
     shared: Sequence[Tensor] = (),
     steady: bool,
     patience: int = 1,
@@ -113,16 +159,16 @@ def reduced(
     """Every reduction of function(row_i, col_j, edge, *shared), and how they were made.
 
     row [n, ...], col [m, ...], edge [E, ...], or several of each -> [n, k] each; reduce: names as edge_mlp takes them.
-    width: of the widest array per edge. steady: whether blocks of edges give what all edges at once give (a Dropout
-    among them may draw others). patience: how many times LARGE an array may be; more than 1 where making messages twice
-    costs more time than stock takes. own [n, k]: added to max and min (not to the others), as if every message of a row
-    had it.
+    width: of the widest array per edge. parameters: what the function has gradients for. modules: those that it runs.
+    steady: whether blocks of edges give what all edges at once give (a Dropout among them may draw others). patience:
+    how many times LARGE an array may be; more than 1 where making messages twice costs more time than stock takes.
+    own [n, k]: added to max and min (not to the others), as if every message of a row had it.
     """
     rows, cols, given = listed(row), listed(col), listed(edge)
     like = next(t for t in (*rows, *cols, *given))
     if steady and large(graph, width, like, patience):
         options: dict[str, Any] = {"parameters": parameters, "shared": shared, "block": BLOCK, "own": own}
-        found = edge_mlp(graph, function, row, col, edge, reduce=tuple(reduce), **options)
+        found = edge_mlp(graph, as_now(function, modules), row, col, edge, reduce=tuple(reduce), **options)
         return list(found), "in blocks"
     at_ends = [*(edges.at_targets(graph, t) for t in rows), *(edges.at_sources(graph, t) for t in cols)]
     message = function(*at_ends, *given, *shared)

@@ -99,4 +99,5 @@ def _edge_weight(conv: Any, graph: Any, edge_index: Any, edge_attr: Any, x: Tens
     found = edges.one_per_edge(graph, edge_attr, x)
     if found.dim() != 2 or conv.lin_edge.bias is not None:
         raise Decline("edge_attr is not a matrix, or its Linear has a bias")
+    edges.no_infinity(found)
     return weight_of(conv.lin_edge, found).view(conv.heads, conv.out_channels, -1)

@@ -24,6 +24,7 @@ from stretto.ops.batched import one_by_one
 from stretto.ops.folded_bias import takes_bias
 from stretto.ops.op import Op, Sample
 from stretto.ops.projections import plus
+from stretto.ops.replay import mixed
 
 Results = Tensor | tuple[Tensor, ...]
 _plainly = reference_attention.differentiable
@@ -190,7 +191,7 @@ def _pack(
     a = Attention(form, **named, slope=slope, scale=scale, dropout=dropout, dropped=dropped, bias=bias)
     if seed is not None:
         if seed.device.type == "cpu" or not hasattr(backend(a.values.device), "BIAS_WIDTH"):
-            a.seed = _key(int(seed))
+            a.seed = mixed(int(seed))
         else:  # read by the kernels: nothing waits, and a captured graph draws a new one at every replay
             a.seed_at = seed
     return a
@@ -244,14 +245,6 @@ class _Attention(torch.autograd.Function):
             trial.end()
         dbias = found[len(TENSORS)] if len(found) > len(TENSORS) else None
         return None, None, None, None, dbias, *found[: len(TENSORS)]
-
-
-def _key(seed: int) -> int:
-    """64 well-mixed bits (the finaliser of SplitMix64), so that seeds that are close give masks that are not."""
-    x = (seed + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return x ^ (x >> 31)
 
 
 def _seed(seed: Tensor | int | None, device: torch.device) -> Tensor:
@@ -350,7 +343,7 @@ def reference(
     """attention in plain PyTorch."""
     if scale is None:
         scale = 1 / math.sqrt(left.size(2)) if form == "dot" and left is not None else 1.0
-    a = Attention(form, v, left, right, att, edge, None, None, negative_slope, scale, dropout, _key(seed))
+    a = Attention(form, v, left, right, att, edge, None, None, negative_slope, scale, dropout, mixed(seed))
     return reference_attention.differentiable(graph.edge_csr, a)[0].to(a.values.dtype)
 
 

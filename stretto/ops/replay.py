@@ -1,4 +1,4 @@
-"""Replay: random numbers drawn once more, for a backward pass that computes its forward again."""
+"""Random numbers drawn once more, for a backward pass that computes its forward again, and seeds."""
 
 from __future__ import annotations
 
@@ -33,3 +33,11 @@ class Replay:
 
     def __exit__(self, *error: Any) -> None:
         self.fork.__exit__(*error)
+
+
+def mixed(seed: int) -> int:
+    """64 well-mixed bits (the finaliser of SplitMix64), so that seeds that are close give masks that are not."""
+    x = (seed + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return x ^ (x >> 31)

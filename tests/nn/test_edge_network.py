@@ -103,9 +103,15 @@ def test_networks(name, how):
     ],
     ids=["dropout", "mlp"],
 )
-def test_what_sees_all_edges_runs_at_once_while_it_trains(net, how):
+def test_dropout_draws_as_stock_does_unless_in_blocks(net, how):
     stock, fast = pair(lambda: Mesh(net))
-    same(stock, fast, inputs("unsorted"), how="at once")
+    if how == "at once":
+        same(stock, fast, inputs("unsorted"), how=how)
+    else:  # other values than stock's: tests/nn/test_edge_norms.py
+        gradients(fast, inputs("unsorted"))
+        assert how in record_of(fast).plan
+        for layer in (stock, fast):  # nor are the statistics of a norm
+            layer.load_state_dict(stock.state_dict())
     same(stock, fast, inputs("unsorted"), train=False, how=how)
 
 

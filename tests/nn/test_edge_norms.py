@@ -13,7 +13,7 @@ from torch.nn import BatchNorm1d, Dropout, Linear, PReLU, ReLU, Sequential, Tanh
 
 import stretto
 from stretto.bench.memory import peak_bytes
-from stretto.nn import record_of, streaming
+from stretto.nn import edge_norms, record_of, streaming
 from tests.compare import judge
 from tests.nn.edge_layers import Mesh, same
 from tests.nn.edge_layers import inputs as mesh_inputs
@@ -167,24 +167,107 @@ def test_networks_that_make_matrices():
 
 
 def test_what_still_needs_all_edges_at_once():
-    """A Dropout that would have to drop the same in every pass, somebody who watches, one norm in two places."""
+    """Somebody who watches, one norm in two places."""
     x, index = inputs()
     tied = BatchNorm1d(5)
-    for make, watch in (
-        (lambda: _net(BatchNorm1d(5), Dropout(0.5)), False),
-        (NETWORKS["one"], True),
-        (lambda: _net(tied, ReLU(), tied), False),
-    ):
+    for make, watch in ((NETWORKS["one"], True), (lambda: _net(tied, ReLU(), tied), False)):
         stock, fast = pair(make)
         for layer in (stock, fast):
             if watch:
                 layer.nn[1].register_forward_hook(lambda *given: None)
-        torch.manual_seed(3)
-        wanted = step(stock, x, index)
-        torch.manual_seed(3)
-        for got, want in zip(step(fast, x, index), wanted, strict=True):
+        for got, want in zip(step(fast, x, index), step(stock, x, index), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
         assert "at once" in record_of(fast).plan
+
+
+DROPPING = {
+    "before": lambda: _net(Dropout(0.5), BatchNorm1d(5), ReLU()),
+    "after": lambda: _net(BatchNorm1d(5), Dropout(0.25), ReLU()),
+    "between": lambda: _net(BatchNorm1d(5), Tanh(), Dropout(0.5, inplace=True)).append(BatchNorm1d(4)),
+    "MLP": lambda: pyg.MLP([2 * WIDTH, 5, 7, 4], act="tanh", dropout=0.5),
+    "all": lambda: _net(Dropout(1.0), BatchNorm1d(5)),
+}
+
+
+class Twice(nn.Module):
+    """In the place of a Dropout: what it does to rows can be told."""
+
+    def forward(self, x):
+        return x * 2
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_dropout_beside_a_norm_is_differentiated_as_it_was_drawn(name, monkeypatch):
+    """By finite differences: statistics, results and gradients come from one and the same draw."""
+    monkeypatch.setattr(streaming, "BLOCK", 9)
+    _, fast = pair(DROPPING[name], aggr="sum")
+    x, index = inputs(edges=40)
+
+    def drawn(x):
+        torch.manual_seed(5)
+        return fast(x, index)
+
+    assert torch.autograd.gradcheck(drawn, x)
+    assert torch.autograd.gradgradcheck(drawn, x, atol=1e-4)
+    assert record_of(fast).path == "fast"
+    assert "in blocks" in record_of(fast).plan
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_a_norm_sees_what_is_left(name, monkeypatch):
+    """With a known function where values are dropped: what stock gives with that function in the Dropout's place."""
+    monkeypatch.setattr(edge_norms, "_drop", lambda generator, p, x: x * 2)
+    stock, fast = pair(DROPPING[name], aggr="sum")
+    if name == "MLP":
+        monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p, training: x * 2 if p else x)
+    else:
+        stock.nn = Sequential(*(Twice() if type(m) is Dropout else m for m in stock.nn))
+    x, index = inputs()
+    for wanted, got in zip(step(stock, x, index), step(fast, x, index), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_dropout_beside_a_norm_drops_its_share():
+    """Of every block other values, as many as it is to, and those left are scaled; another seed drops others."""
+    layer = pyg.EdgeConv(Sequential(Linear(2 * WIDTH, 64), BatchNorm1d(64), Dropout(0.25)), aggr="sum")
+    fast = stretto.accelerate(layer.double())
+    x = torch.randn(400, WIDTH, dtype=torch.float64)
+    index = torch.stack([torch.randint(400, (400,)), torch.arange(400)])  # one edge a row: results are messages
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(fast(x, index))
+    kept = found[0] != 0
+    assert abs(float(kept.double().mean()) - 0.75) < 5 * (0.75 * 0.25 / kept.numel()) ** 0.5
+    assert len({tuple(row) for row in kept.view(80, -1).tolist()}) == 80
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(kept, found[2] != 0)
+    fast.nn[2].p = 0.0
+    torch.testing.assert_close(found[0], torch.where(kept, fast(x, index) / 0.75, 0.0))
+
+
+def test_users_networks_and_matrices_with_dropout():
+    """A layer of a user's, with a norm and without; NNConv with PyG's MLP."""
+    for norm in ([], [BatchNorm1d(4)]):
+        _, fast = mesh_pair(lambda n=norm: Mesh(lambda i: Sequential(Linear(i, 4), *n, Dropout(0.5), Linear(4, 3))))
+        args = mesh_inputs("unsorted")
+
+        def drawn(x, layer=fast, args=args):
+            torch.manual_seed(5)
+            return layer(x, *args[1:])
+
+        assert torch.autograd.gradcheck(drawn, args[0].requires_grad_())
+        assert "in blocks" in record_of(fast).plan
+    x, index = inputs()
+    attr = torch.randn(70, 3, dtype=torch.float64, requires_grad=True)
+    conv = stretto.accelerate(pyg.NNConv(WIDTH, 4, pyg.MLP([3, 5, 4 * WIDTH], dropout=[0.5, 0.0])).double())
+
+    def made(x, attr):
+        torch.manual_seed(5)
+        return conv(x, index, attr)
+
+    assert torch.autograd.gradcheck(made, (x, attr))
+    assert "in blocks" in record_of(conv).plan
 
 
 def test_one_edge_is_refused_as_in_stock():
@@ -193,9 +276,10 @@ def test_one_edge_is_refused_as_in_stock():
             layer(*inputs(edges=1))
 
 
-def test_no_array_of_edges_by_channels(monkeypatch):
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_no_array_of_edges_by_channels(dropout, monkeypatch):
     monkeypatch.setattr(streaming, "BLOCK", 250)
     torch.manual_seed(0)
-    fast = stretto.accelerate(pyg.EdgeConv(pyg.MLP([64, 32, 32, 32])))
+    fast = stretto.accelerate(pyg.EdgeConv(pyg.MLP([64, 32, 32, 32], dropout=dropout)))
     x, index = torch.randn(100, 32, requires_grad=True), torch.randint(100, (2, 20000))
     assert peak_bytes(lambda: fast(x, index).sum().backward()) < 20000 * 32 * 4

@@ -7,7 +7,8 @@ from torch_geometric.utils import softmax
 from stretto import Graph, StrettoError, ops
 from stretto.kernels import native, reference_attention
 from stretto.kernels.attention import TENSORS, Attention
-from stretto.ops.attention import _key, attention, cosine_attention
+from stretto.ops.attention import attention, cosine_attention
+from stretto.ops.replay import mixed
 from tests.graphs import graph_of, random_edges
 
 FORMS = ("gat", "gatv2", "dot", "given", "weight")
@@ -43,7 +44,7 @@ def call(graph, form, given, **options):
 
 def expected(graph, form, given, *, dropout=0.0, seed=0, dropped=False, scale=0.3):
     a = Attention(
-        form, **{n: given.get(n) for n in TENSORS}, scale=scale, dropout=dropout, seed=_key(seed), dropped=dropped
+        form, **{n: given.get(n) for n in TENSORS}, scale=scale, dropout=dropout, seed=mixed(seed), dropped=dropped
     )
     out, out_attr, alpha = reference_attention.differentiable(graph.edge_csr, a)
     return tuple(r for r in (out, out_attr, alpha) if r is not None)
