@@ -77,6 +77,13 @@ class Plan:
         return same_right(self.gradients)
 
     @functools.cached_property
+    def read(self) -> frozenset[str]:
+        """The leaves that gradients read, first ones or those of gradients themselves, where nothing is kept."""
+        return frozenset(
+            node.name for node in _computed(tuple(node for _, node in self.gradients), ()) if isinstance(node, Leaf)
+        )
+
+    @functools.cached_property
     def hoisted_forward(self) -> tuple[Node, ...]:
         """The hoisted nodes that the forward pass reads."""
         return _met((self.forward,), self.hoisted)

@@ -251,3 +251,13 @@ def _unmet(factor, suffix):
     if isinstance(factor, Transpose):
         return Transpose(_unmet(factor.of, suffix))
     return Leaf(f"{factor.name} {suffix}", factor.rows, factor.cols) if isinstance(factor, Leaf) else factor
+
+
+def test_only_what_a_gradient_reads_is_held_for_it():
+    """The features are not, where the weight is frozen; nor are those of a layer without one."""
+    assert all(plan.read == {"G", "W"} for plan in plans(Request(gcn.EXPRESSION, ("X",))))
+    assert all(plan.read == {"G", "X"} for plan in plans(Request(gcn.EXPRESSION, ("W",))))
+    assert all(plan.read == {"G"} for plan in plans(Request(hops.teleports(3), ("X",))))
+    assert all(plan.read == set() for plan in plans(Request(gcn.EXPRESSION)))
+    kept = Request(gcn.EXPRESSION, ("W",), hoisted=candidates(gcn.EXPRESSION))  # A X, to be differentiated again
+    assert all(plan.read == {"G", "X"} for plan in plans(kept))

@@ -130,3 +130,20 @@ def test_more_hops_than_pythons_stack_holds_give_what_stock_gives(name, backend,
         torch.testing.assert_close(out, wanted)
         torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], gradient)
     stretto.report(fast)
+
+
+@pytest.mark.parametrize("backend", ["stretto", "torch"])
+def test_appnps_input_is_the_users_to_edit(backend, monkeypatch):
+    """As with stock: x += conv(x). No gradient reads x, of any order."""
+    monkeypatch.setenv("STRETTO_BACKEND", "torch" if backend == "torch" else "")
+    torch.manual_seed(0)
+    index = torch.randint(N, (2, EDGES))
+    given = torch.randn(N, 4, dtype=torch.float64).requires_grad_()
+    found = []
+    for conv in (pyg.APPNP(K=3, alpha=0.1), stretto.accelerate(pyg.APPNP(K=3, alpha=0.1))):
+        x = 2 * given
+        x += conv(x, index)
+        found.append(torch.autograd.grad(x.sin().sum(), given, create_graph=True)[0])
+    torch.testing.assert_close(*found)
+    assert record_of(conv).path == "fast"
+    assert torch.autograd.gradgradcheck(lambda x: conv(x, index).sin(), given)
