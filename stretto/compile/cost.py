@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stretto.compile.expr import (
     Add,
@@ -43,21 +45,20 @@ class Work:
         return profile.seconds(max(self.flops / profile.gemm, traffic), self.kind)
 
 
-def children(node: Factor) -> Iterator[Node]:
+@functools.cache
+def children(node: Factor) -> tuple[Node, ...]:
     """The nodes a node is made of."""
+    if isinstance(node, MatMul):
+        return (node.right,) if isinstance(node.left, (Sparse, Diagonal)) else (node.left, node.right)
     if isinstance(node, (Transpose, Scaled)):
-        yield node.of
-    elif isinstance(node, MatMul):
-        if not isinstance(node.left, (Sparse, Diagonal)):
-            yield node.left
-        yield node.right
-    elif isinstance(node, Add):
-        yield from node.terms
-    elif isinstance(node, Step):
-        yield node.now
-        yield node.before
-    elif isinstance(node, (Horner, Clenshaw)):
-        yield from (t for t in node.terms if t is not None)
+        return (node.of,)
+    if isinstance(node, Add):
+        return node.terms
+    if isinstance(node, Step):
+        return node.now, node.before
+    if isinstance(node, (Horner, Clenshaw)):
+        return tuple(term for term in node.terms if term is not None)
+    return ()
 
 
 def closure(node: Node, seen: dict[Node, None] | None = None) -> dict[Node, None]:
@@ -65,41 +66,69 @@ def closure(node: Node, seen: dict[Node, None] | None = None) -> dict[Node, None
     seen = {} if seen is None else seen
     if node not in seen:
         for child in children(node):
-            closure(child, seen)
+            if child not in seen:  # asked here, too: most are, and a call takes longer than to ask
+                closure(child, seen)
         seen[node] = None
     return seen
 
 
-def works(node: Node, sizes: Sizes, value_bytes: int) -> list[Work]:
-    """The kernel calls that compute a node from its children."""
-    if isinstance(node, (Leaf, Transpose)):
-        return []
-    rows, cols = (sizes[s] for s in shape(node))
-    out = rows * cols * value_bytes
+class Kind(NamedTuple):
+    """All of a node that its time depends on: there are few kinds, where there are many nodes.
+
+    form: of the sparse matrix it multiplies by, if it does; inner: what a product of two dense ones sums over;
+    added: for each term of a sum, whether there is one.
+    """
+
+    type: type
+    shape: tuple[str, str]
+    form: str | None = None
+    inner: str = ""
+    added: tuple[bool, ...] = ()
+
+
+@functools.cache
+def kind_of(node: Node) -> Kind:
+    """What kind of work computes a node from its children."""
+    sparse = matrix_of(node)
+    form = None if sparse is None else sparse.form
     if isinstance(node, MatMul):
-        if isinstance(node.left, Sparse):
-            return [_spmm(node.left, sizes, rows, cols, value_bytes)]
-        if isinstance(node.left, Diagonal):
+        inner = "" if isinstance(node.left, (Sparse, Diagonal)) else shape(node.left)[1]
+        return Kind(MatMul, shape(node), form, inner)
+    if isinstance(node, (Add, Horner, Clenshaw)):
+        return Kind(type(node), shape(node), form, added=tuple(term is not None for term in node.terms))
+    return Kind(type(node), shape(node), form)
+
+
+def works(kind: Kind, sizes: Sizes, value_bytes: int) -> list[Work]:
+    """The kernel calls that compute a node of a kind from its children."""
+    if kind.type in (Leaf, Transpose):
+        return []
+    rows, cols = (sizes[s] for s in kind.shape)
+    out = rows * cols * value_bytes
+    if kind.form is None:
+        if kind.type is MatMul and kind.inner:
+            inner = sizes[kind.inner]
+            return [Work("gemm", cols, 2.0 * rows * inner * cols, (rows * inner + inner * cols) * value_bytes + out)]
+        if kind.type is MatMul:
             return [Work("scale", cols, rows * cols, 2 * out)]
-        inner = sizes[shape(node.left)[1]]
-        return [Work("gemm", cols, 2.0 * rows * inner * cols, (rows * inner + inner * cols) * value_bytes + out)]
-    if isinstance(node, Scaled):
-        return [Work("add", cols, rows * cols, 2 * out)]
-    if isinstance(node, Add):
+        if kind.type is Scaled:
+            return [Work("add", cols, rows * cols, 2 * out)]
         # A product that nobody else needs is accumulated by the GEMM that makes it; charge one pass per addition.
-        return [Work("add", cols, rows * cols, out)] * (len(node.terms) - 1)
-    step = _spmm(node.sparse, sizes, rows, cols, value_bytes)
+        return [Work("add", cols, rows * cols, out)] * (len(kind.added) - 1)
+    step = _spmm(kind.form, sizes, rows, cols, value_bytes)
+    if kind.type is MatMul:
+        return [step]
     added = Work(step.kind, step.width, step.flops, step.bytes + out, step.gathered, step.row_bytes)
-    if isinstance(node, Step):
+    if kind.type is Step:
         return [added]
-    later = [Work("add", cols, rows * cols, 3 * out)] * (len(node.terms) - 2 if isinstance(node, Clenshaw) else 0)
-    return [added if term is not None else step for term in node.terms[:-1]] + later
+    later = [Work("add", cols, rows * cols, 3 * out)] * (len(kind.added) - 2 if kind.type is Clenshaw else 0)
+    return [added if there else step for there in kind.added[:-1]] + later
 
 
-def _spmm(sparse: Sparse, sizes: Sizes, rows: int, cols: int, value_bytes: int) -> Work:
-    edges, row_bytes = sizes["F" if sparse.form == "formed" else "E"], cols * value_bytes
+def _spmm(form: str, sizes: Sizes, rows: int, cols: int, value_bytes: int) -> Work:
+    edges, row_bytes = sizes["F" if form == "formed" else "E"], cols * value_bytes
     gathered = float(edges * row_bytes)
-    weight_bytes = 8 if sizes.get("weighted") or sparse.form in ("edges", "formed") else 4
+    weight_bytes = 8 if sizes.get("weighted") or form in ("edges", "formed") else 4
     return Work(
         "spmm",
         cols,
@@ -112,7 +141,7 @@ def _spmm(sparse: Sparse, sizes: Sizes, rows: int, cols: int, value_bytes: int) 
 
 def works_of(nodes: Iterable[Node], sizes: Sizes, value_bytes: int) -> list[Work]:
     """The kernel calls that compute a set of nodes; on a graph not met before, also its normalised edges."""
-    found = [w for node in nodes for w in works(node, sizes, value_bytes)]
+    found = [w for node in nodes for w in works(kind_of(node), sizes, value_bytes)]
     return found + _fresh(nodes, sizes, value_bytes)
 
 
@@ -126,6 +155,7 @@ def _fresh(nodes: Iterable[Node], sizes: Sizes, value_bytes: int) -> list[Work]:
     return [Work("values", 1, 2.0 * edges, edges * (24 + 6 * value_bytes), 8.0 * edges, 4)] * len(made)
 
 
+@functools.cache
 def matrix_of(node: Node) -> Sparse | None:
     """The sparse matrix a node multiplies by, if it does."""
     if isinstance(node, (Horner, Step, Clenshaw)):
@@ -134,11 +164,11 @@ def matrix_of(node: Node) -> Sparse | None:
 
 
 class Prices:
-    """Predicted seconds on one input; a node that many plans compute is priced once."""
+    """Predicted seconds on one input; nodes of one kind, which many plans compute, are priced once."""
 
     def __init__(self, sizes: Sizes, value_bytes: int, profile: Profile) -> None:
         self.sizes, self.value_bytes, self.profile = sizes, value_bytes, profile
-        self._known: dict[Node, float] = {}
+        self._known: dict[Kind, float] = {}
 
     def of(self, nodes: Iterable[Node]) -> float:
         """Seconds to compute a set of nodes."""
@@ -146,10 +176,11 @@ class Prices:
         return sum(map(self._node, nodes)) + sum(work.seconds(self.profile) for work in fresh)
 
     def _node(self, node: Node) -> float:
-        found = self._known.get(node)
+        kind = kind_of(node)
+        found = self._known.get(kind)
         if found is None:
-            found = sum(work.seconds(self.profile) for work in works(node, self.sizes, self.value_bytes))
-            self._known[node] = found
+            found = sum(work.seconds(self.profile) for work in works(kind, self.sizes, self.value_bytes))
+            self._known[kind] = found
         return found
 
 

@@ -14,36 +14,43 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 Sizes = dict[str, int]
 
 
-def _kept_hash(self: Any) -> int:
-    """The hash of a node, worked out once: nodes are looked up on every call of a layer."""
-    found = self.__dict__.get("_hash")
-    if found is None:
-        found = hash((type(self), *self.__dict__.values()))
-        object.__setattr__(self, "_hash", found)
-    return found
+class One:
+    """One object for equal values: equality is identity. To compare or hash a chain of hops link by link would take
+    longer than to price it, and nodes are looked up on every call of a layer."""
+
+    _made: ClassVar[dict[tuple[Any, ...], Any]] = {}
+
+    def __new__(cls, *values: Any, **named: Any) -> Any:
+        if named or len(values) < len(cls.__dataclass_fields__):  # type: ignore[attr-defined]
+            places = list(cls.__dataclass_fields__.values())[len(values) :]  # type: ignore[attr-defined]
+            values = (*values, *(named.get(field.name, field.default) for field in places))
+        key = (cls, *values)
+        found = One._made.get(key)
+        return One._made.setdefault(key, super().__new__(cls)) if found is None else found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(self.__dict__.values())  # what is copied or read from a file is the one object, too
 
 
-@dataclass(frozen=True)
-class Leaf:
+@dataclass(frozen=True, eq=False)
+class Leaf(One):
     """A dense matrix by name, with symbolic sizes: Leaf("X", "m", "i")."""
 
     name: str
     rows: str
     cols: str
 
-    __hash__ = _kept_hash
-
     def __str__(self) -> str:
         return self.name
 
 
-@dataclass(frozen=True)
-class Sparse:
+@dataclass(frozen=True, eq=False)
+class Sparse(One):
     """A power of a sparse matrix of `rows` by `cols`; transposed tells the direction of its edges.
 
     form: with its normalisation, which the kernel applies (""), or which its edges hold ("edges"); or "bare"; or a
@@ -59,8 +66,6 @@ class Sparse:
     form: str = ""
     chebyshev: bool = False
 
-    __hash__ = _kept_hash
-
     def __str__(self) -> str:
         mark = "'" if self.transposed else ""
         text = f"{self.name}{mark}" + (f"^{self.power}" if self.power > 1 else "")
@@ -68,77 +73,65 @@ class Sparse:
         return f"norm({text})" if self.form == "edges" else f"[{text}]" if self.form == "formed" else text
 
 
-@dataclass(frozen=True)
-class Diagonal:
+@dataclass(frozen=True, eq=False)
+class Diagonal(One):
     """A diagonal matrix by name: it scales the rows of what it multiplies. S A T is what a sparse leaf A stands for."""
 
     name: str
     size: str
 
-    __hash__ = _kept_hash
-
     def __str__(self) -> str:
         return self.name
 
 
-@dataclass(frozen=True)
-class Transpose:
+@dataclass(frozen=True, eq=False)
+class Transpose(One):
     """The transpose of a dense node: a view, free of charge."""
 
     of: Node
-
-    __hash__ = _kept_hash
 
     def __str__(self) -> str:
         return f"{self.of}'" if isinstance(self.of, Leaf) else f"({self.of})'"
 
 
-@dataclass(frozen=True)
-class MatMul:
+@dataclass(frozen=True, eq=False)
+class MatMul(One):
     """A product of two nodes; the left one may be sparse (of power one) or diagonal."""
 
     left: Factor
     right: Node
 
-    __hash__ = _kept_hash
-
     def __str__(self) -> str:
         return f"{_bracket(self.left)} {_bracket(self.right)}"
 
 
-@dataclass(frozen=True)
-class Scaled:
+@dataclass(frozen=True, eq=False)
+class Scaled(One):
     """A node times a number known by name when the plan runs."""
 
     by: str
     of: Node
 
-    __hash__ = _kept_hash
-
     def __str__(self) -> str:
         return f"{self.by} {_bracket(self.of)}"
 
 
-@dataclass(frozen=True)
-class Add:
+@dataclass(frozen=True, eq=False)
+class Add(One):
     """A sum of nodes."""
 
     terms: tuple[Node, ...]
-
-    __hash__ = _kept_hash
 
     def __str__(self) -> str:
         return " + ".join(str(t) for t in self.terms)
 
 
-@dataclass(frozen=True)
-class Horner:
+@dataclass(frozen=True, eq=False)
+class Horner(One):
     """terms[0] + A (terms[1] + A (terms[2] + ...)): every step is one aggregation that adds onto the next term."""
 
     sparse: Sparse
     terms: tuple[Node | None, ...]
-
-    __hash__ = _kept_hash
 
     def __str__(self) -> str:
         text = ""
@@ -148,16 +141,14 @@ class Horner:
         return text
 
 
-@dataclass(frozen=True)
-class Step:
+@dataclass(frozen=True, eq=False)
+class Step(One):
     """A now - before, or A now - 2 before (twice): C_k from C_{k-1} and C_{k-2}, one aggregation that subtracts."""
 
     sparse: Sparse
     now: Node
     before: Node
     twice: bool = False
-
-    __hash__ = _kept_hash
 
     def __str__(self) -> str:
         hops, base = 2, self.now
@@ -167,14 +158,12 @@ class Step:
         return f"C{hops}({self.sparse}) {_bracket(base.right)}"
 
 
-@dataclass(frozen=True)
-class Clenshaw:
+@dataclass(frozen=True, eq=False)
+class Clenshaw(One):
     """terms[0] + A b_1 - 2 b_2 with b_k = terms[k] + A b_{k+1} - b_{k+2}: the sum of C_k(A) terms[k], C_0 = 1."""
 
     sparse: Sparse
     terms: tuple[Node | None, ...]
-
-    __hash__ = _kept_hash
 
     def __str__(self) -> str:
         return f"Clenshaw({self.sparse}; {', '.join('0' if t is None else str(t) for t in self.terms)})"
@@ -184,14 +173,12 @@ Node = Leaf | Transpose | MatMul | Scaled | Add | Horner | Step | Clenshaw
 Factor = Node | Sparse | Diagonal
 
 
-@dataclass(frozen=True)
-class Term:
+@dataclass(frozen=True, eq=False)
+class Term(One):
     """scale * factors[0] factors[1] ...; scale is the name of a number, or None for one."""
 
     factors: tuple[Leaf | Transpose | Sparse | Diagonal, ...]
     scale: str | None = None
-
-    __hash__ = _kept_hash
 
     def __str__(self) -> str:
         product = " ".join(str(f) for f in self.factors)
@@ -201,6 +188,7 @@ class Term:
 Expression = tuple[Term, ...]
 
 
+@functools.cache
 def transpose(factor: Factor) -> Factor:
     """The transpose of a factor; of a sparse power, the power of the transpose."""
     if isinstance(factor, Diagonal):
@@ -242,29 +230,31 @@ def gradient(expression: Expression, leaf: str) -> Expression:
     rows, cols = shape(expression[0].factors[0])[0], shape(expression[0].factors[-1])[1]
     upstream = Leaf("G", rows, cols)
     found = []
-    for term in expression:
-        for place, factor in enumerate(term.factors):
-            inner = factor.of if isinstance(factor, Transpose) else factor
-            if not isinstance(inner, Leaf) or inner.name != leaf:
-                continue
-            before = tuple(transpose(f) for f in reversed(term.factors[:place]))
-            after = tuple(transpose(f) for f in reversed(term.factors[place + 1 :]))
-            product = (*before, upstream, *after)
-            if isinstance(factor, Transpose):
-                product = tuple(transpose(f) for f in reversed(product))
-            found.append(Term(product, term.scale))  # type: ignore[arg-type]
+    for term, place in _places(expression)[leaf]:
+        before = tuple(transpose(f) for f in reversed(term.factors[:place]))
+        after = tuple(transpose(f) for f in reversed(term.factors[place + 1 :]))
+        product = (*before, upstream, *after)
+        if isinstance(term.factors[place], Transpose):
+            product = tuple(transpose(f) for f in reversed(product))
+        found.append(Term(product, term.scale))  # type: ignore[arg-type]
     return tuple(found)
 
 
 def leaves(expression: Expression) -> list[str]:
     """Names of the dense leaves, in order of appearance."""
-    names: dict[str, None] = {}
+    return list(_places(expression))
+
+
+@functools.cache
+def _places(expression: Expression) -> dict[str, list[tuple[Term, int]]]:
+    """Where each dense leaf stands, by name: terms and places in them."""
+    found: dict[str, list[tuple[Term, int]]] = {}
     for term in expression:
-        for factor in term.factors:
+        for place, factor in enumerate(term.factors):
             inner = factor.of if isinstance(factor, Transpose) else factor
             if isinstance(inner, Leaf):
-                names[inner.name] = None
-    return list(names)
+                found.setdefault(inner.name, []).append((term, place))
+    return found
 
 
 def _bracket(node: Factor) -> str:

@@ -42,7 +42,7 @@ class _Layer(torch.autograd.Function):
         start = time.perf_counter()
         out, *kept = _forward(call, tensors)
         ctx.call, ctx.num, ctx.hooked = call, len(tensors), bool(call.after) and saved_elsewhere()
-        ctx.save_for_backward(*tensors, *kept)
+        ctx.save_for_backward(*_held(call, tensors), *kept)
         ctx.seconds = time.perf_counter() - start
         return out
 
@@ -63,6 +63,13 @@ class _Layer(torch.autograd.Function):
         if call.timed is not None and call.timed_backward:
             call.timed(ctx.seconds + time.perf_counter() - start)
         return (None, *found)
+
+
+def _held(call: Call, tensors: Sequence[Tensor]) -> Sequence[Maybe]:
+    """What backward may read of the arguments. The others are the user's: to edit in place, or to free."""
+    if call.after or hasattr(kernels.backend(tensors[0].device), "tape"):  # which are handed all of them
+        return tensors
+    return [t if name in call.plan.read else None for name, t in zip(call.names, tensors, strict=True)]
 
 
 # ---- kernel by kernel ----
@@ -151,7 +158,7 @@ def _plainly(call: Call, tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _forward(call: Call, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    module = _taping(call, tensors)
+    module = _taping(call, tensors[0])
     if module is None:
         return _results(call, tensors)
     nodes = call.plan.hoisted_forward
@@ -168,7 +175,7 @@ def _forward(call: Call, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 def _backward(
     call: Call, grad: Tensor, needs: tuple[bool, ...], last: bool, tensors: Sequence[Tensor], kept: Sequence[Tensor]
 ) -> Sequence[Maybe]:
-    module = _taping(call, tensors)
+    module = _taping(call, grad)
     if module is None:
         return _gradients(call, grad, needs, tensors, kept, last=last)
     nodes = call.plan.hoisted_backward
@@ -187,9 +194,9 @@ def _backward(
     return module.tape.run(_tapes(module, call), (*_key("backward", call), needs, last), function, inputs)
 
 
-def _taping(call: Call, tensors: Sequence[Tensor]) -> ModuleType | None:
+def _taping(call: Call, like: Tensor) -> ModuleType | None:
     """The kernels whose launches can be recorded, where they are those of this call."""
-    device = tensors[0].device
+    device = like.device
     module = kernels.backend(device)
     if not hasattr(module, "tape") or not call.sparse or call.timed is not None:
         return None

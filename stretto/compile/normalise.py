@@ -19,7 +19,6 @@ from stretto.compile.expr import (
     Add,
     Clenshaw,
     Diagonal,
-    Factor,
     Horner,
     Leaf,
     MatMul,
@@ -47,7 +46,7 @@ def lowered(roots: tuple[Node, ...], how: str, scales: Scales, hoisted: tuple[No
     if how == FUSED:
         yield roots
         return
-    one = tuple(_rewritten(root, how, scales, hoisted) for root in roots)
+    one = tuple(map(_rewriter(how, scales, hoisted), roots))
     if how == PRECOMPUTED:
         yield one
         return
@@ -59,76 +58,74 @@ def lowered(roots: tuple[Node, ...], how: str, scales: Scales, hoisted: tuple[No
     yield from found
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def _rewritten(node: Node, how: str, scales: Scales, hoisted: tuple[Node, ...]) -> Node:
-    if node in hoisted or isinstance(node, Leaf):
-        return node
-    sides = {name: (row, col) for name, row, col in scales}
+class _Rewriter:
+    """Writes every normalised matrix of a node in one way."""
 
-    def again(inner: Node) -> Node:
-        return _rewritten(inner, how, scales, hoisted)
+    def __init__(self, how: str, scales: Scales, hoisted: tuple[Node, ...]) -> None:
+        self.dynamic = how == DYNAMIC
+        self.sides = {name: (row, col) for name, row, col in scales}
+        self.known: dict[Node, Node] = {node: node for node in hoisted}
 
-    if isinstance(node, Transpose):
-        return _turned(again(node.of))
-    if isinstance(node, Scaled):
-        return Scaled(node.by, again(node.of))
-    if isinstance(node, Add):
-        return _plus(tuple(map(again, node.terms)))
-    if isinstance(node, Horner):
-        terms = tuple(None if term is None else again(term) for term in node.terms)
-        if how == DYNAMIC and node.sparse.name in sides:
-            return _steps(node.sparse, terms, sides[node.sparse.name])
-        return Horner(_with_edges(node.sparse, sides), terms)
-    if isinstance(node, Step):  # it subtracts where it sums: its edges hold the normalisation, either way
-        return Step(_with_edges(node.sparse, sides), again(node.now), again(node.before), node.twice)
-    if isinstance(node, Clenshaw):
-        terms = tuple(None if term is None else again(term) for term in node.terms)
-        return Clenshaw(_with_edges(node.sparse, sides), terms)
-    right = again(node.right)
-    if isinstance(node.left, Sparse):
-        if how == DYNAMIC and node.left.name in sides:
-            return _around(node.left, right, sides[node.left.name])
-        return _times(_with_edges(node.left, sides), right)
-    return _times(node.left if isinstance(node.left, Diagonal) else again(node.left), right)
+    def __call__(self, node: Node) -> Node:
+        found = self.known.get(node)
+        if found is None:
+            found = self.known[node] = self._made(node)
+        return found
+
+    def _made(self, node: Node) -> Node:
+        if isinstance(node, Leaf):
+            return node
+        if isinstance(node, Transpose):
+            return Transpose(self(node.of))
+        if isinstance(node, Scaled):
+            return Scaled(node.by, self(node.of))
+        if isinstance(node, Add):
+            return Add(tuple(map(self, node.terms)))
+        if isinstance(node, (Horner, Clenshaw)):
+            terms = tuple(None if term is None else self(term) for term in node.terms)
+            if isinstance(node, Horner) and self.dynamic and node.sparse.name in self.sides:
+                return self._steps(node.sparse, terms)
+            return type(node)(self._with_edges(node.sparse), terms)
+        if isinstance(node, Step):  # it subtracts where it sums: its edges hold the normalisation, either way
+            return Step(self._with_edges(node.sparse), self(node.now), self(node.before), node.twice)
+        right = self(node.right)
+        if isinstance(node.left, Sparse):
+            if self.dynamic and node.left.name in self.sides:
+                return self._around(node.left, right)
+            return MatMul(self._with_edges(node.left), right)
+        return MatMul(node.left if isinstance(node.left, Diagonal) else self(node.left), right)
+
+    def _with_edges(self, sparse: Sparse) -> Sparse:
+        return _in_form(sparse, "edges") if sparse.name in self.sides else sparse
+
+    def _around(self, sparse: Sparse, right: Node) -> Node:
+        """S (A (T right)), or of the transpose T (A' (S right)), with the scalings there are."""
+        row, col = self.sides[sparse.name]
+        names = ("S" + sparse.name[1:] if row else "", "T" + sparse.name[1:] if col else "")
+        after, before = reversed(names) if sparse.transposed else names
+        inner = MatMul(Diagonal(before, sparse.cols), right) if before else right
+        product = MatMul(_in_form(sparse, "bare"), inner)
+        return MatMul(Diagonal(after, sparse.rows), product) if after else product
+
+    def _steps(self, sparse: Sparse, terms: tuple[Node | None, ...]) -> Node:
+        """Horner's scheme, step by step."""
+        total = terms[-1]
+        assert total is not None
+        for term in reversed(terms[:-1]):
+            total = self._around(sparse, total)
+            total = total if term is None else Add((term, total))
+        return total
 
 
-# One object for equal nodes, as in rules.py: dynamic scalings write Horner's scheme out hop by hop.
+@functools.lru_cache(maxsize=256)
+def _rewriter(how: str, scales: Scales, hoisted: tuple[Node, ...]) -> _Rewriter:
+    """One for all plans of a request, which have most of their nodes in common."""
+    return _Rewriter(how, scales, hoisted)
+
+
 @functools.cache
-def _times(left: Factor, right: Node) -> MatMul:
-    return MatMul(left, right)
-
-
-@functools.cache
-def _plus(terms: tuple[Node, ...]) -> Add:
-    return Add(terms)
-
-
-@functools.cache
-def _turned(node: Node) -> Transpose:
-    return Transpose(node)
-
-
-def _with_edges(sparse: Sparse, sides: dict[str, tuple[bool, bool]]) -> Sparse:
-    return replace(sparse, form="edges") if sparse.name in sides else sparse
-
-
-def _around(sparse: Sparse, right: Node, sides: tuple[bool, bool]) -> Node:
-    """S (A (T right)), or of the transpose T (A' (S right)), with the scalings there are."""
-    names = ("S" + sparse.name[1:] if sides[0] else "", "T" + sparse.name[1:] if sides[1] else "")
-    after, before = reversed(names) if sparse.transposed else names
-    inner = _times(Diagonal(before, sparse.cols), right) if before else right
-    product = _times(replace(sparse, form="bare"), inner)
-    return _times(Diagonal(after, sparse.rows), product) if after else product
-
-
-def _steps(sparse: Sparse, terms: tuple[Node | None, ...], sides: tuple[bool, bool]) -> Node:
-    """Horner's scheme, step by step."""
-    total = terms[-1]
-    assert total is not None
-    for term in reversed(terms[:-1]):
-        total = _around(sparse, total, sides)
-        total = total if term is None else _plus((term, total))
-    return total
+def _in_form(sparse: Sparse, form: str) -> Sparse:
+    return replace(sparse, form=form)
 
 
 def _moved(node: Node) -> Node:
@@ -137,13 +134,13 @@ def _moved(node: Node) -> Node:
         return node
     left, right = node.left, node.right
     if isinstance(left, MatMul) and isinstance(left.left, Diagonal):  # (S Y) W' -> S (Y W')
-        return _times(left.left, _times(left.right, right))
+        return MatMul(left.left, MatMul(left.right, right))
     if isinstance(left, Transpose) and isinstance(right, MatMul) and isinstance(right.left, Diagonal):
-        return _times(_turned(_times(right.left, left.of)), right.right)  # G' (S Y) -> (S G)' Y
+        return MatMul(Transpose(MatMul(right.left, left.of)), right.right)  # G' (S Y) -> (S G)' Y
     if isinstance(left, Diagonal):
-        return _times(left, _moved(right))
+        return MatMul(left, _moved(right))
     inner = right.right if isinstance(right, MatMul) and isinstance(right.left, Diagonal) else None
     if isinstance(left, Sparse) and isinstance(inner, MatMul) and not isinstance(inner.left, (Sparse, Diagonal)):
         assert isinstance(right, MatMul)  # A (T (X W')) -> A ((T X) W')
-        return _times(left, _times(_times(right.left, inner.left), inner.right))
+        return MatMul(left, MatMul(MatMul(right.left, inner.left), inner.right))
     return node

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 from stretto.compile import cost, normalise, powers
 from stretto.compile.cost import Work
 from stretto.compile.expr import (
-    Diagonal,
     Expression,
     Leaf,
     MatMul,
@@ -77,6 +77,13 @@ class Plan:
         return same_right(self.gradients)
 
     @functools.cached_property
+    def read(self) -> frozenset[str]:
+        """The leaves that gradients read, first ones or those of gradients themselves, where nothing is kept."""
+        return frozenset(
+            node.name for node in _computed(tuple(node for _, node in self.gradients), ()) if isinstance(node, Leaf)
+        )
+
+    @functools.cached_property
     def hoisted_forward(self) -> tuple[Node, ...]:
         """The hoisted nodes that the forward pass reads."""
         return _met((self.forward,), self.hoisted)
@@ -118,8 +125,7 @@ def _computed(roots: tuple[Node, ...], hoisted: tuple[Node, ...]) -> dict[Node, 
 @functools.lru_cache(maxsize=4096)
 def _needed(root: Node, hoisted: tuple[Node, ...]) -> dict[Node, None]:
     """_computed of one root, which many plans share; not to be edited."""
-    seen: dict[Node, None] = dict.fromkeys(hoisted)
-    _close(root, seen)
+    seen = cost.closure(root, dict.fromkeys(hoisted))
     for node in hoisted:
         seen.pop(node)
     return seen
@@ -129,13 +135,6 @@ def _met(roots: tuple[Node, ...], hoisted: tuple[Node, ...]) -> tuple[Node, ...]
     """The hoisted nodes among the roots and the operands of what is computed for them."""
     read = {child for node in _computed(roots, hoisted) for child in cost.children(node)}
     return tuple(node for node in hoisted if node in read or node in roots)
-
-
-def _close(node: Node, seen: dict[Node, None]) -> None:
-    if node not in seen:
-        for child in cost.children(node):
-            _close(child, seen)
-        seen[node] = None
 
 
 @functools.cache
@@ -221,26 +220,25 @@ def _undominated(found: tuple[Plan, ...]) -> tuple[Plan, ...]:
 def _bag(plan: Plan) -> dict[tuple[str, ...], int]:
     """How often each kind of product, by symbolic sizes, occurs."""
     bag: dict[tuple[str, ...], int] = {}
-    for node in plan.nodes():
-        for key, count in _counted(node):
-            bag[key] = bag.get(key, 0) + count
+    for kind, nodes in Counter(map(cost.kind_of, plan.nodes())).items():
+        for key, count in _counted(kind):
+            bag[key] = bag.get(key, 0) + nodes * count
     return bag
 
 
 @functools.cache
-def _counted(node: Node) -> tuple[tuple[tuple[str, ...], int], ...]:
-    """What a node counts for."""
-    if isinstance(node, (Leaf, Transpose)):
+def _counted(kind: cost.Kind) -> tuple[tuple[tuple[str, ...], int], ...]:
+    """What a node of a kind counts for."""
+    if kind.type in (Leaf, Transpose):
         return ()
-    sparse = cost.matrix_of(node)
-    values = ((("values", *shape(node)), 1),) if sparse is not None and sparse.form == "edges" else ()
-    if isinstance(node, MatMul):
-        if sparse is None and not isinstance(node.left, Diagonal):
-            return ((("gemm", *sorted((*shape(node.left), shape(node.right)[1]))), 1),)
-        return ((("scale" if sparse is None else "spmm", *shape(node)), 1), *values)
-    if isinstance(node, Step):
-        return ((("spmm", *shape(node)), 1), (("Step", *shape(node)), 1), *values)
-    return (((type(node).__name__, *shape(node)), len(getattr(node, "terms", (1,)))), *values)
+    values = ((("values", *kind.shape), 1),) if kind.form == "edges" else ()
+    if kind.type is MatMul:
+        if kind.inner:
+            return ((("gemm", *sorted((*kind.shape, kind.inner))), 1),)
+        return ((("scale" if kind.form is None else "spmm", *kind.shape), 1), *values)
+    if kind.type is Step:
+        return ((("spmm", *kind.shape), 1), (("Step", *kind.shape), 1), *values)
+    return (((kind.type.__name__, *kind.shape), len(kind.added) or 1), *values)
 
 
 def _contains(bag: dict[tuple[str, ...], int], other: dict[tuple[str, ...], int]) -> bool:

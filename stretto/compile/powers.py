@@ -18,8 +18,8 @@ from stretto.graph import Graph
 
 FORMED = "formed"  # Sparse.form
 USES = 3  # of a graph, before it is looked at
-ROWS = 64  # of the power that are counted; fewer where they are long
-LEAST_ROWS = 4
+LEAST_ROWS = 4  # of the power that are counted
+ROWS = 64  # that are, where they are short
 MOST_STEPS = 1 << 16  # walks that are followed for that: a few milliseconds
 MOST_WORK = 128  # walks of two hops, for every edge, beyond which multiplying out would take long
 
@@ -69,28 +69,31 @@ def _estimated(graph: Graph, hops: int) -> int:
     walks = float(degrees.double().square().sum())  # of two hops, where every edge has its reverse; else about
     if csr.col is None or walks > MOST_WORK * graph.num_edges:
         return none
-    count = ROWS
-    while count >= LEAST_ROWS:
+    count, most, found = LEAST_ROWS, 0, none
+    while count <= ROWS and 4 * most <= MOST_STEPS:  # so many rows take about four times the walks of the last
         rows = torch.arange(0, n, max(1, n // count))
-        reached = _walked(rows, csr.rowptr, csr.col, degrees, hops)
-        if reached is not None:
-            return reached * n // rows.numel()
-        count //= 4
-    return none
+        reached, most = _walked(rows, csr.rowptr, csr.col, degrees, hops)
+        found = reached * n // rows.numel() if most <= MOST_STEPS else found
+        count *= 4
+    return found
 
 
-def _walked(rows: Tensor, starts: Tensor, columns: Tensor, degrees: Tensor, hops: int) -> int | None:
-    """How many pairs (row, node so many hops away) there are; None: too many walks lead there."""
-    n = degrees.numel()
+def _walked(rows: Tensor, starts: Tensor, columns: Tensor, degrees: Tensor, hops: int) -> tuple[int, int]:
+    """How many pairs (row, node so many hops away) there are, and how many walks were followed for one of the hops;
+    more than MOST_STEPS: it was given up."""
+    n, most = degrees.numel(), 0
     pairs = torch.arange(rows.numel()) * n + rows  # number of the row, node
     for _ in range(hops):
         node, steps = pairs % n, degrees[pairs % n]
-        if int(steps.sum()) > MOST_STEPS:
-            return None
+        most = max(most, int(steps.sum()))
+        if most > MOST_STEPS:
+            break
         first = (starts[node] - (steps.cumsum(0) - steps)).repeat_interleave(steps)
         after = columns[first + torch.arange(first.numel())].long()
-        pairs = ((pairs // n).repeat_interleave(steps) * n + after).unique()
-    return pairs.numel()
+        before, pairs = pairs, ((pairs // n).repeat_interleave(steps) * n + after).unique()
+        if torch.equal(before, pairs):  # everything is reached: further hops lead nowhere else
+            break
+    return pairs.numel(), most
 
 
 def multiplied(graph: Graph, values: Tensor, hops: int) -> tuple[Graph, Tensor]:

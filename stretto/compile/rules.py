@@ -77,35 +77,35 @@ def multiply(left: Factor, right: Factor) -> Node | None:
     if isinstance(left, (Sparse, Diagonal)) and isinstance(right, (Sparse, Diagonal)):
         return None
     if isinstance(right, (Sparse, Diagonal)):  # right product, transpose of scaled rows
-        return _turned(multiply(transpose(right), transpose(left)))
+        product = multiply(transpose(right), transpose(left))
+        assert product is not None
+        return Transpose(product)
     if isinstance(left, Diagonal):
-        return _product(left, right)
+        return MatMul(left, right)
     if isinstance(left, Sparse):  # powers are chains
-        single = replace(left, power=1, chebyshev=False)
-        before, product = right, _product(single, right)
-        for hop in range(2, left.power + 1):
-            new = _step(single, product, before, hop == 2) if left.chebyshev else _product(single, product)
-            before, product = product, new
-        return product
+        return _chain(left, right)
     if isinstance(left, Transpose) and isinstance(right, Transpose):  # transpose of a product: one node for both
-        return _turned(_product(right.of, left.of))
-    return _product(left, right)
-
-
-# One object for equal products: to compare chains of hops link by link would take longer than to price them.
-@functools.cache
-def _product(left: Factor, right: Node) -> Node:
+        return Transpose(MatMul(right.of, left.of))
     return MatMul(left, right)
 
 
 @functools.cache
-def _step(sparse: Sparse, now: Node, before: Node, twice: bool) -> Node:
-    return Step(sparse, now, before, twice)
+def _chain(sparse: Sparse, right: Node) -> Node:
+    """A^k right, one hop after what A^(k-1) makes, which every longer power has in common; or C_k(A) right."""
+    single = _of_power(sparse, 1, False)
+    if sparse.power == 1:
+        return MatMul(single, right)
+    before = _chain(_of_power(sparse, sparse.power - 1, sparse.chebyshev), right)
+    if not sparse.chebyshev:
+        return MatMul(single, before)
+    if sparse.power == 2:
+        return Step(single, before, right, True)
+    return Step(single, before, _chain(_of_power(sparse, sparse.power - 2, True), right))
 
 
 @functools.cache
-def _turned(node: Node) -> Node:
-    return Transpose(node)
+def _of_power(sparse: Sparse, power: int, chebyshev: bool) -> Sparse:
+    return replace(sparse, power=power, chebyshev=chebyshev)
 
 
 @functools.cache
@@ -132,7 +132,7 @@ def alike(expression: Expression) -> Alike:
 
 
 def _unpowered(factors: Sequence[Factor]) -> Alike:
-    return tuple(replace(f, power=1) if isinstance(f, Sparse) else f for f in factors)
+    return tuple(_of_power(f, 1, f.chebyshev) if isinstance(f, Sparse) else f for f in factors)
 
 
 def _sizes(factor: Factor) -> Hashable:
@@ -180,7 +180,7 @@ def _scheme(terms: tuple[Node, ...]) -> Node | None:
     turned = [_untransposed(term) for term in terms]
     if None not in turned:  # transpose of a sum
         inner = _scheme(tuple(turned))  # type: ignore[arg-type]
-        return None if inner is None else _turned(inner)
+        return None if inner is None else Transpose(inner)
     by_hops: dict[int, list[Node]] = {}
     matrices: set[Sparse] = set()
     steps_of = [_is_step(term) for term in terms]

@@ -16,7 +16,7 @@ from stretto.compile import Adjacency, constant, linear
 from stretto.graph import Graph
 from stretto.nn import adjacency, edges
 from stretto.nn.base import note_fixed, note_plan, weight_of
-from stretto.nn.hops import chebyshev, polynomial
+from stretto.nn.hops import MOST_HOPS, chebyshev, polynomial
 from stretto.ops import spmm
 
 
@@ -45,16 +45,18 @@ def fast(
     if kept is not None:
         note_fixed(conv, "[kept T_0(L) X | ... | T_K(L) X] [W_0; ...; W_K]'")
         return torch.nn.functional.linear(kept, torch.cat(weights, dim=1), conv.bias)
-    if not edges.learns(adj):
+    learns = edges.learns(adj)
+    if not learns and len(weights) <= MOST_HOPS:
         halves = [weights[0], *(weight / 2 for weight in weights[1:])]  # 2 T_k(L) = C_k(2 L)
         tensors = {"X": x, **{f"W{k}": w for k, w in enumerate(halves)}}
         twice = {"A": Adjacency(adj.graph, weight=_twice(adj))}
         return linear(chebyshev(len(weights) - 1), tensors, twice, bias=conv.bias, note=note_plan(conv), hoist=False)
+    why = "edges learn" if learns else "many hops"
     if weights[0].size(0) < x.size(1):
-        note_fixed(conv, "Clenshaw(L, X W'), edges learn")
+        note_fixed(conv, f"Clenshaw(L, X W'), {why}")
         out = _clenshaw(adj, x, weights)
     else:
-        note_fixed(conv, "sum T_k(L) X W_k', edges learn")
+        note_fixed(conv, f"sum T_k(L) X W_k', {why}")
         out = _recurrence(adj, x, weights)
     return out if conv.bias is None else out + conv.bias
 

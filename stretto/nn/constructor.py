@@ -16,6 +16,7 @@ from stretto.nn import nn_conv, pna
 from stretto.nn.base import Decline
 from stretto.nn.edges import SUM
 from stretto.nn.gin import first_linear
+from stretto.nn.hops import MOST_HOPS
 
 SIMPLE = (*SUM, "mean", "max", "min")
 
@@ -56,17 +57,23 @@ AGGREGATIONS: dict[type, tuple[str, ...]] = {
     pyg.GMMConv: (*SUM, "mean"),
 }
 
+Option = tuple[Callable[[Any], bool], str]
+HOPS: tuple[Option, ...] = (
+    (lambda c: c.K < 1, "K is 0"),
+    (lambda c: c.K > MOST_HOPS, f"K is above {MOST_HOPS}"),
+)
+
 # layer -> (whether it is so, the reason), in the order in which the fast function looks
-OPTIONS: dict[type, tuple[tuple[Callable[[Any], bool], str], ...]] = {
+OPTIONS: dict[type, tuple[Option, ...]] = {
     pyg.SGConv: (
         (lambda c: c.cached, "cached=True keeps A^K X of the first call for ever"),
-        (lambda c: c.K < 1, "K is 0"),
+        *HOPS,
     ),
     pyg.SSGConv: (
         (lambda c: c.cached, "cached=True keeps the sum of the first call for ever"),
         (lambda c: c.K < 1, "K is 0"),
     ),
-    pyg.TAGConv: ((lambda c: c.K < 1, "K is 0"),),
+    pyg.TAGConv: HOPS,
     pyg.APPNP: ((lambda c: c.dropout > 0 and c.training, "dropout on edge weights is on"),),
     pyg.ARMAConv: ((lambda c: c.num_layers < 1, "num_layers is 0"),),
     pyg.ClusterGCNConv: (

@@ -17,6 +17,7 @@ from stretto.nn.base import Decline, check_input, note_fixed, note_plan, record_
 from stretto.ops import spmm
 
 X, W = Leaf("X", "n", "i"), Leaf("W", "o", "i")
+MOST_HOPS = 100  # of a plan: its functions call themselves hop by hop, and Python's stack is the user's, too
 
 
 @functools.cache
@@ -66,8 +67,7 @@ def fast_sg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = 
     adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
     _no_weight_grad(adj)
     tensors = {"X": x, "W": weight_of(conv.lin, x, bias=True)}
-    if conv.K < 1:
-        raise Decline("K is 0")
+    _check_hops(conv)
     return linear(power(conv.K), tensors, {"A": adj}, bias=conv.lin.bias, note=note_plan(conv))
 
 
@@ -75,8 +75,7 @@ def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
     """What TAGConv.forward computes."""
     check_input(x)
     _check_sum(conv)
-    if conv.K < 1:
-        raise Decline("K is 0")
+    _check_hops(conv)
     if conv.normalize:
         adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=False)
     else:
@@ -105,13 +104,15 @@ def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
     if kept is not None:
         note_fixed(conv, "(kept a X + c A X + ...) W'")
         return torch.nn.functional.linear(kept, weight, conv.lin.bias)
-    if not edges.learns(adj):
+    learns = edges.learns(adj)
+    if not learns and conv.K <= MOST_HOPS:
         scalars = {"a": conv.alpha, "c": (1 - conv.alpha) / conv.K}
         tensors = {"X": x, "W": weight}
         bias, note = conv.lin.bias, note_plan(conv)
         return linear(mixture(conv.K), tensors, {"A": adj}, bias=bias, scalars=scalars, note=note, hoist=False)
     after = weight.size(0) < x.size(1)  # aggregate at the narrower side of the weight
-    note_fixed(conv, "Horner(A, X W'), edges learn" if after else "Horner(A, X) W', edges learn")
+    why = "edges learn" if learns else "many hops"
+    note_fixed(conv, f"Horner(A, X W'), {why}" if after else f"Horner(A, X) W', {why}")
     out = _mixed(conv, adj, x @ weight.t() if after else x)
     if not after:
         return torch.nn.functional.linear(out, weight, conv.lin.bias)
@@ -140,7 +141,7 @@ def fast_appnp(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None
     if kept is not None:
         note_fixed(conv, f"kept: {conv.K} times A h + alpha X")
         return kept.clone()  # theirs to edit
-    if conv.K > 0 and not edges.learns(adj) and not torch.is_autocast_enabled(x.device.type):
+    if 0 < conv.K <= MOST_HOPS and not edges.learns(adj) and not torch.is_autocast_enabled(x.device.type):
         step = _scaled(adj, 1 - conv.alpha)
         scalars, note = {"a": conv.alpha}, note_plan(conv)
         return linear(teleports(conv.K), {"X": x}, {"A": step}, scalars=scalars, note=note, hoist=False)
@@ -189,6 +190,13 @@ def _scaled(adj: Adjacency, factor: float) -> Adjacency:
 def _no_weight_grad(adj: Adjacency) -> None:
     if adj.weight is not None and adj.weight.requires_grad:
         raise Decline("edge_weight needs a gradient")
+
+
+def _check_hops(conv: Any) -> None:
+    if conv.K < 1:
+        raise Decline("K is 0")
+    if conv.K > MOST_HOPS:
+        raise Decline(f"K is above {MOST_HOPS}")
 
 
 def _check_sum(conv: Any) -> None:

@@ -1,13 +1,16 @@
 """Every plan of every expression computes the same result and gradients, and the space holds what it must."""
 
+import copy
 import itertools
 import math
+import pickle
+import sys
 
 import pytest
 import torch
 
 from stretto import Graph
-from stretto.compile import Adjacency, Leaf, Request, Sparse, Transpose, plans, rules
+from stretto.compile import Adjacency, Leaf, Request, Sparse, Term, Transpose, plans, rules
 from stretto.compile import plan as planning
 from stretto.compile.constants import candidates
 from stretto.compile.cost import Prices
@@ -209,3 +212,52 @@ def test_intermediate_values_are_kept_only_where_a_gradient_reads_them():
         kept = [str(node) for node in plan.kept]
         reads = "dW = G' (A X)" in plan.name and plan.name.startswith("(A X)")
         assert kept == (["A X"] if reads else [])
+
+
+def test_equal_nodes_are_one_object_copied_or_not():
+    one, same = hops.polynomial(3), plans(Request(hops.polynomial(3), ("W1",)))
+    again = Leaf("X", cols="i", rows="n")
+    assert again is Leaf("X", "n", "i")
+    assert Sparse("A", "n", "n", 2) is Sparse("A", "n", "n", power=2, transposed=False)
+    assert Sparse("A", "n", "n", 2) is not Sparse("A", "n", "n", 2, chebyshev=True)
+    assert copy.deepcopy(one) == pickle.loads(pickle.dumps(one)) == one
+    assert copy.deepcopy(one)[2] is one[2]
+    assert pickle.loads(pickle.dumps(same[0].forward)) is same[0].forward
+
+
+@pytest.mark.parametrize("fuses", [True, False])
+@pytest.mark.parametrize("polynomial", [hops.polynomial, hops.mixture, hops.chebyshev])
+def test_a_decision_on_twenty_hops_takes_few_calls(polynomial, fuses):
+    """Calls are counted, which is the same everywhere, and not seconds: it must stay well below 10 ms."""
+    suffix = f"{polynomial.__name__} {fuses}"  # of leaves: nothing of this is known from earlier tests
+    terms = [Term(tuple(_unmet(f, suffix) for f in term.factors), term.scale) for term in polynomial(20)]
+    request = Request(tuple(terms), tuple(leaves(tuple(terms))), scales=(("A", True, True),), fuses=fuses)
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        rank(request, {"n": 1000, "E": 9000, "i": 64, "o": 16, "fresh": 1}, 4, TYPICAL)
+    finally:
+        sys.setprofile(None)
+    assert calls < 30_000
+
+
+def _unmet(factor, suffix):
+    """The factor with a name of its own."""
+    if isinstance(factor, Transpose):
+        return Transpose(_unmet(factor.of, suffix))
+    return Leaf(f"{factor.name} {suffix}", factor.rows, factor.cols) if isinstance(factor, Leaf) else factor
+
+
+def test_only_what_a_gradient_reads_is_held_for_it():
+    """The features are not, where the weight is frozen; nor are those of a layer without one."""
+    assert all(plan.read == {"G", "W"} for plan in plans(Request(gcn.EXPRESSION, ("X",))))
+    assert all(plan.read == {"G", "X"} for plan in plans(Request(gcn.EXPRESSION, ("W",))))
+    assert all(plan.read == {"G"} for plan in plans(Request(hops.teleports(3), ("X",))))
+    assert all(plan.read == set() for plan in plans(Request(gcn.EXPRESSION)))
+    kept = Request(gcn.EXPRESSION, ("W",), hoisted=candidates(gcn.EXPRESSION))  # A X, to be differentiated again
+    assert all(plan.read == {"G", "X"} for plan in plans(kept))

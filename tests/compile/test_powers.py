@@ -66,6 +66,15 @@ def test_edges_of_a_power_are_estimated(make, power):
     assert exact < power * graph.num_edges
 
 
+def test_walks_are_not_followed_when_they_lead_nowhere_else(monkeypatch):
+    """All of a clique is reached in one hop."""
+    hops, unique = [], torch.Tensor.unique
+    monkeypatch.setattr(torch.Tensor, "unique", lambda *a, **k: (hops.append(1), unique(*a, **k))[1])
+    graph = _looped(cliques)
+    assert _count(graph, 50) == graph.num_edges
+    assert len(hops) < 10
+
+
 def test_a_power_with_more_edges_is_none():
     assert _count(_looped(random_graph), 2) == 0
     star = torch.stack([torch.zeros(2000, dtype=torch.long), torch.arange(2000)])

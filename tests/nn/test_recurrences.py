@@ -101,3 +101,49 @@ def test_gcn2_has_one_order_only():
     for wanted, edges, k in grid:
         best = rank(Request(terms, wanted), {"n": 10_000, "E": edges, "k": k}, 4, TYPICAL).best
         assert str(best.forward) == "(c R + A (X)) W'"
+
+
+MANY = {
+    "SG": lambda: pyg.SGConv(4, 3, K=1200),
+    "TAG": lambda: pyg.TAGConv(4, 3, K=300),
+    "SSG": lambda: pyg.SSGConv(4, 3, alpha=0.1, K=1200),
+    "APPNP": lambda: pyg.APPNP(K=1200, alpha=0.1),
+    "Cheb": lambda: pyg.ChebConv(4, 3, K=500, normalization="rw"),
+}
+
+
+@pytest.mark.parametrize("backend", ["stretto", "torch"])
+@pytest.mark.parametrize("name", MANY)
+def test_more_hops_than_pythons_stack_holds_give_what_stock_gives(name, backend, monkeypatch):
+    """Plans are walked by functions that call themselves, hop by hop."""
+    monkeypatch.setenv("STRETTO_BACKEND", "torch" if backend == "torch" else "")
+    torch.manual_seed(0)
+    stock = MANY[name]().double()
+    index = torch.randint(20, (2, 60))
+    index = torch.cat([index, index.flip(0)], dim=1).unique(dim=1)
+    x = torch.randn(20, 4, dtype=torch.float64).requires_grad_()
+    wanted = stock(x, index)
+    gradient = torch.autograd.grad(wanted.sum(), x)[0]
+    fast = stretto.accelerate(copy.deepcopy(stock))
+    for _ in range(3):
+        out = fast(x, index)
+        torch.testing.assert_close(out, wanted)
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], gradient)
+    stretto.report(fast)
+
+
+@pytest.mark.parametrize("backend", ["stretto", "torch"])
+def test_appnps_input_is_the_users_to_edit(backend, monkeypatch):
+    """As with stock: x += conv(x). No gradient reads x, of any order."""
+    monkeypatch.setenv("STRETTO_BACKEND", "torch" if backend == "torch" else "")
+    torch.manual_seed(0)
+    index = torch.randint(N, (2, EDGES))
+    given = torch.randn(N, 4, dtype=torch.float64).requires_grad_()
+    found = []
+    for conv in (pyg.APPNP(K=3, alpha=0.1), stretto.accelerate(pyg.APPNP(K=3, alpha=0.1))):
+        x = 2 * given
+        x += conv(x, index)
+        found.append(torch.autograd.grad(x.sin().sum(), given, create_graph=True)[0])
+    torch.testing.assert_close(*found)
+    assert record_of(conv).path == "fast"
+    assert torch.autograd.gradgradcheck(lambda x: conv(x, index).sin(), given)
