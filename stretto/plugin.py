@@ -22,7 +22,6 @@ from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, fold_models, functional,
 from stretto.nn.base import accelerated_forward, in_place_of, said, set_strict, strict_of, why_stock
 from stretto.nn.classes import class_of, fast_of, stock_of
 from stretto.nn.constructor import why_declined
-from stretto.nn.scripting import show_overloads
 
 logger = logging.getLogger("stretto")
 M = TypeVar("M", bound=torch.nn.Module)
@@ -70,7 +69,6 @@ def accelerate(model: M, *, strict: bool = False) -> M:
             set_strict(layer, (names[id(layer)] or "(model)") if strict else "")
         if known or already:
             memory.keep_for(model)
-            show_overloads()
     except BaseException:  # a wrong STRETTO_* variable, say: nothing half-changed
         _put_back(before)
         raise
