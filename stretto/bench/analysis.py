@@ -70,7 +70,7 @@ class Findings:
     cells: list[Cell] = field(default_factory=list)
     memory: list[dict[str, Any]] = field(default_factory=list)  # model, graph, plan, predicted and allocated bytes
     replays: list[dict[str, Any]] = field(default_factory=list)  # model, graph, plan, op, real and shuffled / in-model
-    labels: list[bool] = field(default_factory=list)  # hot ops: is the op bound as it is labelled
+    labels: list[dict[str, Any]] = field(default_factory=list)  # hot ops: is the op bound as it is labelled
     reached: list[dict[str, Any]] = field(default_factory=list)  # hot ops: ceiling over time; above 1 it is too low
     gains: list[dict[str, Any]] = field(default_factory=list)  # model, graph, gain of a step predicted and realised
     overhead: list[float] = field(default_factory=list)
@@ -81,9 +81,9 @@ class Findings:
     def to_rows(self) -> list[dict[str, Any]]:
         """As JSON keeps them."""
         cells = [vars(cell) | {"ratio": cell.ratio, "regret": cell.regret} for cell in self.cells]
-        about = {"load": self.load, "seconds": self.seconds, "labels": self.labels, "overhead": self.overhead,
+        about = {"load": self.load, "seconds": self.seconds, "overhead": self.overhead,
                  "attributed": self.attributed, "machine": machine.facts()}  # fmt: skip
-        return [*cells, *self.memory, *self.replays, *self.reached, *self.gains, about]
+        return [*cells, *self.memory, *self.replays, *self.labels, *self.reached, *self.gains, about]
 
 
 def strategy_rows(workload: Workload, computer: Machine, workers: int) -> list[dict[str, Any]]:
@@ -143,7 +143,8 @@ def run_pair(
             if plan is workload:
                 found.overhead.append(trace.traced_seconds / trace.step_seconds)
                 found.attributed.append(trace.attributed)
-                found.labels += [row["fits"] for row in profile.check_bounds(share=HOT)] if replays else []
+                checked = profile.check_bounds(share=HOT) if replays else []
+                found.labels += [{"model": model, "graph": graph} | row for row in checked]
             where = {"model": model, "graph": graph, "plan": name}
             found.reached += [
                 {**where, "op": g.name, "phase": g.phase, "shapes": g.shapes, "bound": g.bound, "reached": g.reached}
@@ -285,7 +286,10 @@ def summary(found: Findings) -> dict[str, tuple[str, str]]:
             f"{sum(r['reached'] > 1.1 for r in found.reached)} of {len(found.reached)}",
             "none",
         ),
-        "labels that halving an op's rows confirms": (f"{sum(found.labels)} of {len(found.labels)}", "all"),
+        "labels that halving an op's rows confirms": (
+            f"{sum(row['fits'] for row in found.labels)} of {len(found.labels)}",
+            "all",
+        ),
         "traced step over plain step, largest": (f"{max(found.overhead, default=0.0):.1f}x", "3x"),
         "least share of a step attributed": (f"{min(found.attributed, default=0.0):.1%}", "95%"),
     }
