@@ -209,6 +209,8 @@ class _Reader:
                 layer.norm = True
             return base
         same = {label.kind for _, label in live}
+        if name in ("sub", "div"):  # by what was added up of it: a softmax over neighbours, which is no hop
+            hops = min(label.hops for _, label in live)
         if name in ("mul", "div"):
             wide = max(inputs, key=lambda pair: pair[0].numel)
             narrow = next((pair for pair in inputs if pair is not wide), None)

@@ -27,7 +27,7 @@ from stretto.analyze.workload import Workload
 from stretto.errors import expect
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """What stretto.analyze found."""
 
@@ -229,6 +229,8 @@ class Report:
             lines.append(f"The link between workers was not measured: {rate} are assumed.")
         lines.append(f"{self.verdict()}.")
         return "\n".join(lines)
+
+    __str__ = __repr__ = explain  # what print and a notebook show
 
 
 def inconsistencies(graph: GraphStats, width: int, layers: int, hops: int, mlp: int) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ class Group:
         }  # fmt: skip
 
 
-@dataclass
+@dataclass(repr=False)
 class Profile:
     """A timed trace, grouped. The stages follow one another: hot, roofline, replay, sweep, recommend, apply."""
 
@@ -121,8 +121,9 @@ class Profile:
         """Hot ops over widths, orders, degree laws, types and so on, every candidate checked, then timed."""
         from stretto.profile.sweep import sweep
 
+        self.sweeps = []
         with untouched(self.workload.model):
-            self.sweeps = sweep(self, **options)
+            sweep(self, rows=self.sweeps, **options)  # of a sweep that is interrupted, the rows so far stay
         return self.sweeps
 
     def recommend(self, **options: Any) -> list[dict[str, Any]]:
@@ -156,7 +157,7 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in plain values."""
-        from stretto.profile.recommend import dispatch_table
+        from stretto.profile.op_advice import dispatch_table
 
         t = self.trace
         return {
@@ -211,6 +212,8 @@ class Profile:
                 f"{g.share:6.1%} {g.seconds * 1e3:9.3f} ms  {g.name} [{g.shapes}] {g.phase} in {where}: {g.bound}"
             )
         return "\n".join(lines)
+
+    __repr__ = __str__  # what a notebook shows
 
 
 def profile(
