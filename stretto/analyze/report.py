@@ -182,8 +182,8 @@ class Report:
         """Predicted, counted and measured, side by side; runs the step and what strategies can run here."""
         from stretto.analyze.validate import validate
 
-        expect(repeats >= 1, f"validate: 'repeats' is {repeats}, wanted at least 1")
-        expect(workers >= 0, f"validate: 'workers' is {workers}, wanted 0 or more")
+        expect(type(repeats) is int and repeats >= 1, f"validate: 'repeats' is {repeats!r}, wanted at least 1")
+        expect(type(workers) is int and workers >= 0, f"validate: 'workers' is {workers!r}, wanted 0 or more")
         self.checks = validate(self, repeats=repeats, workers=workers)
         return self.checks
 

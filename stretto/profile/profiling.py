@@ -17,7 +17,7 @@ from stretto.analyze.predict import ceilings
 from stretto.analyze.report import finite
 from stretto.analyze.svg import duration
 from stretto.analyze.trace import OpRecord, Trace
-from stretto.analyze.workload import Workload
+from stretto.analyze.workload import MODES, Workload
 from stretto.errors import expect
 from stretto.profile.untouched import untouched
 
@@ -230,6 +230,9 @@ def profile(
     data: a PyG Data or HeteroData, a loader (its first batch), or a tuple of what forward takes. step(model, data) ->
     loss replaces the default.
     """
+    expect(isinstance(model, nn.Module), f"profile: 'model' is {type(model).__name__}, wanted a Module")
+    expect(mode in MODES, f"profile: 'mode' is {mode!r}, wanted one of {', '.join(MODES)}")
+    expect(step is None or callable(step), f"profile: 'step' is {step!r}, wanted a function")
     expect(type(repeats) is int and repeats >= 1, f"profile: 'repeats' is {repeats!r}, wanted at least 1")
     refuse_a_list(data, "profile")
     remarks: tuple[str, ...] = ()
