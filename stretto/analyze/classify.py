@@ -66,6 +66,7 @@ class Layer:
     hops: int = 0
     reduces: list[str] = field(default_factory=list)
     constant_input: bool = False  # aggregates something that does not depend on parameters
+    bent: bool = False  # something non-linear comes between two hops
     norm: bool = False  # makes edge weights from the graph alone, every step
     width_in: int = 0
     width_out: int = 0
@@ -121,7 +122,8 @@ class _Reader:
         if len(self.layers) > 1 and "" in self.layers and not self.layers[""].hops:
             del self.layers[""]  # it adds up nodes, not edges: a pooling
         for layer in self.layers.values():
-            layer.type = "-" if not layer.hops else layer.type if layer.type != "-" else "P" if layer.hops > 1 else "L"
+            powers = layer.hops > 1 and not layer.bent  # with a GRU in between they are rounds, and no power of A
+            layer.type = "-" if not layer.hops else layer.type if layer.type != "-" else "P" if powers else "L"
         return list(self.layers.values())
 
     def _op(self, op: OpRecord, path: str) -> None:
@@ -209,6 +211,8 @@ class _Reader:
                 layer.norm = True
             return base
         same = {label.kind for _, label in live}
+        if name in ("sub", "div"):  # by what was added up of it: a softmax over neighbours, which is no hop
+            hops = min(label.hops for _, label in live)
         if name in ("mul", "div"):
             wide = max(inputs, key=lambda pair: pair[0].numel)
             narrow = next((pair for pair in inputs if pair is not wide), None)
@@ -254,6 +258,7 @@ class _Reader:
             layer.kind = max(layer.kind, kind, key=("-", "C", "A", "MP").index)
             layer.reduces.append(reduce)
             layer.hops = max(layer.hops, label.hops + 1)
+            layer.bent |= label.bent and label.hops > 0
             layer.constant_input |= label.kind == "C" and not label.learned
         return Label(True, base.learned, hops=label.hops + 1, roots=label.roots)
 
@@ -277,6 +282,7 @@ class _Reader:
             )
             layer.aggregated = self._row(spec)
             layer.hops = max(layer.hops, label.hops + 1)
+            layer.bent |= label.bent and label.hops > 0
             layer.reduces.append("sum")
             layer.constant_input = layer.constant_input or not label.learned
         return Label(True, base.learned, hops=label.hops + 1, roots=label.roots)

@@ -46,12 +46,14 @@ def command(
         computer.save(save_machine)
     report = analyze(model, data, procs=[int(word) for word in words], machine=computer, mode=mode)
     report.model = target if target in MODELS else report.model
-    if validate:
-        report.validate()
-    show(console(), report)
+    try:
+        if validate:
+            report.validate()
+    finally:  # the analysis is there, whatever became of its check
+        show(console(), report)
+        if html is not None:
+            report.to_html(html)
+        if json is not None:
+            report.to_json(json)
     if schemes:
         show_schemes(console(), report)
-    if html is not None:
-        report.to_html(html)
-    if json is not None:
-        report.to_json(json)

@@ -184,6 +184,13 @@ def _scatter(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     )
 
 
+def _embedding_grad(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    grad, index, table = *tensors(args)[:2], tensors(out)[0]
+    row = table.row * table.itemsize
+    moved = grad.numel * grad.itemsize
+    return Cost("scatter", grad.numel, moved + index.nbytes + table.nbytes, 2 * moved, row, table.nbytes, TREE)
+
+
 def _fixed(family: str, weight: int, depth: Callable[[Spec], Size]) -> Formula:
     """`weight` flops per element of the first input, everything read and written once."""
 
@@ -222,7 +229,8 @@ ATEN: dict[str, Formula] = {
     **_same("scatter_add scatter_add_ scatter_reduce scatter_reduce_ index_add index_add_ index_reduce_", _scatter),
     **_same("index_put index_put_ _index_put_impl_ scatter scatter_", _scatter),
     **_same("clone copy_ _to_copy cat stack repeat constant_pad_nd flip contiguous slice_backward", _copy),
-    **_same("select_backward index_fill_ tril triu lift_fresh_copy", _copy),
+    "embedding_dense_backward": _embedding_grad,
+    **_same("select_backward index_fill_ tril triu lift_fresh_copy roll", _copy),
     **_same("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange eye", _create),
     **_same("scalar_tensor fill_ zero_ linspace", _create),
     **_same("rand randn rand_like randn_like randint randperm", _draw),
@@ -236,9 +244,13 @@ ATEN: dict[str, Formula] = {
     **_same("var var_mean std logsumexp", _reduce(3)),
     **_same("nonzero masked_select cumsum repeat_interleave", _fixed("scan", 1, lambda s: log2(s.numel))),
     **_same("sort argsort unique _unique2 unique_consecutive topk searchsorted _coalesce", _fixed("sort", 1, _all)),
-    **_same("_softmax _log_softmax", _fixed("softmax", 5, _last)),
+    **_same("_softmax _log_softmax _safe_softmax", _fixed("softmax", 5, _last)),
     **_same("_softmax_backward_data _log_softmax_backward_data", _fixed("softmax", 4, _last)),
     **_same("nll_loss_forward nll_loss_backward", _fixed("loss", 0, lambda s: 1 + log2(s.numel))),
+    **_same("mse_loss smooth_l1_loss huber_loss binary_cross_entropy", _fixed("loss", 3, _whole)),
+    "binary_cross_entropy_with_logits": _fixed("loss", 6, _whole),
+    **_same("mse_loss_backward smooth_l1_loss_backward huber_loss_backward", pointwise(2)),
+    "binary_cross_entropy_backward": pointwise(4),
     **_same("native_batch_norm native_layer_norm native_group_norm", _fixed("norm", 8, _whole)),
     **_same("_native_batch_norm_legit _native_batch_norm_legit_no_training", _fixed("norm", 8, _whole)),
     **_same(
@@ -246,6 +258,9 @@ ATEN: dict[str, Formula] = {
     ),
     **_same("masked_fill_ masked_fill leaky_relu_backward elu_backward where", pointwise()),
     **_same("leaky_relu leaky_relu_ elu elu_", pointwise()),  # older torch does not tag them as pointwise
+    **_same("softplus_backward mish_backward hardswish hardswish_backward hardtanh_backward", pointwise()),
+    **_same("_prelu_kernel _prelu_kernel_backward log_sigmoid_forward log_sigmoid_backward", pointwise()),
+    **_same("glu glu_backward", pointwise()),
     **_same("native_dropout native_dropout_backward", pointwise(2)),
     **_same("addcmul addcmul_ addcdiv addcdiv_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_lerp_", pointwise(3)),
     "_fused_adam_": _fixed("optimizer", 12, lambda s: 1),

@@ -27,7 +27,7 @@ from stretto.analyze.workload import Workload
 from stretto.errors import expect
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """What stretto.analyze found."""
 
@@ -182,8 +182,8 @@ class Report:
         """Predicted, counted and measured, side by side; runs the step and what strategies can run here."""
         from stretto.analyze.validate import validate
 
-        expect(repeats >= 1, f"validate: 'repeats' is {repeats}, wanted at least 1")
-        expect(workers >= 0, f"validate: 'workers' is {workers}, wanted 0 or more")
+        expect(type(repeats) is int and repeats >= 1, f"validate: 'repeats' is {repeats!r}, wanted at least 1")
+        expect(type(workers) is int and workers >= 0, f"validate: 'workers' is {workers!r}, wanted 0 or more")
         self.checks = validate(self, repeats=repeats, workers=workers)
         return self.checks
 
@@ -229,6 +229,8 @@ class Report:
             lines.append(f"The link between workers was not measured: {rate} are assumed.")
         lines.append(f"{self.verdict()}.")
         return "\n".join(lines)
+
+    __str__ = __repr__ = explain  # what print and a notebook show
 
 
 def inconsistencies(graph: GraphStats, width: int, layers: int, hops: int, mlp: int) -> list[dict[str, Any]]:

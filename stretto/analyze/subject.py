@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 from pathlib import Path
 from typing import Any
@@ -54,3 +55,5 @@ def writable(path: Path | None, what: str) -> None:
     if path is not None:
         expect(path.parent.is_dir(), f"{what} is {str(path)!r}, but there is no folder {str(path.parent)!r}")
         expect(not path.is_dir(), f"{what} is {str(path)!r}, which is a folder")
+        place = path if path.exists() else path.parent
+        expect(os.access(place, os.W_OK), f"{what} is {str(path)!r}, but {str(place)!r} cannot be written to")

@@ -108,15 +108,19 @@ def _hook(layers: list[nn.Module], part: Part, traffic: Traffic) -> None:
 
 def _share_of(data: Any, part: Part, *, degrees: bool) -> Any:
     """The data of a part. degrees: halo rows get as many incoming edges as they have in the whole graph, for layers
-    that count them."""
+    that count them; loops stay loops, which such a layer counts once or adds."""
     share, own, edges = data.clone(), part.own, part.edge_index
     for key, value in data.to_dict().items():
         if isinstance(value, Tensor) and key != "edge_index" and value.dim() and value.size(0) == data.num_nodes:
             share[key] = value[own]
     if degrees and own.numel():
         halo = torch.arange(own.numel(), own.numel() + part.halo.numel())
-        rows = halo.repeat_interleave(part.degree[own.numel() :])
-        edges = torch.cat([edges, torch.stack([torch.zeros_like(rows), rows])], dim=1)
+        row, col = data.edge_index
+        loops = col[row == col].bincount(minlength=data.num_nodes)[part.halo]
+        others = halo.repeat_interleave(part.degree[own.numel() :] - loops)
+        loop = halo.repeat_interleave(loops)
+        ends = torch.stack([torch.cat([torch.zeros_like(others), loop]), torch.cat([others, loop])])
+        edges = torch.cat([edges, ends], dim=1)
     share.edge_index, share.num_nodes = edges, own.numel()
     return share
 

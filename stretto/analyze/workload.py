@@ -98,7 +98,7 @@ class Workload:
         for attempt in range(ATTEMPTS):
             trace = self.trace(pooled=True)
             plain, passes = self._passes(repeats)
-            if attempt == ATTEMPTS - 1 or any(_names(p) == [op.name for op in trace] for p in passes):
+            if attempt == ATTEMPTS - 1 or any(same_ops(trace, p) for p in passes):
                 break  # otherwise the tuner was still trying plans: each has its own ops
         trace.peak_bytes = peak
         merge_times(trace, passes, plain)
@@ -124,8 +124,9 @@ class Workload:
         return plain, passes
 
 
-def _names(recorder: Recorder) -> list[str]:
-    return [name for name, _, _ in recorder.times]
+def same_ops(trace: Trace, light: Recorder) -> bool:
+    """Whether a light pass ran the ops of the trace."""
+    return [name for name, _, _ in light.times] == [op.name for op in trace]
 
 
 @contextmanager
@@ -142,10 +143,10 @@ def unpooled() -> Iterator[None]:
 
 def merge_times(trace: Trace, passes: list[Recorder], plain: list[float]) -> None:
     """Put the times of light passes into the full trace, op by op; passes that ran other ops do not count."""
-    names = [op.name for op in trace]
-    same = [p for p in passes if _names(p) == names]
+    same = [p for p in passes if same_ops(trace, p)]
     if not same:
-        fail(f"profile: the step runs other ops each time ({len(names)} ops, then {[len(p.times) for p in passes]})")
+        counts = [len(p.times) for p in passes]
+        fail(f"profile: the step runs other ops each time ({len(trace.ops)} ops, then {counts})")
     # The middle pass as a whole, so that its parts add up; single ops from different passes would not.
     chosen = sorted(same, key=lambda p: p.trace.traced_seconds - p.own)[len(same) // 2]
     for i, op in enumerate(trace.ops):

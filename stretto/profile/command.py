@@ -15,8 +15,8 @@ from stretto.analyze.subject import subject, writable
 from stretto.analyze.svg import duration, short
 from stretto.bench.report import console
 from stretto.errors import expect, fail
+from stretto.profile.op_advice import KEY, op_advice
 from stretto.profile.profiling import Profile, profile
-from stretto.profile.recommend import KEY, op_advice
 from stretto.profile.replay import NEAR, verdict
 from stretto.profile.script import alone, apply_script, profile_script
 from stretto.profile.sweep import SKIPPED
@@ -63,27 +63,36 @@ def command(
         model, data = subject(target, graph, hidden, layers, device)
         found = profile(model, data, mode=mode, repeats=repeats, machine=machine)
         found.model = target
-    show(out, found, share)
-    part = alone(found, repeats=repeats) if is_script and (replay or sweep) else found
-    if replay:
-        found.replays = part.replay(share=share)
-        show_replay(out, found)
-    if sweep:
-        with _bar(time_for_sweep) as step:
-            found.sweeps = part.sweep(budget=time_for_sweep, share=share, progress=step)
-        show_sweep(out, found)
-    if is_script:
-        found.advice += op_advice(part)
-    else:
-        found.recommend()
-    show_advice(out, found)
-    if apply:
-        found.applied = apply_script(found, target, arguments or []) if is_script else found.apply()
-        show_applied(out, found)
-    if html is not None:
-        found.to_html(html)
-    if json is not None:
-        found.to_json(json)
+    failure = getattr(found.workload, "failure", None)
+    try:
+        show(out, found, share)
+        if isinstance(failure, KeyboardInterrupt):
+            raise failure
+        part = alone(found, repeats=repeats) if is_script and (replay or sweep) else found
+        if replay:
+            found.replays = part.replay(share=share)
+            show_replay(out, found)
+        if sweep:
+            try:
+                with _bar(time_for_sweep) as step:
+                    part.sweep(budget=time_for_sweep, share=share, progress=step)
+            finally:
+                found.sweeps = part.sweeps
+                show_sweep(out, found)
+        if is_script:
+            found.advice += op_advice(part)
+        else:
+            found.recommend()
+        show_advice(out, found)
+        if apply:
+            found.applied = apply_script(found, target, arguments or []) if is_script else found.apply()
+            show_applied(out, found)
+    finally:  # what was measured before a stage failed, or was interrupted, is kept
+        for path, write in ((html, found.to_html), (json, found.to_json)):
+            if path is not None:
+                write(path)
+    if failure is not None:
+        raise failure
 
 
 def _refuse_of_a_script(context: typer.Context) -> None:

@@ -17,7 +17,7 @@ from stretto.analyze.predict import ceilings, class_of
 from stretto.analyze.report import finite
 from stretto.analyze.svg import duration
 from stretto.analyze.trace import OpRecord, Trace
-from stretto.analyze.workload import Workload
+from stretto.analyze.workload import MODES, Workload
 from stretto.errors import expect
 from stretto.profile.untouched import untouched
 
@@ -62,7 +62,7 @@ class Group:
         }  # fmt: skip
 
 
-@dataclass
+@dataclass(repr=False)
 class Profile:
     """A timed trace, grouped. The stages follow one another: hot, roofline, replay, sweep, recommend, apply."""
 
@@ -121,8 +121,9 @@ class Profile:
         """Hot ops over widths, orders, degree laws, types and so on, every candidate checked, then timed."""
         from stretto.profile.sweep import sweep
 
+        self.sweeps = []
         with untouched(self.workload.model):
-            self.sweeps = sweep(self, **options)
+            sweep(self, rows=self.sweeps, **options)  # of a sweep that is interrupted, the rows so far stay
         return self.sweeps
 
     def recommend(self, **options: Any) -> list[dict[str, Any]]:
@@ -156,7 +157,7 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in plain values."""
-        from stretto.profile.recommend import dispatch_table
+        from stretto.profile.op_advice import dispatch_table
 
         t = self.trace
         return {
@@ -212,6 +213,8 @@ class Profile:
             )
         return "\n".join(lines)
 
+    __repr__ = __str__  # what a notebook shows
+
 
 def profile(
     model: nn.Module,
@@ -227,6 +230,9 @@ def profile(
     data: a PyG Data or HeteroData, a loader (its first batch), or a tuple of what forward takes. step(model, data) ->
     loss replaces the default.
     """
+    expect(isinstance(model, nn.Module), f"profile: 'model' is {type(model).__name__}, wanted a Module")
+    expect(mode in MODES, f"profile: 'mode' is {mode!r}, wanted one of {', '.join(MODES)}")
+    expect(step is None or callable(step), f"profile: 'step' is {step!r}, wanted a function")
     expect(type(repeats) is int and repeats >= 1, f"profile: 'repeats' is {repeats!r}, wanted at least 1")
     refuse_a_list(data, "profile")
     remarks: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from stretto.analyze.clock import device_of
 from stretto.analyze.workload import Workload
 from stretto.bench.run import as_alone, relative_error
 from stretto.graph import Graph
+from stretto.profile.op_advice import op_advice, verdict
 from stretto.profile.replay import operands
 from stretto.profile.sweep import TIE
 from stretto.profile.untouched import untouched
@@ -35,15 +36,20 @@ SETTLE = 5  # calls in which the tuner tries its variants
 # Relative error of outputs, ours against stock's, by type; of any other type as of fp32.
 ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 WHOLE = "stock, the step"
+FORWARD = ", forward alone"  # behind the name of a site: its calls without gradients
 
 
 class Site(NamedTuple):
-    """A layer, what it was called with, how often a step calls it, and whether each step brings another graph."""
+    """A layer, what it was called with, how often a step calls it, and whether each step brings another graph.
+
+    forward: further calls of a step, to which no gradient comes back: an evaluation, or a generator that is detached.
+    """
 
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     calls: float = 1
+    forward: float = 0
     new_graph: bool = False
 
 
@@ -56,7 +62,7 @@ def sites_of(profile: Profile) -> dict[str, Site]:
     for path in layer_paths(model, profile.trace):
 
         def hook(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-            first = seen.get(path) or Site(module, detached(args), detached(kwargs), 0, profile.new_graphs)
+            first = seen.get(path) or Site(module, detached(args), detached(kwargs), 0, 0, profile.new_graphs)
             seen[path] = first._replace(calls=first.calls + 1)
 
         handles.append(modules[path].register_forward_pre_hook(hook, with_kwargs=True))
@@ -144,26 +150,29 @@ def layer_advice(
     rows: list[dict[str, Any]] = []
     steps: dict[str, Callable[[], object]] = {}
     tried: dict[str, Site] = {}
-    made: set[tuple[int, ...]] = set()  # graphs that a layer before has made
+    made: set[tuple[object, ...]] = set()  # graphs that a layer before has made
     for path, site in sites.items():
         layer, args, kwargs = site[:3]
-        row: dict[str, Any] = {"site": path or "model", "kind": "layer", "now": type(layer).__name__}
-        rows.append(row)
         if fast_of(type(layer)) is None:
             why = "accelerated already" if stock_of(type(layer)) else "no fast path for this class"
-            row |= {"best": "as it is", "advice": "nothing to gain", "reason": why, "saves_ms": 0.0, "share": 0.0}
+            rows.append(unchanged(path, site, why))
             continue
-        stock = copy.deepcopy(layer).train(train)
-        fast = accelerate(copy.deepcopy(layer)).train(train)
-        for name, one in (("stock", stock), ("accelerated", fast)):
-            steps[f"{name}, {row['site']}"] = as_alone(name, _layer_step(one, args, kwargs, train))
-        tried[row["site"]] = site._replace(module=fast)
-        graph = tuple(id(index) for index in indices(args, kwargs))
-        if site.new_graph and graph not in made:
-            made.add(graph)
-            steps[f"accelerated, {row['site']}"] = with_new_graph(steps[f"accelerated, {row['site']}"])
-        for _ in range(SETTLE):
-            steps[f"accelerated, {row['site']}"]()
+        row = _of_layer(path, layer)
+        rows.append(row)
+        learns = train and site.calls > 0
+        for extra, grads in (("", learns), (FORWARD, False))[: 2 if learns and site.forward else 1]:
+            stock = copy.deepcopy(layer).train(grads)
+            fast = accelerate(copy.deepcopy(layer)).train(grads)
+            for name, one in (("stock", stock), ("accelerated", fast)):
+                steps[f"{name}, {row['site']}{extra}"] = as_alone(name, _layer_step(one, args, kwargs, grads))
+            graph = (extra, *(id(index) for index in indices(args, kwargs)))
+            key = f"accelerated, {row['site']}{extra}"
+            if site.new_graph and graph not in made:
+                made.add(graph)
+                steps[key] = with_new_graph(steps[key])
+            for _ in range(SETTLE):
+                steps[key]()
+            tried.setdefault(row["site"], site._replace(module=fast))
     if not steps:
         return rows
     if step is not None:
@@ -172,13 +181,29 @@ def layer_advice(
     for row in rows:
         if f"stock, {row['site']}" in timings:
             row |= _judged(timings, row["site"], tried[row["site"]])
-            row["plans"] = _plans(tried[row["site"]], row["speedup"][0], train)
-    if WHOLE in timings:  # alone, layers may find less free memory than in a step; they are no more than all of it
-        known = [row for row in rows if "stock" in row]
-        whole = max(timings[WHOLE].median * 1e3, sum(row["stock"]["median_ms"] * row["calls"] for row in known))
-        for row in known:
-            row["share"] = row["saves_ms"] / whole
+            row["plans"] = _plans(tried[row["site"]], row["speedup"][0], train and row["calls"] > 0)
+    if WHOLE in timings:
+        set_shares(rows, timings[WHOLE].median)
     return rows
+
+
+def set_shares(rows: list[dict[str, Any]], step_seconds: float) -> None:
+    """What each layer saves as a share of the step. Alone, layers may find less free memory than in a step, or a busier
+    machine; they are no more than all of it."""
+    known = [row for row in rows if "stock_ms" in row]
+    whole = max(step_seconds * 1e3, sum(row["stock_ms"] for row in known))
+    for row in known:
+        row["share"] = row["saves_ms"] / whole if whole else 0.0
+
+
+def _of_layer(path: str, layer: nn.Module) -> dict[str, Any]:
+    return {"site": path or "model", "kind": "layer", "now": type(layer).__name__}
+
+
+def unchanged(path: str, site: Site, why: str) -> dict[str, Any]:
+    """The row of a layer that is left as it is."""
+    kept = {"best": "as it is", "advice": "nothing to gain", "reason": why, "saves_ms": 0.0, "share": 0.0}
+    return _of_layer(path, site.module) | kept
 
 
 def _judged(timings: dict[str, Timing], site: str, tried: Site) -> dict[str, Any]:
@@ -186,16 +211,24 @@ def _judged(timings: dict[str, Timing], site: str, tried: Site) -> dict[str, Any
     slow, fast = timings[f"stock, {site}"], timings[f"accelerated, {site}"]
     times, low, high = ratio(slow, fast)
     better = low > TIE
-    calls = tried.calls
-    saves = (slow.median - fast.median) * 1e3 * calls if better else 0.0
-    often = f", called {calls:.3g} times a step" if calls != 1 else ""
+    calls, forward = tried.calls, tried.forward
+    sides = {"stock": slow.median, "accelerated": fast.median}
+    in_step = {}  # ms of all its calls in a step; where no gradient comes back to any, that is what was timed
+    for side, learning in sides.items():
+        extra = timings.get(f"{side}, {site}{FORWARD}")
+        in_step[side] = (learning * calls + (learning if extra is None else extra.median) * forward) * 1e3
+    saves = max(0.0, in_step["stock"] - in_step["accelerated"]) if better else 0.0
+    often = f", called {calls:.3g} times a step" if calls not in (0, 1) else ""
+    often += f", {forward:.3g} time{'s' * (forward != 1)} a step without gradients" if forward else ""
     often += ", every step with another graph" if tried.new_graph else ""
     return {
         "best": "stretto.accelerate" if better else "as it is",
         "advice": "accelerate" if better else "nothing to gain",
         "speedup": (times, low, high),
         "saves_ms": saves,
+        "stock_ms": in_step["stock"],
         "calls": calls,
+        "forward": forward,
         "reason": f"{times:.2f}x ({low:.2f}-{high:.2f}) alone, on its own inputs" + verdict(low, high) + often,
         "stock": slow.to_dict(),
         "accelerated": fast.to_dict(),
@@ -219,69 +252,6 @@ def _plans(site: Site, speedup: float, train: bool) -> list[dict[str, Any]]:
         known = "measured" if both or c is runs else "predicted"
         found.append({"plan": c.plan, "runs": c.chosen, "speedup": times, "by": known})
     return found
-
-
-KEY = ("op", "phase", "shapes", "layout")  # of a swept op
-
-
-def op_advice(profile: Profile) -> list[dict[str, Any]]:
-    """The winner of each swept op at its own point, and whether another order of the index would pay."""
-    rows: list[dict[str, Any]] = []
-    for key in dict.fromkeys(tuple(r[k] for k in KEY) for r in profile.sweeps):
-        mine = [r for r in profile.sweeps if tuple(r[k] for k in KEY) == key]
-        base = [r for r in mine if r["axis"] == "base" and "median_ms" in r]
-        if not base:
-            continue
-        best, native = min(base, key=lambda r: r["median_ms"]), base[0]["native"]
-        row = {"site": best["site"], "kind": "op", "now": best["op"], "best": best["candidate"], "saves_ms": 0.0}
-        rows.append(row | {"reorder": _reorder(mine, best), "winners": _by_order(mine)})
-        if "speedup" not in best:  # nothing to compare with
-            rows[-1] |= {"advice": "nothing to gain", "reason": f"{native}, which runs, was not timed"}
-            continue
-        times, low, high = best["speedup"]
-        better = low > TIE
-        took = sum(g.seconds for g in profile.groups if (g.name, g.phase, g.shapes, g.layout) == key)
-        said = f"{best['candidate']}: {times:.2f}x ({low:.2f}-{high:.2f}) the speed of {native}, which runs"
-        said = f"{native}, which runs, is the fastest" if best["candidate"] == native else said + verdict(low, high)
-        part = min(best["edges"], best["nodes"])
-        rows[-1] |= {
-            "advice": f"use {best['candidate']}" if better else "nothing to gain",
-            "speedup": (times, low, high),
-            "saves_ms": took * 1e3 * (1 - 1 / times) if better else 0.0,
-            "reason": said + (f" (on {part:.1%} of its rows)" if part < 1 else ""),
-        }
-    return rows
-
-
-def verdict(low: float, high: float) -> str:
-    """What an interval of a ratio says, in words that follow it; "" for a gain."""
-    if low > TIE:
-        return ""
-    return ": slower" if high < 1 else ": a tie" if low <= 1 else ": too little to count"
-
-
-def winner(rows: list[dict[str, Any]]) -> str:
-    """The fastest candidate; all those whose interval overlaps with its own, where the clock cannot tell them apart."""
-    ordered = sorted(rows, key=lambda r: r["median_ms"])
-    equal = [r["candidate"] for r in ordered if r["ci_ms"][0] <= ordered[0]["ci_ms"][1]]
-    return equal[0] if len(equal) == 1 else "tie: " + ", ".join(sorted(equal))
-
-
-def _by_order(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Order of the index -> the fastest candidate there."""
-    timed = [r for r in rows if r["axis"] in ("base", "order") and "median_ms" in r]
-    return {
-        order: winner([r for r in timed if r["order"] == order]) for order in dict.fromkeys(r["order"] for r in timed)
-    }
-
-
-def _reorder(rows: list[dict[str, Any]], best: dict[str, Any]) -> str:
-    other = [r for r in rows if r["axis"] == "order" and r["candidate"] == best["candidate"] and "median_ms" in r]
-    if not other:
-        return "not measured"
-    first = min(other, key=lambda r: r["median_ms"])
-    gain = best["median_ms"] / first["median_ms"]
-    return f"{first['order']}: {gain:.2f}x" if gain > TIE else "no"
 
 
 def outputs(workload: Workload) -> list[Tensor]:
@@ -372,12 +342,3 @@ def realised(timings: dict[str, Timing], chosen: list[dict[str, Any]]) -> dict[s
         "agreement": gain / predicted if predicted else None,
         **{name: timing.to_dict() for name, timing in timings.items()},
     }
-
-
-def dispatch_table(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Call site -> what to run there, from a sweep; a tie is called one, since another run may decide otherwise."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["axis"] == "base" and "median_ms" in row:
-            found.setdefault(f"{row['op']} [{row['shapes']}] {row['phase']}", []).append(row)
-    return {site: winner(timed) for site, timed in found.items()}

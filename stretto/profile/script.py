@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
 
 from stretto import memory
 from stretto.analyze import machine_file
 from stretto.analyze.machine_file import Machine
-from stretto.analyze.trace import Recorder
+from stretto.analyze.trace import Recorder, Trace
 from stretto.analyze.workload import Workload, merge_times
 from stretto.errors import StrettoError, expect, fail
 from stretto.plugin import restore
@@ -26,13 +27,22 @@ from stretto.profile.recommend import (
     layer_advice,
     outputs,
     realised,
+    set_shares,
+    unchanged,
     worst,
 )
+from stretto.profile.rounds import Signature
 from stretto.profile.script_steps import WARMUP, Enough, Steps, Watched, run
 from stretto.profile.untouched import untouched
+from stretto.profile.watcher import Watcher
 from stretto.tune.timing import Timing
 
 FEWEST = 3  # pairs of steps without which nothing is said of a gain
+COMPILED = (
+    "torch.compile: the step is timed as it runs, compiled; its ops are those of the model before it is compiled, "
+    "since a step that is watched op by op is not compiled"
+)
+IN_COMPILE = "inside torch.compile a layer is stock's code, compiled as a whole"
 
 
 class _Script(Workload):
@@ -41,52 +51,57 @@ class _Script(Workload):
     def __init__(self, alone: Watched | None, mode: str) -> None:
         super().__init__(torch.nn.Identity(), None, mode)
         self.alone = alone
+        self.rounds: tuple[Signature, ...] = ()  # optimizers that a step is a round of
+        self.failure: BaseException | None = None  # that ended the script before enough was seen
 
     def run(self, recorder: Recorder | None = None) -> None:
         raise StrettoError("profile: the step of a script cannot be run again here; use stretto.profile(model, data)")
 
 
-class _Watcher(Steps):
-    """One step traced in full, then plain and timed ones in turns."""
+def _run_until_it_fails(script: str, arguments: list[str], watcher: Watcher) -> BaseException | None:
+    """Run the script; what ended it before its time. What was seen until then is worth telling."""
+    try:
+        run(script, arguments, watcher)
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        return error
+    return None
 
-    def __init__(self, repeats: int) -> None:
-        super().__init__()
-        self.repeats = repeats
-        self.plain: list[float] = []
-        self.passes: list[Recorder] = []
-        self.full: Recorder | None = None
-        self.current: Recorder | None = None
-        self._stack = ExitStack()
 
-    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        super().before(optimizer, args, kwargs)
-        if self.current is not None:
-            self.current.phase = "optimizer"
+def compiled_paths(model: nn.Module) -> list[str]:
+    """Paths of the modules that torch.compile has in hand, by either of its doors."""
+    return [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None
+    ]
 
-    def ended(self, seconds: float) -> None:
-        self._stack.close()
-        if self.current is not None:
-            if self.current.full:
-                self.full = self.current
-            else:
-                self.passes.append(self.current)
-        elif self.full is not None:
-            self.plain.append(seconds)
-        self.current = None
 
-    def begins(self) -> None:
-        if len(self.plain) >= self.repeats and len(self.passes) >= self.repeats:
-            raise Enough
-        if self.full is None or len(self.passes) < len(self.plain):
-            self.current = Recorder(self.model, full=self.full is None, device=self.device)
-            self._stack = ExitStack()
-            self._stack.enter_context(self.current.recording())
-            if not self.by_optimizer:  # the call of the first model is under way
-                self.current._enter_module(self._roots[0], ())
+def _advise(found: Profile, watcher: Watcher, train: bool, budget: float) -> None:
+    compiled = compiled_paths(watcher.model)
+    if compiled:
+        found.remarks.append(COMPILED)
+    sites = watcher.sites
+    free = {
+        path: site
+        for path, site in sites.items()
+        if not any(path == above or not above or path.startswith(f"{above}.") for above in compiled)
+    }
+    with untouched(watcher.model):
+        found.advice = layer_advice(free, train, REPEATS, budget)
+    found.advice += [unchanged(path, site, IN_COMPILE) for path, site in sites.items() if path not in free]
+    set_shares(found.advice, found.trace.step_seconds)
 
-    def close(self) -> None:
-        self._stack.close()
-        super().close()
+
+def _remarks(watcher: Watcher, trace: Trace, failure: BaseException | None) -> list[str]:
+    """What one must know before believing the numbers."""
+    said = []
+    if failure is not None:
+        name = f"{type(failure).__name__}: {failure}".removesuffix(": ")
+        said.append(f"the script ended with {name} after {watcher.steps} {watcher.unit}: this was seen until then")
+    makeup = next(made for made, full in watcher.fulls if full.trace is trace)
+    if len(makeup) > 1:
+        said.append(f"a step is a round: {len(makeup)} steps of {len(set(makeup))} optimizers")
+    return said
 
 
 def profile_script(
@@ -94,21 +109,24 @@ def profile_script(
 ) -> Profile:
     """Profile the steps of a script, then its layers alone. budget: seconds for each layer."""
     expect(Path(script).is_file(), f"profile: no script {script!r}")
-    watcher = _Watcher(repeats)
-    run(script, arguments, watcher)
-    if watcher.full is None or not watcher.passes:
+    watcher = Watcher(repeats)
+    failure = _run_until_it_fails(script, arguments, watcher)
+    trace, passes, plain = watcher.seen() if watcher.fulls else (None, [], [])
+    if trace is None or not passes:
+        if failure is not None:
+            raise failure
         wanted = WARMUP + 2 + 2 * repeats
         fail(f"profile: {script} took {watcher.steps} {watcher.unit}, wanted at least {wanted}")
-    trace = watcher.full.trace
-    merge_times(trace, watcher.passes, watcher.plain or [trace.traced_seconds])
+    merge_times(trace, passes, plain or [trace.traced_seconds])
     alone = watcher.workload
     train = watcher.by_optimizer if alone is None else alone.mode == "train"
     computer = machine_file.get(machine, device=watcher.device)
-    found = make(_Script(alone, "train" if train else "infer"), trace, computer, Path(script).name)
-    with untouched(watcher.model):
-        found.advice = layer_advice(watcher.sites, train, REPEATS, budget)
-    for row in found.advice:
-        row["share"] = row["saves_ms"] / 1e3 / trace.step_seconds
+    workload = _Script(alone, "train" if train else "infer")
+    workload.rounds, workload.failure = watcher.rounds.kinds, failure
+    found = make(workload, trace, computer, Path(script).name)
+    found.remarks = _remarks(watcher, trace, failure)
+    if not isinstance(failure, KeyboardInterrupt):
+        _advise(found, watcher, train, budget)
     return found
 
 
@@ -125,8 +143,8 @@ def alone(profile: Profile, *, repeats: int = 5) -> Profile:
 class _Turns(Steps):
     """Stock and accelerated steps in turns, after the outputs were seen to be equal."""
 
-    def __init__(self, chosen: list[dict[str, Any]]) -> None:
-        super().__init__()
+    def __init__(self, chosen: list[dict[str, Any]], known: tuple[Signature, ...] = ()) -> None:
+        super().__init__(known)
         self.chosen = chosen
         self.problem = ""
         self.error = 0.0
@@ -182,11 +200,14 @@ def apply_script(profile: Profile, script: str, arguments: list[str]) -> dict[st
     chosen = [row for row in profile.advice if row["advice"] == "accelerate"]
     if not chosen:
         return dict(NOTHING)
-    turns = _Turns(chosen)
+    failure = getattr(profile.workload, "failure", None)
+    if failure is not None:
+        reason = f"not applied: the script ended with {type(failure).__name__}"
+        return {"applied": False, "reason": reason, "predicted_ms": _predicted(chosen)}
+    turns = _Turns(chosen, getattr(profile.workload, "rounds", ()))
     run(script, arguments, turns)
     if turns.problem:
-        predicted = sum(row["saves_ms"] for row in chosen)
-        return {"applied": False, "reason": f"not applied: {turns.problem}", "predicted_ms": predicted}
+        return {"applied": False, "reason": f"not applied: {turns.problem}", "predicted_ms": _predicted(chosen)}
     pairs = min(len(samples) for samples in turns.samples.values())
     if pairs < FEWEST:
         wanted = WARMUP + 1 + SETTLE + 2 * FEWEST
@@ -195,3 +216,7 @@ def apply_script(profile: Profile, script: str, arguments: list[str]) -> dict[st
     if done["applied"]:
         done["reason"] += "; stretto.accelerate(model) in the script keeps it so"
     return {**done, "error": turns.error}
+
+
+def _predicted(chosen: list[dict[str, Any]]) -> float:
+    return sum(row["saves_ms"] for row in chosen)

@@ -1,7 +1,7 @@
 """The steps of a script that runs as it is: where one ends, which models it calls, and with what.
 
-Steps are told apart by the optimizer. In a script that makes none, a step goes from one call of its first model to the
-next: inference, or training by hand.
+Steps are told apart by the optimizer; where several step in turn, a round of them is one step (rounds.py). In a script
+that makes none, a step goes from one call of its first model to the next: inference, or training by hand.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import runpy
 import sys
 import time
+import warnings
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+    register_module_module_registration_hook,
+)
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch_geometric.nn import MessagePassing
 
@@ -27,6 +33,7 @@ from stretto.analyze.workload import Workload
 from stretto.graph import Graph
 from stretto.profile.recommend import Site, detached, indices
 from stretto.profile.replay import operands
+from stretto.profile.rounds import Rounds, Signature
 from stretto.tune.timing import waiter
 
 WARMUP = 3
@@ -98,46 +105,67 @@ def _other_graph(site: Site, args: Any, kwargs: Any) -> bool:
 
 
 class Steps:
-    """Watches a script step by step: a few to warm up, in which its models are met, then as a subclass wants."""
+    """Watches a script step by step: a few to warm up, in which its models are met, then as a subclass wants.
 
-    def __init__(self) -> None:
+    known: optimizers of a run before, whose rounds are the steps.
+    """
+
+    def __init__(self, known: tuple[Signature, ...] = ()) -> None:
         self.steps = 0
+        self.rounds = Rounds(known)
         self.device = torch.device("cpu")
         self.by_optimizer = False  # one was made
         self.calls: list[Call] = []  # of the last step to warm up
         self._roots: list[nn.Module] = []
-        self._layers: list[Site] = []
-        self._layer_calls: Counter[int] = Counter()  # of all steps to warm up, by id of the layer
-        self._hooks: list[Any] = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
+        self._layers: dict[int, Site] = {}  # by id of the layer
+        self._evaluated: set[int] = set()  # layers that were called without gradients only
+        self._layer_calls: Counter[int] = Counter()  # of all steps to warm up but the first, by id of the layer
+        self._layer_learned: Counter[int] = Counter()  # those of them that a gradient came back to
+        self._hooks: list[Any] = []
         self._new_graphs: set[int] = set()  # layers that have got another one each time, by id
-        self._marks: list[Any] = []
+        self._holders: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+        self._marks: list[Any] = [register_module_module_registration_hook(self._held)]
         self._depth = 0
         self._met: set[int] = set()
         self._start = 0.0
         self._busy = False
+        self._hook()
 
     @property
     def model(self) -> nn.Module:
-        """All that the script calls: its one model, or several under their names."""
-        if len(self._roots) == 1 and not isinstance(self._roots[0], MessagePassing):
-            return self._roots[0]
-        return Roots(self._roots)
+        """All that the script calls: its one model, or several under their names. Layers that it calls one by one, by
+        an `encode` of the model that holds them, are that model's."""
+        found = list({id(held): held for held in map(self._outermost, self._roots)}.values())
+        if len(found) == 1 and not isinstance(found[0], MessagePassing):
+            return found[0]
+        return Roots(found)
+
+    def _held(self, holder: nn.Module, name: str, module: nn.Module | None) -> None:
+        """A module is being put into another one."""
+        if module is not None:
+            self._holders[module] = weakref.ref(holder)
+
+    def _outermost(self, module: nn.Module) -> nn.Module:
+        reference = self._holders.get(module)
+        holder = None if reference is None else reference()
+        if holder is None or all(child is not module for child in holder.children()):
+            return module
+        return self._outermost(holder)
 
     @property
     def sites(self) -> dict[str, Site]:
-        """The message-passing layers by path, each with the arguments of one call and how many a step has."""
+        """The message-passing layers by path, each with the arguments of one call and how many a step has, with and
+        without gradients. Where nothing learns, all calls are alike."""
         names = {id(module): path for path, module in self.model.named_modules()}
-        often = self._layer_calls  # in a script that steps one model, then another, each is called in half of the steps
-        return {
-            names[id(site.module)]: site._replace(
-                calls=often[id(site.module)] / (WARMUP + 1), new_graph=id(site.module) in self._new_graphs
-            )
-            for site in self._layers
-            if id(site.module) in names
-        }
+        found: dict[str, Site] = {}
+        for key, site in self._layers.items():
+            calls = self._layer_calls[key] / WARMUP
+            learned = self._layer_learned[key] / WARMUP if self._layer_learned else calls
+            if key in names and calls:
+                found[names[key]] = site._replace(
+                    calls=learned, forward=max(0.0, calls - learned), new_graph=key in self._new_graphs
+                )
+        return found
 
     @property
     def workload(self) -> Watched | None:
@@ -147,6 +175,10 @@ class Steps:
 
     # ---- models and layers, while the script warms up ----
 
+    def _hook(self) -> None:
+        self._hooks.append(register_module_forward_pre_hook(self._enter))
+        self._hooks.append(register_module_forward_hook(self._leave, always_call=True))
+
     def _enter(self, module: nn.Module, args: Any) -> None:
         if self._depth == 0 and id(module) not in self._met and _worth_naming(module):
             self._roots.append(module)
@@ -155,7 +187,7 @@ class Steps:
                 self._begin()
             self._hooks.append(module.register_forward_pre_hook(self._called, with_kwargs=True))
             self._hooks.append(module.register_forward_hook(self._answered))
-        if isinstance(module, MessagePassing) and self._learns():
+        if isinstance(module, MessagePassing):
             self._layer_calls[id(module)] += 1  # here, since a hook of the module itself would miss its first call
         if isinstance(module, MessagePassing) and id(module) not in self._met:
             self._hooks.append(module.register_forward_pre_hook(self._layer, with_kwargs=True))
@@ -168,19 +200,22 @@ class Steps:
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         self._depth = max(0, self._depth - 1)
+        ends = [t for t in operands(out) if t.requires_grad] if isinstance(module, MessagePassing) else []
+        if ends:
+            ends[0].register_hook(lambda _: self._layer_learned.update([id(module)]))
 
     # kwargs: a hook that is removed during a call is still called, without them.
 
     def _layer(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if self.steps > WARMUP:
             return
-        if not self._learns():
-            return
-        known = next((site for site in self._layers if site.module is module), None)
-        if known is None:
-            self._layers.append(Site(module, detached(args), detached(kwargs)))
-        elif _other_graph(known, args, kwargs):
-            self._new_graphs.add(id(module))
+        key, learns = id(module), self._learns()
+        known = self._layers.get(key)
+        if known is None or (learns and key in self._evaluated):
+            self._layers[key] = Site(module, detached(args), detached(kwargs))
+            (self._evaluated.discard if learns else self._evaluated.add)(key)
+        elif (learns or key in self._evaluated) and _other_graph(known, args, kwargs):
+            self._new_graphs.add(key)
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if self.steps <= WARMUP and self._depth == 1:
@@ -205,7 +240,6 @@ class Steps:
         """The script has made an optimizer: its steps are the steps, unless calls are being timed already."""
         if not self.by_optimizer and self.steps <= WARMUP:
             self.by_optimizer, self.steps = True, 0
-            self._layer_calls.clear()
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The optimizer is about to step."""
@@ -213,8 +247,22 @@ class Steps:
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The optimizer has stepped."""
-        if self.by_optimizer:
+        if not self.by_optimizer:
+            return
+        what = self.rounds.stepped(optimizer)
+        if what == "ends":
             self._end()
+        elif what == "anew":
+            self.restart()
+
+    def restart(self) -> None:
+        """A step is something else from here on; what was seen of those before is of no use."""
+        self._unhook()
+        self._roots, self._layers, self.calls = [], {}, []
+        self._new_graphs, self._evaluated, self._met = set(), set(), set()
+        self.steps = self._depth = 0
+        self._hook()
+        self._begin()
 
     def _first_model(self, module: nn.Module, args: Any) -> None:
         if not self.by_optimizer and not self._busy:
@@ -230,6 +278,9 @@ class Steps:
             wait()
         self.ended(time.perf_counter() - self._start)
         self.steps += 1
+        if self.steps == 1:  # what an evaluation calls between two steps is of the second
+            self._layer_calls.clear()
+            self._layer_learned.clear()
         if self.steps <= WARMUP:
             self.calls = []
         else:
@@ -255,6 +306,9 @@ class Steps:
     @property
     def unit(self) -> str:
         """What its steps are counted in."""
+        several = len(self.rounds.kinds)
+        if several > 1:
+            return f"rounds of its {several} optimizers"
         return "optimizer steps" if self.by_optimizer else "calls of its model"
 
 
@@ -282,7 +336,8 @@ def run(script: str, arguments: list[str], steps: Steps) -> None:
     before, path = sys.argv, list(sys.path)
     sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
     try:
-        with _watching(steps):
+        with _watching(steps), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks")  # ours
             runpy.run_path(script, run_name="__main__")
     except Enough:
         pass  # all that was wanted has been seen

@@ -86,8 +86,11 @@ def sweep(
     repeats: int = REPEATS,
     progress: Callable[[str, float], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    rows: list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of every point and candidate of the hot ops, until the budget (seconds by the clock) is spent.
+
+    They are added to `rows`, where that is given, as they come.
 
     progress(what, seconds left) is called before each point and now and then within it. An op without candidates has
     one row that says why.
@@ -109,7 +112,7 @@ def sweep(
         cells = [p for p in points(base, cores) if p.moved(base) in site.axes]
         queues.append((site, cells))
         axes.append(list(dict.fromkeys(p.moved(base) for p in cells[1:])))
-    rows: list[dict[str, Any]] = []
+    rows = [] if rows is None else rows
     try:
         for site, point, promised in schedule(queues, axes) if queues else ():
             left = end - clock()

@@ -271,3 +271,11 @@ def test_strategies_say_whether_they_fit():
     assert any(s.fits for s in again)
     assert {s.here for s in again if s.workers <= 2} == {True}
     assert {s.here for s in again if s.workers > 2} == {False}
+
+
+def test_what_print_and_a_notebook_show():
+    report = report_of("gcn")
+    assert str(report) == repr(report) == report.explain()
+    found = stretto.profile(make("gcn", 8, 4, 8), as_data(datasets.load_graph("er:40:80"), width=8), machine=Machine())
+    assert repr(found) == str(found)
+    assert str(found).startswith("Stack, train: ")

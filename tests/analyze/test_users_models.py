@@ -208,12 +208,29 @@ def test_pooling_in_the_models_own_forward_is_no_layer():
     assert [cost.path for cost in report.costs] == ["inner"]
 
 
+class EdgeAttention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.TransformerConv(32, 8, edge_dim=5)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv(x, edge_index, edge_attr)
+
+
+def with_edge_features():
+    data = graph()
+    data.edge_attr = torch.rand(data.num_edges, 5)
+    return data
+
+
 CLASSES = {
     "GraphUNet": (lambda: pyg.GraphUNet(32, 16, 8, depth=2), graph, {"C, L"}),
     "RGCN": (Typed, typed, {"C, L"}),
     "ARMA": (lambda: pyg.ARMAConv(32, 8, num_layers=3), graph, {"C, R"}),
     "ARMA, shared": (lambda: pyg.ARMAConv(32, 8, num_layers=3, shared_weights=True), graph, {"C, R"}),
-    "gated": (lambda: pyg.GatedGraphConv(32, 2), graph, {"C, P"}),
+    "gated": (lambda: pyg.GatedGraphConv(32, 2), graph, {"C, L"}),  # a GRU after each round: no power of A
+    "softmax by channel": (lambda: pyg.GENConv(32, 8, aggr="softmax"), graph, {"MP, L"}),
+    "attention, edge features": (EdgeAttention, with_edge_features, {"MP, L"}),
     "accelerated GAT": (lambda: stretto.accelerate(make("gat", 32, 16, 8)), graph, {"A, L"}),
 }
 

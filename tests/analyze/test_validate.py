@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from torch_geometric.data import Data
+from torch_geometric.utils import add_remaining_self_loops, degree
 
 import stretto.analyze
 from stretto import datasets, memory
-from stretto.analyze import Machine, validate
+from stretto.analyze import Machine, validate, workers
 from stretto.analyze.models import as_data, make
 from stretto.analyze.strategies import STALE
+from stretto.dist import Part
 
 FREE = {"flops", "compulsory bytes", "peak memory of the step", "step, as given"}
 
@@ -98,3 +101,16 @@ def test_reasons_are_in_the_rows(name, words, monkeypatch):
     assert words in rows[f"step, {STALE}, 2 workers"]["note"]
     pull = rows[f"step, {validate.PULL}, 2 workers"]["note"]
     assert (words if name == "sgc" else "no processes here") in pull
+
+
+def test_a_halo_row_has_the_degree_it_has_in_the_whole_graph():
+    """Also one with a self-loop, to which GCN adds none."""
+    edge_index = torch.tensor([[0, 1, 2, 2, 3, 3, 0, 1], [1, 0, 0, 2, 2, 3, 3, 1]])
+    data = Data(x=torch.eye(4), edge_index=edge_index)
+    part = Part.of(edge_index, torch.tensor([0, 0, 1, 1]), 0)
+    share = workers._share_of(data, part, degrees=True)
+    whole = degree(add_remaining_self_loops(edge_index, num_nodes=4)[0][1], 4)
+    held = torch.cat([part.own, part.halo])
+    seen = degree(add_remaining_self_loops(share.edge_index, num_nodes=len(held))[0][1], len(held))
+    assert part.halo.tolist() == [2]
+    assert torch.equal(seen, whole[held])

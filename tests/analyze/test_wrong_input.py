@@ -72,11 +72,18 @@ def test_numbers_and_functions_of_calls():
     data = as_data(datasets.load_graph("er:20:40"), width=4)
     model = make("gcn", 4, 4, 8)
     report = stretto.analyze(model, data, machine=Machine(), procs=[1])
-    for wrong, words in (({"repeats": 0}, "'repeats' is 0"), ({"workers": -1}, "'workers' is -1")):
+    for wrong, words in (
+        ({"repeats": 0}, "'repeats' is 0"),
+        ({"workers": -1}, "'workers' is -1"),
+        ({"workers": "2"}, "'workers' is '2'"),
+    ):
         with pytest.raises(StrettoError, match=words):
             report.validate(**wrong)
-    with pytest.raises(StrettoError, match="'step' is 3, wanted a function"):
-        stretto.profile(model, data, machine=Machine(), step=3)
+    for wrong, words in (({"step": 3}, "'step' is 3, wanted a function"), ({"mode": "eval"}, "'mode' is 'eval'")):
+        with pytest.raises(StrettoError, match=f"profile: {words}"):
+            stretto.profile(model, data, machine=Machine(), **wrong)
+    with pytest.raises(StrettoError, match="profile: 'model' is str, wanted a Module"):
+        stretto.profile("gcn", data, machine=Machine())
     with pytest.raises(StrettoError, match="'repeats' is 'a'"):
         stretto.profile(model, data, machine=Machine(), repeats="a")
     with pytest.raises(StrettoError, match="'budget' is '60s', wanted more than 0 seconds"):

@@ -128,3 +128,13 @@ def test_settings_name_the_ten_numbers():
     for wrong in ({"steps": -1}, {"layers": 0}):
         with pytest.raises(StrettoError, match="or more"):
             Age(**wrong)
+
+
+def test_a_weight_that_is_none_is_no_argument():
+    """PyG's own GCN calls its layers with edge_weight=None."""
+    edges = random_edges(5, 5, 8, 0)
+    conv = pyg.GCNConv(4, 4)
+    rules.check_call(conv, (edges,), {"edge_weight": None}, edges)
+    for args, kwargs in (((edges.clone(),), {}), ((edges,), {"edge_weight": torch.ones(8)}), ((None,), {})):
+        with pytest.raises(StrettoError, match="another edge_index than the part's"):
+            rules.check_call(conv, args, kwargs, edges)

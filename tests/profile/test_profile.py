@@ -15,8 +15,8 @@ from stretto.analyze.models import as_data, make
 from stretto.analyze.trace import Trace
 from stretto.nn.classes import STOCK
 from stretto.profile.bounds import halved
+from stretto.profile.op_advice import dispatch_table
 from stretto.profile.profiling import Group, groups
-from stretto.profile.recommend import dispatch_table
 from stretto.profile.replay import capture, fingerprint, regenerate
 from stretto.profile.row_sites import site
 from stretto.profile.sweep import sites

@@ -126,18 +126,6 @@ for _ in range(int(sys.argv[1])):
 sys.exit()
 """
 )
-IN_TURN = (
-    HEAD
-    + """
-nets = [Net(), Net()]
-optimizers = [torch.optim.Adam(net.parameters()) for net in nets]
-for _ in range(int(sys.argv[1]) // 2):
-    for net, optimizer in zip(nets, optimizers):
-        optimizer.zero_grad()
-        net(x, edge_index).sum().backward()
-        optimizer.step()
-"""
-)
 BATCHES = (
     HEAD
     + """
@@ -250,14 +238,16 @@ def test_a_models_part_has_the_gradients_of_the_script(written):
         assert torch.allclose(got, p.grad, atol=1e-6)
 
 
-@pytest.mark.parametrize(("text", "calls"), [(ACCUMULATED, 3), (IN_TURN, 0.5), (TRAIN, 1)], ids=["3", "half", "1"])
-def test_a_gain_counts_all_calls_of_a_step(written, monkeypatch, text, calls):
+@pytest.mark.parametrize(("text", "calls", "more"), [(ACCUMULATED, 3, 0), (TRAIN, 1, 1)], ids=["3", "evaluated"])
+def test_a_gain_counts_all_calls_of_a_step(written, monkeypatch, text, calls, more):
+    """Those of an evaluation between two steps too."""
     paced(monkeypatch, 3.0)  # a layer takes 3 s and 1 s
     found = profiled(written(text))
     assert found.advice
     for row in found.advice:
-        assert row["saves_ms"] == pytest.approx(2000 * calls)
+        assert row["saves_ms"] == pytest.approx(2000 * (calls + more))
         assert (f"called {calls} times a step" in row["reason"]) == (calls != 1)
+        assert ("1 time a step without gradients" in row["reason"]) == bool(more)
 
 
 def test_a_script_that_exits_is_over(written):

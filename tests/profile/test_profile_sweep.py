@@ -13,8 +13,8 @@ from stretto.profile import candidates
 from stretto.profile import sweep_dense as dense
 from stretto.profile.axes import Point, place, points, values
 from stretto.profile.contest import Pace, interval
+from stretto.profile.op_advice import dispatch_table, winner
 from stretto.profile.profiling import Group
-from stretto.profile.recommend import dispatch_table, winner
 from stretto.profile.row_sites import run_point
 from stretto.profile.sweep import schedule
 from stretto.tune.timing import Timing
@@ -107,7 +107,7 @@ def test_two_runs_name_the_same_winner(monkeypatch):
 
 
 def test_the_winner_may_change_with_the_order():
-    from stretto.profile.recommend import _by_order
+    from stretto.profile.op_advice import _by_order
 
     def row(order, candidate, ms):
         axis = "base" if order == "given" else "order"

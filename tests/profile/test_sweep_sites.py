@@ -13,7 +13,7 @@ from stretto.analyze.models import as_data, make
 from stretto.profile import sweep as sweeping
 from stretto.profile.axes import Point
 from stretto.profile.contest import LEAST, Pace, empty_row
-from stretto.profile.recommend import op_advice, verdict
+from stretto.profile.op_advice import op_advice, verdict
 from stretto.profile.row_sites import RowSite, run_point, site
 from stretto.profile.sweep import cut, sites, sweep
 from stretto.profile.sweep_dense import DenseSite, SparseSite

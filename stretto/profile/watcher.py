@@ -1,0 +1,88 @@
+"""Looks at the steps of a script, one by one, until enough of them were alike."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from stretto.analyze.trace import Recorder, Trace
+from stretto.analyze.workload import ATTEMPTS, same_ops
+from stretto.profile.rounds import Makeup
+from stretto.profile.script_steps import Enough, Steps
+
+PATIENCE = 4  # times the steps wanted: so many may pass before another step is traced in full
+
+
+class Watcher(Steps):
+    """One step traced in full, then plain and timed ones in turns; only those of one makeup are compared."""
+
+    def __init__(self, repeats: int) -> None:
+        super().__init__()
+        self.repeats = repeats
+        self.plain: list[tuple[Makeup, float]] = []
+        self.passes: list[tuple[Makeup, Recorder]] = []
+        self.fulls: list[tuple[Makeup, Recorder]] = []
+        self.current: Recorder | None = None
+        self._since = 0  # steps since the last one in full
+        self._stack = ExitStack()
+
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        super().before(optimizer, args, kwargs)
+        if self.current is not None:
+            self.current.phase = "optimizer"
+
+    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.current is not None:
+            self.current.phase = "forward"  # of the next model of the round
+        super().after(optimizer, args, kwargs)
+
+    def restart(self) -> None:
+        self._stack.close()
+        self.current, self._since = None, 0
+        self.plain, self.passes, self.fulls = [], [], []
+        super().restart()
+
+    def ended(self, seconds: float) -> None:
+        self._stack.close()
+        makeup = self.rounds.makeup
+        if self.current is not None:
+            (self.fulls if self.current.full else self.passes).append((makeup, self.current))
+        elif self.fulls:
+            self.plain.append((makeup, seconds))
+        self.current = None
+
+    def begins(self) -> None:
+        if self.fulls and self._served() >= self.repeats:
+            raise Enough
+        full = not self.fulls or self._since >= PATIENCE * self.repeats  # the last was an odd step: another one
+        if full and len(self.fulls) == ATTEMPTS:
+            raise Enough
+        self._since = 0 if full else self._since + 1
+        if full or len(self.passes) < len(self.plain):
+            self.current = Recorder(self.model, full=full, device=self.device)
+            self._stack = ExitStack()
+            self._stack.enter_context(self.current.recording())
+            if not self.by_optimizer:  # the call of the first model is under way
+                self.current._enter_module(self._roots[0], ())
+
+    def _served(self) -> int:
+        """Pairs of plain and timed steps that the best of the full ones has; 0 if none of them ran the same ops."""
+        trace, passes, plain = self.seen()
+        return min(len(passes), len(plain)) if any(same_ops(trace, p) for p in passes) else 0
+
+    def seen(self) -> tuple[Trace, list[Recorder], list[float]]:
+        """The trace that most steps were like, with timed and plain ones of its makeup."""
+
+        def alike(full: tuple[Makeup, Recorder]) -> int:
+            return sum(makeup == full[0] and same_ops(full[1].trace, p) for makeup, p in self.passes)
+
+        makeup, best = max(self.fulls, key=alike)
+        return (
+            best.trace,
+            [p for made, p in self.passes if made == makeup],
+            [seconds for made, seconds in self.plain if made == makeup],
+        )
+
+    def close(self) -> None:
+        self._stack.close()
+        super().close()
