@@ -82,11 +82,11 @@ def _scores(conv: Any, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor
     heads, width = conv.heads, conv.out_channels
     if edge_attr is None or not streaming.large(graph, heads * width, x_l) or not streaming.row_by_row([conv.lin_edge]):
         return None
-    att = conv.att.view(heads, width)
+    att, slope = conv.att.view(heads, width), conv.negative_slope  # as it is now: backward asks again
 
     def score(own: Tensor, other: Tensor, edge: Tensor) -> Tensor:
         terms = own + other + conv.lin_edge(edge).view(-1, heads, width)
-        return (leaky_relu(terms, conv.negative_slope) * att).sum(dim=-1)
+        return (leaky_relu(terms, slope) * att).sum(dim=-1)
 
     learnt = [att, *streaming.parameters_of([conv.lin_edge])]
     made: Tensor = edge_mlp(graph, score, x_r, x_l, edge_attr, parameters=learnt, reduce="each", block=streaming.BLOCK)

@@ -61,7 +61,7 @@ def fast_sg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = 
     """What SGConv.forward computes."""
     check_input(x)
     _check_sum(conv)
-    if conv.cached:
+    if conv.cached or conv._cached_x is not None:
         raise Decline("cached=True keeps A^K X of the first call for ever")
     adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
     _no_weight_grad(adj)
@@ -75,7 +75,8 @@ def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
     """What TAGConv.forward computes."""
     check_input(x)
     _check_sum(conv)
-    if conv.K < 1:
+    hops = len(conv.lins) - 1  # as stock counts them, whatever conv.K has become
+    if hops < 1:
         raise Decline("K is 0")
     if conv.normalize:
         adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=False)
@@ -85,7 +86,7 @@ def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
         adj = Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
     _no_weight_grad(adj)
     tensors = {"X": x, **{f"W{k}": weight_of(lin, x) for k, lin in enumerate(conv.lins)}}
-    out = linear(polynomial(conv.K), tensors, {"A": adj}, bias=conv.bias, note=note_plan(conv))
+    out = linear(polynomial(hops), tensors, {"A": adj}, bias=conv.bias, note=note_plan(conv))
     return out if conv.bias is None else out.to(x.dtype)  # as stock's separate bias does under autocast
 
 
@@ -95,7 +96,7 @@ def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
     _check_sum(conv)
     if torch.is_autocast_enabled(x.device.type):
         raise Decline("autocast is on")
-    if conv.cached:
+    if conv.cached or conv._cached_h is not None:
         raise Decline("cached=True keeps the sum of the first call for ever")
     if conv.K < 1:
         raise Decline("K is 0")
