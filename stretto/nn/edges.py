@@ -203,6 +203,12 @@ def plus_own(graph: Graph, value: Tensor, own: Tensor, reduce: str) -> Tensor:
     return only_reached(graph, moved)
 
 
+def map_of(linear: Any) -> list[Tensor]:
+    """Weight and bias of a Linear, as functional.linear takes them. What runs again in backward is handed these, not
+    the module, which may have others by then (torch.func.functional_call)."""
+    return [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
+
+
 def bias_of(linear: Any) -> Tensor:
     """The bias of a Linear, zeros where it has none. [o]."""
     weight: Tensor = linear.weight

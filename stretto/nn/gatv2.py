@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import leaky_relu
+from torch.nn.functional import leaky_relu, linear
 
 from stretto.graph import Graph
 from stretto.nn import edges, gat, streaming
@@ -84,10 +84,10 @@ def _scores(conv: Any, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor
         return None
     att, slope = conv.att.view(heads, width), conv.negative_slope  # as it is now: backward asks again
 
-    def score(own: Tensor, other: Tensor, edge: Tensor) -> Tensor:
-        terms = own + other + conv.lin_edge(edge).view(-1, heads, width)
+    def score(own: Tensor, other: Tensor, edge: Tensor, att: Tensor, *to_edge: Tensor) -> Tensor:
+        terms = own + other + linear(edge, *to_edge).view(-1, heads, width)
         return (leaky_relu(terms, slope) * att).sum(dim=-1)
 
-    learnt = [att, *streaming.parameters_of([conv.lin_edge])]
-    made: Tensor = edge_mlp(graph, score, x_r, x_l, edge_attr, parameters=learnt, reduce="each", block=streaming.BLOCK)
+    learnt = [att, *edges.map_of(conv.lin_edge)]
+    made: Tensor = edge_mlp(graph, score, x_r, x_l, edge_attr, shared=learnt, reduce="each", block=streaming.BLOCK)
     return made

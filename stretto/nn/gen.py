@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from torch_geometric.nn import aggr as stock
 from torch_geometric.nn.aggr import MultiAggregation, PowerMeanAggregation, SoftmaxAggregation
 
@@ -68,14 +69,14 @@ def _in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor) -> Tensor | Non
     if lin is not None and not streaming.row_by_row([lin]):
         return None
     aggr, eps = conv.aggr_module, conv.eps  # as it is now: backward asks again
-    learnt = [] if lin is None else streaming.parameters_of([lin])
+    to_edge = [] if lin is None else edges.map_of(lin)
 
-    def message(other: Tensor, edge: Tensor) -> Tensor:
-        return (other + (edge if lin is None else lin(edge))).relu() + eps
+    def message(other: Tensor, edge: Tensor, *to_edge: Tensor) -> Tensor:
+        return (other + (linear(edge, *to_edge) if to_edge else edge)).relu() + eps
 
     def reduced(function: Any, reduce: tuple[str, ...], row: Tensor | None = None, more: Any = ()) -> list[Tensor]:
         return streaming.reduced(
-            graph, function, row, x, attr, reduce, width=x.size(1), parameters=[*learnt, *more], steady=True
+            graph, function, row, x, attr, reduce, width=x.size(1), parameters=more, shared=to_edge, steady=True
         )[0]
 
     several = _several(aggr)

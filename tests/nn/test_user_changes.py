@@ -209,6 +209,21 @@ def test_changes_before_backward_come_too_late(make, change, monkeypatch):
     same(found[1], found[0])
 
 
+@pytest.mark.parametrize("name", ["GENConv", "GATv2Conv", "GINEConv"])
+def test_functional_call_in_blocks(name, monkeypatch):
+    """By the time of backward the layer has its own parameters again."""
+    monkeypatch.setattr(streaming, "LARGE", 0)
+    monkeypatch.setattr(streaming, "BLOCK", 7)
+    found = []
+    for layer in pair(IN_BLOCKS[name]()):
+        given = {key: (0.5 * p.detach() + 0.2).requires_grad_() for key, p in layer.named_parameters()}
+        x, attr = features(), features(50, DIM, 5)
+        out = torch.func.functional_call(layer, given, (x, EDGES, attr))
+        total(out).backward()
+        found.append([out, *gradients(layer, x, attr), *(p.grad for p in given.values())])
+    same(found[1], found[0])
+
+
 @pytest.mark.parametrize("make", IN_BLOCKS.values(), ids=IN_BLOCKS)
 def test_hooks_of_parameters_are_called_once(make, monkeypatch):
     monkeypatch.setattr(streaming, "LARGE", 0)
