@@ -21,7 +21,7 @@ from stretto.compile.execute import WANTED, Call, Evaluation
 from stretto.compile.expr import Node
 from stretto.ops import twice
 from stretto.ops.attention_layer import aligned
-from stretto.ops.autograd_state import is_last, saved_elsewhere
+from stretto.ops.autograd_state import in_given_types, is_last, saved_elsewhere
 from stretto.ops.batched import one_by_one
 from stretto.ops.dense import column_sum
 
@@ -53,13 +53,14 @@ class _Layer(torch.autograd.Function):
         start = time.perf_counter()
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         tensors, kept = saved[: ctx.num], saved[ctx.num :]
-        if not torch.is_grad_enabled():
-            last = bool(call.after) and not ctx.hooked and is_last()  # what was kept may be overwritten
-            found = _backward(call, grads[0], needs, last, tensors, kept)
-        elif call.after:  # create_graph=True: gradients must be differentiable themselves
-            found = twice.gradients(lambda *terms: [_plainly(call, terms)], grads, tensors, needs)
-        else:
-            found = _gradients(call, grads[0], needs, tensors, again=True)
+        with in_given_types(grads[0].device.type):
+            if not torch.is_grad_enabled():
+                last = bool(call.after) and not ctx.hooked and is_last()  # what was kept may be overwritten
+                found = _backward(call, grads[0], needs, last, tensors, kept)
+            elif call.after:  # create_graph=True: gradients must be differentiable themselves
+                found = twice.gradients(lambda *terms: [_plainly(call, terms)], grads, tensors, needs)
+            else:
+                found = _gradients(call, grads[0], needs, tensors, again=True)
         if call.timed is not None and call.timed_backward:
             call.timed(ctx.seconds + time.perf_counter() - start)
         return (None, *found)

@@ -47,6 +47,7 @@ def relu_dense(z: Tensor, z_bias: Tensor | None, weight: Tensor, bias: Tensor | 
     out = pool.empty((z.size(0), weight.size(0)), z.dtype)
     if _narrow(z, weight):
         z, turned = z.contiguous(), weight.t().contiguous()
+        z_bias, bias = _side_by_side(z_bias, z.size(1)), _side_by_side(bias, weight.size(0))
         native.call(
             "stretto_relu_dense",
             _DTYPES[z.dtype],
@@ -77,7 +78,9 @@ def relu_dense_grad(
     """Gradients of z, z_bias (with that of z only), weight and bias."""
     dz = pool.empty(z.shape, z.dtype) if need_z else None
     if _narrow(z, weight):
-        return _narrow_grad(z.contiguous(), z_bias, weight.contiguous(), grad.contiguous(), dz)
+        return _narrow_grad(
+            z.contiguous(), _side_by_side(z_bias, z.size(1)), weight.contiguous(), grad.contiguous(), dz
+        )
     dz_bias = z.new_zeros(z.size(1)) if need_z and z_bias is not None else None
     dweight, dbias = torch.zeros_like(weight), weight.new_zeros(weight.size(0))
     with DenormalsAreZero():
@@ -130,6 +133,11 @@ def _blocks(z: Tensor, width: int) -> Iterator[slice]:
 
 def _active(z: Tensor, z_bias: Tensor | None) -> Tensor:
     return z.relu() if z_bias is None else (z + z_bias).relu_()
+
+
+def _side_by_side(bias: Tensor | None, width: int) -> Tensor | None:
+    """A bias as our kernels read it, [width] without gaps: a user's may be one number, or part of something larger."""
+    return None if bias is None else bias.expand(width).contiguous()
 
 
 def _pointer(t: Tensor | None) -> int | None:

@@ -45,6 +45,7 @@ def tall_product(
         return sum_product(x, w)[0]
     (m, k), n = x.shape, w.size(1)
     out = pool.empty((m, n), x.dtype) if add is None else add
+    bias = None if bias is None else bias.expand(n).contiguous()  # the kernel reads n values side by side
     other: tuple[int | None, ...] = (None, 0, 0, None, 0, 0)
     if beside is not None:
         y, v = beside

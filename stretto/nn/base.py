@@ -24,6 +24,7 @@ from stretto import settings
 from stretto.compile import Order, Plan
 from stretto.errors import fail
 from stretto.kernels import DTYPES
+from stretto.nn.watched import hooked, watched_everywhere
 from stretto.ops import advice
 from stretto.ops.autograd_state import again_in_backward, saved_elsewhere
 from stretto.ops.batched import transformed
@@ -269,6 +270,8 @@ def why_stock(conv: Any, *, aggregates_itself: bool = False) -> str | None:
     for name in _METHODS:
         if name in state and not _left_by_explainer(conv, state[name]):
             return f"{name}() was replaced on the instance"
+    if watched_everywhere():
+        return "a hook on all modules is registered"
     if state.get("_stretto_mismatch"):
         return "results differed from stock in shadow mode"
     if torch.jit.is_tracing():
@@ -353,18 +356,6 @@ def weight_of(linear: Any, x: Tensor, *, bias: bool = False) -> Tensor:
     if weight.size(1) != x.size(1):
         raise Decline(f"the weight takes {weight.size(1)} channels, the input has {x.size(1)}")
     return weight
-
-
-def hooked(*modules: Any) -> bool:
-    """Whether someone watches a module's calls, or has put another forward on the instance."""
-    return any(
-        m._forward_hooks
-        or m._forward_pre_hooks
-        or m._backward_hooks
-        or m._backward_pre_hooks
-        or "forward" in m.__dict__
-        for m in modules
-    )
 
 
 def note_path(conv: Any, reason: str | None) -> Record:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.graph import Graph
+from stretto.graph import Graph, lasting
 from stretto.kernels import Csr, native, pairs
 from stretto.nn import adjacency
 from stretto.ops.edge_packed import Pairs
@@ -31,7 +31,8 @@ class Features:
     def data(self) -> Tensor:
         """attr with one more column of ones."""
         if "data" not in self.kept:
-            self.kept["data"] = torch.cat([self.attr, self.attr.new_ones(self.attr.size(0), 1)], dim=1)
+            with lasting():  # what an evaluation makes, training saves for backward
+                self.kept["data"] = torch.cat([self.attr, self.attr.new_ones(self.attr.size(0), 1)], dim=1)
         return self.kept["data"]
 
 
@@ -63,7 +64,7 @@ def features_of(graph: Graph, attr: Tensor, length: Tensor | None = None, *, sha
         kept.kept["seen"] = True
         return kept
     kept.unsearched = False
-    with torch.no_grad():
+    with lasting(), torch.no_grad():
         better = _shared(graph, attr, length, _pairs)
     if better is not None:
         kept.pairs, kept.attr, kept.length, kept.kept = better.pairs, better.attr, better.length, {}

@@ -184,7 +184,7 @@ def gcn_adjacency(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | N
         graph = adjacency.graph_of(conv, edge_index, x.size(0), x.size(0))
         values = adjacency.values_of(edge_index)
         return Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
-    if conv.cached:
+    if conv.cached or conv._cached_edge_index is not None:
         if conv._cached_adj_t is not None or not isinstance(edge_index, Tensor):
             raise Decline("cached=True with a SparseTensor")
         if conv._cached_edge_index is None:  # the first graph is the graph for ever
@@ -221,6 +221,12 @@ def plus_own(graph: Graph, value: Tensor, own: Tensor, reduce: str) -> Tensor:
     else:
         moved = value + own
     return only_reached(graph, moved)
+
+
+def map_of(linear: Any) -> list[Tensor]:
+    """Weight and bias of a Linear, as functional.linear takes them. What runs again in backward is handed these, not
+    the module, which may have others by then (torch.func.functional_call)."""
+    return [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
 
 
 def bias_of(linear: Any) -> Tensor:

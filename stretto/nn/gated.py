@@ -66,12 +66,14 @@ def _gated(
         options = {"act": "sigmoid", "act2": "identity", "reduce": reduce}
         return edge_messages(graph, key, query, gate_e, None, value, value_e, **options)
 
+    act = conv.act
+
     def message(own: Tensor, other: Tensor, edge: Tensor | None = None) -> Tensor:
         sums = other if edge is None or weight is None else torch.addmm(other, edge, weight.t())
         query, value = sums.split(width, dim=1)
-        return conv.act(own + query) * value
+        return act(own + query) * value
 
-    acts = [conv.act]
+    acts = [act]
     (out,), how = streaming.reduced(
         graph,
         message,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import leaky_relu
+from torch.nn.functional import leaky_relu, linear
 
 from stretto.graph import Graph
 from stretto.nn import edges, gat, streaming
@@ -82,16 +82,12 @@ def _scores(conv: Any, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor
     heads, width = conv.heads, conv.out_channels
     if edge_attr is None or not streaming.large(graph, heads * width, x_l) or not streaming.row_by_row([conv.lin_edge]):
         return None
-    att = conv.att.view(heads, width)
+    att, slope = conv.att.view(heads, width), conv.negative_slope  # as it is now: backward asks again
 
-    def score(own: Tensor, other: Tensor, edge: Tensor) -> Tensor:
-        terms = own + other + conv.lin_edge(edge).view(-1, heads, width)
-        return (leaky_relu(terms, conv.negative_slope) * att).sum(dim=-1)
+    def score(own: Tensor, other: Tensor, edge: Tensor, att: Tensor, *to_edge: Tensor) -> Tensor:
+        terms = own + other + linear(edge, *to_edge).view(-1, heads, width)
+        return (leaky_relu(terms, slope) * att).sum(dim=-1)
 
-    options: dict[str, Any] = {
-        "parameters": [att, *streaming.parameters_of([conv.lin_edge])],
-        "reduce": "each",
-        "block": streaming.BLOCK,
-    }
-    made: Tensor = edge_mlp(graph, streaming.as_now(score, [conv.lin_edge]), x_r, x_l, edge_attr, **options)
+    learnt = [att, *edges.map_of(conv.lin_edge)]
+    made: Tensor = edge_mlp(graph, score, x_r, x_l, edge_attr, shared=learnt, reduce="each", block=streaming.BLOCK)
     return made

@@ -57,7 +57,7 @@ def _adjacency(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None
         graph = adjacency.graph_of(conv, edge_index, x.size(0), x.size(0))
         values = adjacency.values_of(edge_index)
         return Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
-    if conv.cached:  # the first graph is the graph for ever, exactly as stock keeps it
+    if conv.cached or conv._cached_edge_index is not None:  # the first graph is the graph for ever, as stock keeps it
         if conv._cached_adj_t is not None or not isinstance(edge_index, Tensor):
             raise Decline("cached=True with a SparseTensor")
         if conv._cached_edge_index is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from torch_geometric.nn import aggr as stock
 from torch_geometric.nn.aggr import MultiAggregation, PowerMeanAggregation, SoftmaxAggregation
 
@@ -67,15 +68,16 @@ def _in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor) -> Tensor | Non
     lin = getattr(conv, "lin_edge", None)
     if lin is not None and not streaming.row_by_row([lin]):
         return None
-    aggr = conv.aggr_module
-    learnt = [] if lin is None else streaming.parameters_of([lin])
+    aggr, eps = conv.aggr_module, conv.eps  # as it is now: backward asks again
+    to_edge = [] if lin is None else edges.map_of(lin)
 
-    def message(other: Tensor, edge: Tensor) -> Tensor:
-        return (other + (edge if lin is None else lin(edge))).relu() + conv.eps
+    def message(other: Tensor, edge: Tensor, *to_edge: Tensor) -> Tensor:
+        return (other + (linear(edge, *to_edge) if to_edge else edge)).relu() + eps
 
     def reduced(function: Any, reduce: tuple[str, ...], row: Tensor | None = None, more: Any = ()) -> list[Tensor]:
-        options: dict[str, Any] = {"parameters": [*learnt, *more], "modules": [lin], "steady": True}
-        return streaming.reduced(graph, function, row, x, attr, reduce, width=x.size(1), **options)[0]
+        return streaming.reduced(
+            graph, function, row, x, attr, reduce, width=x.size(1), parameters=more, shared=to_edge, steady=True
+        )[0]
 
     several = _several(aggr)
     if conv.aggr in SIMPLE:
@@ -95,14 +97,14 @@ def _softmax(aggr: Any, graph: Graph, x: Tensor, message: Any, reduced: Any) -> 
     """SoftmaxAggregation in two passes over blocks: the largest score of each row and channel, then both sums."""
     heat = aggr.t.view(-1, aggr.channels) if isinstance(aggr.t, Tensor) else aggr.t
     learnt = [heat] if isinstance(heat, Tensor) else []
-    acc = accumulate_type(x.dtype)
+    acc, steady = accumulate_type(x.dtype), not aggr.learn and aggr.semi_grad
     with torch.no_grad():
         (most,) = reduced(lambda *ends: message(*ends).to(acc) * heat, ("max",))
 
     def weighed(top: Tensor, *ends: Tensor) -> Tensor:
         value = message(*ends).to(acc)
         weight = (value * heat - top).exp()
-        weight = weight.detach() if not aggr.learn and aggr.semi_grad else weight
+        weight = weight.detach() if steady else weight
         return torch.cat([weight, weight * value], dim=1)
 
     (sums,) = reduced(weighed, ("sum",), most, learnt)
@@ -122,7 +124,7 @@ def _power_mean(aggr: Any, mean: Any) -> Tensor:
 
 def _several(aggr: Any) -> list[str] | None:
     """The names of a list of aggregations; None if one is not simple or there twice, or somebody watches."""
-    if not edges.is_stock(aggr, MultiAggregation) or hooked(aggr, *aggr.aggrs):
+    if not edges.is_stock(aggr, MultiAggregation) or hooked(*aggr.modules()):
         return None
     names = [next((name for kind, name in SEVERAL.items() if edges.is_stock(m, kind)), "") for m in aggr.aggrs]
     return names if "" not in names and len(set(names)) == len(names) else None  # stock mixes up what it has twice

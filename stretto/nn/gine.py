@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.nn.functional import linear
 
 from stretto.graph import Graph
 from stretto.nn import edges, streaming
@@ -34,14 +35,14 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     if (large and conv.lin is not None) or reduce not in ("sum", "mean"):
         (out,), how = streaming.reduced(
             graph,
-            lambda other, edge: (other + (edge if conv.lin is None else conv.lin(edge))).relu(),
+            lambda other, edge, *to_edge: (other + (linear(edge, *to_edge) if to_edge else edge)).relu(),
             None,
             x_src,
             attr,
             (reduce,),
             width=width,
-            parameters=streaming.parameters_of([conv.lin]),
-            modules=[conv.lin],
+            parameters=(),
+            shared=() if conv.lin is None else edges.map_of(conv.lin),
             steady=conv.lin is None or streaming.row_by_row([conv.lin]),
         )
         edge = "E" if conv.lin is None else "E W'"

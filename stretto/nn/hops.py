@@ -62,12 +62,12 @@ def fast_sg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = 
     """What SGConv.forward computes."""
     check_input(x)
     _check_sum(conv)
-    if conv.cached:
+    if conv.cached or conv._cached_x is not None:
         raise Decline("cached=True keeps A^K X of the first call for ever")
     adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
     _no_weight_grad(adj)
     tensors = {"X": x, "W": weight_of(conv.lin, x, bias=True)}
-    _check_hops(conv)
+    _check_hops(conv.K)
     return linear(power(conv.K), tensors, {"A": adj}, bias=conv.lin.bias, note=note_plan(conv))
 
 
@@ -75,7 +75,8 @@ def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
     """What TAGConv.forward computes."""
     check_input(x)
     _check_sum(conv)
-    _check_hops(conv)
+    hops = len(conv.lins) - 1  # as stock counts them, whatever conv.K has become
+    _check_hops(hops)
     if conv.normalize:
         adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=False)
     else:
@@ -84,7 +85,7 @@ def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
         adj = Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
     _no_weight_grad(adj)
     tensors = {"X": x, **{f"W{k}": weight_of(lin, x) for k, lin in enumerate(conv.lins)}}
-    out = linear(polynomial(conv.K), tensors, {"A": adj}, bias=conv.bias, note=note_plan(conv))
+    out = linear(polynomial(hops), tensors, {"A": adj}, bias=conv.bias, note=note_plan(conv))
     return out if conv.bias is None else out.to(x.dtype)  # as stock's separate bias does under autocast
 
 
@@ -94,7 +95,7 @@ def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
     _check_sum(conv)
     if torch.is_autocast_enabled(x.device.type):
         raise Decline("autocast is on")
-    if conv.cached:
+    if conv.cached or conv._cached_h is not None:
         raise Decline("cached=True keeps the sum of the first call for ever")
     if conv.K < 1:
         raise Decline("K is 0")
@@ -192,10 +193,10 @@ def _no_weight_grad(adj: Adjacency) -> None:
         raise Decline("edge_weight needs a gradient")
 
 
-def _check_hops(conv: Any) -> None:
-    if conv.K < 1:
+def _check_hops(count: int) -> None:
+    if count < 1:
         raise Decline("K is 0")
-    if conv.K > MOST_HOPS:
+    if count > MOST_HOPS:
         raise Decline(f"K is above {MOST_HOPS}")
 
 

@@ -25,6 +25,8 @@ def fast(
     x, _, _ = edges.ends(x)
     edges.check_aggr(conv, *edges.SUM)
     weight_of(conv.lin, x, bias=True)
+    if conv.flow != "source_to_target":
+        raise Decline(f"flow is {conv.flow}")
     if not edges.is_plain(hyperedge_index) or conv.use_attention:
         raise Decline("use_attention=True, or hyperedge_index is not [2, E]")
     if num_edges is None:

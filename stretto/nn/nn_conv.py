@@ -73,13 +73,15 @@ def _matrices_in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce
     if not streaming.row_by_row(modules, random=True):
         raise why
 
+    network = conv.nn
+
     def message(other: Tensor, edge: Tensor) -> Tensor:
-        return torch.bmm(other.unsqueeze(1), conv.nn(edge).view(-1, i, o)).squeeze(1)
+        return torch.bmm(other.unsqueeze(1), network(edge).view(-1, i, o)).squeeze(1)
 
     record_of(conv).plan = f"{reduce} of X_j nn(E), matrices in blocks of edges"
     block = max(min(streaming.BLOCK, streaming.BLOCK * WIDTH // (i * o)), 1)
     parameters = streaming.parameters_of(modules)
-    function = streaming.as_now(message, [conv.nn])
+    function = streaming.as_now(message, [network])
     made: Tensor = edge_mlp(graph, function, None, x, attr, parameters=parameters, reduce=reduce, block=block)
     return made
 

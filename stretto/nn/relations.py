@@ -7,6 +7,7 @@ that no stack of results is made. Layers that are no such sum run in turn, as th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -126,7 +127,9 @@ def total(parts: list[Part], share: float = 1.0) -> Tensor:
 
 
 def _sum(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.stack(tensors).sum(0)
+    """One by one: the gradients of a stack that is summed are views of one tensor, and autograd would hand that same
+    memory to every parameter as its .grad, where the next backward adds to it once for each of them."""
+    return functools.reduce(torch.add, tensors)
 
 
 def _scaled(tensor: Tensor, share: float) -> Tensor:

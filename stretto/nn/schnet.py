@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.models.schnet import ShiftedSoftplus
 
-from stretto.graph import Graph
+from stretto.graph import Graph, lasting
 from stretto.nn import edges, streaming
 from stretto.nn.base import LINEAR, Decline, hooked, record_of, weight_of
 from stretto.nn.chains import chain_of
@@ -38,7 +38,7 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor, edge_attr: 
     pairs = None if found is None else found.pairs
     record_of(conv).plan = "sum of W_e X_j, one pass" + ("; one filter for both directions" if pairs else "")
     if found is None:
-        filters = _run(conv.nn, plain, attr) * _window(conv, length)
+        filters = _run(conv.nn, plain, attr) * _window(conv.cutoff, length)
     else:
         made = _at_once(conv, graph, x, found)
         if made is not None:
@@ -57,8 +57,10 @@ def _in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, length: Tensor)
     if not streaming.row_by_row(conv.nn, random=True):
         return None
 
+    network, cutoff = conv.nn, conv.cutoff
+
     def message(other: Tensor, features: Tensor, far: Tensor) -> Tensor:
-        return other * (_run(conv.nn, True, features) * _window(conv, far))
+        return other * (_run(network, True, features) * _window(cutoff, far))
 
     (out,), how = streaming.reduced(
         graph,
@@ -91,7 +93,8 @@ def _kept_window(conv: Any, found: Features) -> Tensor:
     assert found.length is not None
     key = ("window", conv.cutoff)
     if key not in found.kept:
-        found.kept[key] = _window(conv, found.length)
+        with lasting():  # what an evaluation makes, training saves for backward
+            found.kept[key] = _window(conv.cutoff, found.length)
     return found.kept[key]
 
 
@@ -105,9 +108,9 @@ def _filters(conv: Any, plain: bool, found: Features) -> Tensor:
     return _run(list(conv.nn)[1:], True, made) * window
 
 
-def _window(conv: Any, length: Tensor) -> Tensor:
+def _window(cutoff: float, length: Tensor) -> Tensor:
     """What makes filters end at the cutoff, as stock computes it. [E, 1]."""
-    return (0.5 * (torch.cos(length * math.pi / conv.cutoff) + 1.0)).view(-1, 1)
+    return (0.5 * (torch.cos(length * math.pi / cutoff) + 1.0)).view(-1, 1)
 
 
 def _run(network: Any, plain: bool, rows: Tensor) -> Tensor:

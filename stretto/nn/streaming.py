@@ -93,8 +93,8 @@ def parameters_of(modules: Iterable[Any]) -> list[Tensor]:
 def as_now(function: Callable[..., Tensor], modules: Iterable[Any]) -> Callable[..., Tensor]:
     """The function, with the modules that it runs as they are now, whenever it runs.
 
-    Backward makes messages again: by then a module may be in another mode, or, under torch.func.functional_call, have
-    its own parameters back.
+    Backward makes messages again: by then a module may be in another mode, have other modules inside, or, under
+    torch.func.functional_call, have its own parameters back.
     """
     inner = [each for module in modules if isinstance(module, nn.Module) for each in module.modules()]
     states = [(each, *_state(each)) for each in inner]
@@ -113,25 +113,27 @@ def as_now(function: Callable[..., Tensor], modules: Iterable[Any]) -> Callable[
     return run
 
 
-Held = tuple[dict[str, Any], dict[str, Any]]  # the parameters and the buffers of a module, by name
+Held = list[dict[str, Any]]  # the parameters, buffers and modules of a module, by name
+
+
+def _tables(module: nn.Module) -> list[Any]:
+    return [module._parameters, module._buffers, module._modules]
 
 
 def _state(module: nn.Module) -> tuple[bool, Held]:
-    return module.training, (dict(module._parameters), dict(module._buffers))
+    return module.training, [dict(table) for table in _tables(module)]
 
 
 def _set_state(module: nn.Module, mode: bool, held: Held) -> None:
     module.training = mode
-    module._parameters.update(held[0])
-    module._buffers.update(held[1])
+    for table, kept in zip(_tables(module), held, strict=True):
+        table.update(kept)
 
 
 def _differs(module: nn.Module, mode: bool, held: Held) -> bool:
-    parameters, buffers = held
-    return (
-        module.training != mode
-        or any(module._parameters.get(name) is not tensor for name, tensor in parameters.items())
-        or any(module._buffers.get(name) is not tensor for name, tensor in buffers.items())
+    tables = zip(_tables(module), held, strict=True)
+    return module.training != mode or any(
+        table.get(name) is not value for table, kept in tables for name, value in kept.items()
     )
 
 

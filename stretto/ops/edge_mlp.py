@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,11 +221,30 @@ class _EdgeMlp(torch.autograd.Function):
             torch.zeros_like(t, dtype=kind) if need else None
             for t, kind, need in zip(tensors, types, needs, strict=True)
         ]
-        with ctx.replay:
+        count = len(ctx.places)
+        learning = [t for t, need in zip(tensors[count:], needs[count:], strict=True) if need]
+        with ctx.replay, _as_in_forward(learning):
             for part in _blocks(ctx.graph, ctx.block):
                 _block_gradients(ctx, part, tensors, needs, flows, found)
         made = [None if d is None else d.to(t.dtype) for d, t in zip(found, tensors, strict=True)]
         return None, None, None, None, None, None if down is None else down.to(own.dtype), *made
+
+
+@contextmanager
+def _as_in_forward(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Parameters learn as they did in forward, though they may be frozen by now; and their hooks are not called for
+    each block: autograd calls them afterwards, for the whole gradient."""
+    leaves = [(p, p.requires_grad, p._backward_hooks) for p in parameters if p.is_leaf]
+    changed = [kept for kept in leaves if kept[2] or not kept[1]]
+    for parameter, _, _ in changed:
+        parameter._backward_hooks = None
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter, learns, hooks in changed:
+            parameter.requires_grad_(learns)
+            parameter._backward_hooks = hooks
 
 
 def _taken(part: _Block, tensors: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:

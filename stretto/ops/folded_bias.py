@@ -37,6 +37,8 @@ def takes_bias(tensors: tuple[Tensor | None, ...], bias: Tensor, learns: bool) -
         return False
     values = tensors[2] if tensors[0] is None else tensors[0]
     assert values is not None
+    if bias.shape != (values.size(1) * values.size(2),):  # one number for all, or a row for every node: torch's to add
+        return False
     widest = getattr(backend(values.device), "BIAS_WIDTH", 0)
     if values.size(2) > widest or bias.dtype != values.dtype or values.dtype not in (torch.float32, torch.float64):
         return False

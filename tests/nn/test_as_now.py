@@ -100,3 +100,28 @@ def test_functional_call(name):
     assert record_of(layer).path == "fast"
     for wanted, got in zip(*found, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9 * float(wanted.detach().abs().max()))
+
+
+def test_backward_after_other_modules():
+    """Submodules and activations put into the layer since its forward have no part in its backward."""
+    changes = {
+        "EdgeConv": lambda layer: layer.nn.__setitem__(4, Linear(6, 4).double()),
+        "NNConv": lambda layer: layer.nn.__setitem__(0, Linear(3, 5).double()),
+        "NNConv max": lambda layer: setattr(layer, "nn", _net(3, 5, 24).double()),
+        "FiLMConv": lambda layer: setattr(layer, "act", ReLU()),
+        "ResGated": lambda layer: setattr(layer, "act", ReLU()),
+        "CFConv": lambda layer: setattr(layer, "cutoff", 3.0),
+        "Mesh": lambda layer: layer.net.__setitem__(4, Linear(5, 3).double()),
+    }
+    for name, change in changes.items():
+        found = []
+        for later in (None, change):
+            layer, args = prepared(*MODES[name])
+            leaves = [a for a in args if a.is_floating_point()] + list(layer.parameters())
+            torch.manual_seed(3)
+            out = layer(*args)
+            if later is not None:
+                later(layer)
+            found.append(torch.autograd.grad(out.square().sum(), leaves, allow_unused=True, materialize_grads=True))
+        for wanted, got in zip(*found, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=0, atol=0, msg=name)

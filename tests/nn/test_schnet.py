@@ -65,3 +65,16 @@ def test_loops_are_their_own_reverse():
     data = lengths("symmetric", SPEC, torch.float64)
     args = (data.args[0][:3], index, torch.arange(6.0).double() * 0, torch.ones(6, data.args[3].size(1)).double())
     assert paired(type(data)(args, {}, (0,)))
+
+
+def test_an_evaluation_in_inference_mode_leaves_training_alone():
+    """The window of every edge is kept with the batch; what the evaluation made of it must be fit for backward."""
+    data = paired(INPUTS[SPEC.takes[0]]("symmetric", SPEC, torch.float64))
+    conv = stretto.accelerate(SPEC.make().double())
+    with torch.inference_mode():
+        wanted = conv(*data.args)
+    x = data.args[0].clone().requires_grad_()
+    out = conv(x, *data.args[1:])
+    out.sum().backward()
+    torch.testing.assert_close(out.detach(), wanted.clone())
+    assert x.grad is not None

@@ -48,6 +48,17 @@ def test_result_and_gradients_equal_the_steps(i: int, o: int, biases: bool) -> N
 
 
 @needs_native
+def test_biases_may_lie_apart_or_be_one_number() -> None:
+    z, weight, bias, z_bias = (t.detach() for t in _inputs(24, 10))
+    for cut in (lambda t: torch.stack([t, 3 * t], 1)[:, 0], lambda t: t[:1]):
+        inputs = [t.requires_grad_() for t in (z, weight, cut(bias), cut(z_bias))]
+        out, wanted = relu_dense(*inputs), _steps(*inputs)
+        torch.testing.assert_close(out, wanted)
+        mine, theirs = (torch.autograd.grad(r.cos().sum(), inputs) for r in (out, wanted))
+        torch.testing.assert_close(mine, theirs)
+
+
+@needs_native
 @pytest.mark.parametrize("frozen", [0, 1, 2, 3])
 @pytest.mark.parametrize("i", [24, 200])
 def test_what_needs_no_gradient_gets_none(i: int, frozen: int) -> None:

@@ -42,6 +42,9 @@ def test_tall(k: int, n: int, dtype: torch.dtype, isa: str) -> None:
             wanted = x.double() @ w.double()
             check(own_product(x, w), wanted)
             check(own_product(x, w, bias), wanted + bias.double())
+            apart, one = torch.stack([bias, 3 * bias], 1)[:, 0], bias[:1]
+            check(own_product(x, w, apart), wanted + bias.double())
+            check(own_product(x, w, one), wanted + one.double())
             into = start.clone()
             assert own_product(x, w, add=into, factor=-0.7) is into
             check(into, start.double() - 0.7 * wanted)
