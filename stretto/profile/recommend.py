@@ -43,6 +43,8 @@ class Site(NamedTuple):
     """A layer, what it was called with, how often a step calls it, and whether each step brings another graph.
 
     forward: further calls of a step, to which no gradient comes back: an evaluation, or a generator that is detached.
+    changing: those of its tensors, by id, that are others in every step (features after a Dropout, a GAN's noise): what
+    an accelerated layer keeps of a constant it cannot keep of them.
     """
 
     module: nn.Module
@@ -51,22 +53,39 @@ class Site(NamedTuple):
     calls: float = 1
     forward: float = 0
     new_graph: bool = False
+    changing: frozenset[int] = frozenset()
+
+    def others(self, args: Any, kwargs: Any) -> frozenset[int]:
+        """`changing`, after a call with these arguments."""
+        before, now = operands((self.args, self.kwargs)), operands((args, kwargs))
+        same = {id(a) for a, b in zip(before, now, strict=False) if a is b}
+        return self.changing | {id(t) for t in before if t.is_floating_point() and id(t) not in same}
 
 
 def sites_of(profile: Profile) -> dict[str, Site]:
-    """The layers of the model by path, each with the arguments of its first call and how many a step has."""
+    """The layers of the model by path, each with the arguments of its first call and how many a step has.
+
+    Two steps are looked at: what is another tensor in the second changes.
+    """
     model = profile.workload.model
     modules = dict(model.named_modules())
     seen: dict[str, Site] = {}
+    again: set[str] | None = None  # met in the second step
     handles = []
     for path in layer_paths(model, profile.trace):
 
         def hook(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
             first = seen.get(path) or Site(module, detached(args), detached(kwargs), 0, 0, profile.new_graphs)
-            seen[path] = first._replace(calls=first.calls + 1)
+            if again is None:
+                seen[path] = first._replace(calls=first.calls + 1)
+            elif path not in again:
+                again.add(path)
+                seen[path] = first._replace(changing=first.others(args, kwargs))
 
         handles.append(modules[path].register_forward_pre_hook(hook, with_kwargs=True))
     try:
+        profile.workload.run()
+        again = set()
         profile.workload.run()
     finally:
         for handle in handles:
@@ -77,14 +96,19 @@ def sites_of(profile: Profile) -> dict[str, Site]:
 
 def detached(value: Any) -> Any:
     """The value with every tensor inside cut from its graph; those that carried gradients still ask for them."""
+    return _each_tensor(value, lambda t: t.detach().requires_grad_() if t.requires_grad else t)
+
+
+def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The value with every tensor inside changed."""
     if isinstance(value, Tensor):
-        return value.detach().requires_grad_() if value.requires_grad else value
+        return change(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(detached, value))
+        return type(value)(*(_each_tensor(v, change) for v in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(detached(v) for v in value)
+        return type(value)(_each_tensor(v, change) for v in value)
     if isinstance(value, dict):
-        return {k: detached(v) for k, v in value.items()}
+        return {k: _each_tensor(v, change) for k, v in value.items()}
     return value
 
 
@@ -104,8 +128,13 @@ def with_new_graph(step: Callable[[], object]) -> Callable[[], object]:
     return call
 
 
-def _layer_step(layer: nn.Module, args: Any, kwargs: Any, train: bool) -> Callable[[], object]:
+def _layer_step(layer: nn.Module, site: Site, train: bool) -> Callable[[], object]:
+    def anew(tensor: Tensor) -> Tensor:
+        """Another tensor in the place of one that changes: of the same numbers, in the same memory."""
+        return tensor.detach().requires_grad_(tensor.requires_grad) if id(tensor) in site.changing else tensor
+
     def step() -> object:
+        args, kwargs = (_each_tensor(given, anew) for given in (site.args, site.kwargs))
         with torch.set_grad_enabled(train):
             out = layer(*args, **kwargs)
             out = out[0] if isinstance(out, tuple) else out
@@ -164,7 +193,7 @@ def layer_advice(
             stock = copy.deepcopy(layer).train(grads)
             fast = accelerate(copy.deepcopy(layer)).train(grads)
             for name, one in (("stock", stock), ("accelerated", fast)):
-                steps[f"{name}, {row['site']}{extra}"] = as_alone(name, _layer_step(one, args, kwargs, grads))
+                steps[f"{name}, {row['site']}{extra}"] = as_alone(name, _layer_step(one, site, grads))
             graph = (extra, *(id(index) for index in indices(args, kwargs)))
             key = f"accelerated, {row['site']}{extra}"
             if site.new_graph and graph not in made:

@@ -214,8 +214,10 @@ class Steps:
         if known is None or (learns and key in self._evaluated):
             self._layers[key] = Site(module, detached(args), detached(kwargs))
             (self._evaluated.discard if learns else self._evaluated.add)(key)
-        elif (learns or key in self._evaluated) and _other_graph(known, args, kwargs):
-            self._new_graphs.add(key)
+        elif learns or key in self._evaluated:
+            self._layers[key] = known._replace(changing=known.others(args, kwargs))
+            if _other_graph(known, args, kwargs):
+                self._new_graphs.add(key)
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if self.steps <= WARMUP and self._depth == 1:

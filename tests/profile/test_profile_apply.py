@@ -12,8 +12,10 @@ from stretto import datasets
 from stretto.analyze import Machine
 from stretto.analyze.graph_stats import graph_stats
 from stretto.analyze.models import as_data, make
+from stretto.compile.hoist import HOIST
 from stretto.nn.classes import STOCK
 from stretto.profile import recommend
+from stretto.profile.replay import operands
 from stretto.profile.untouched import untouched
 from stretto.tune.timing import Timing
 
@@ -164,3 +166,28 @@ def test_numbers_without_a_word_in_json_are_null():
     profile.replays = [{"op": "a", "ratio": math.inf, "interval": (math.nan, 1.0)}]
     assert json.loads(profile.to_json())["replays"] == [{"op": "a", "ratio": None, "interval": [None, 1.0]}]
     assert "Infinity" not in profile.to_json()
+
+
+class Dropping(torch.nn.Module):
+    """As in most examples: features lose some of their values before the first layer."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.share, self.conv = share, pyg.GCNConv(12, 8)
+
+    def forward(self, x, edge_index):
+        return self.conv(torch.nn.functional.dropout(x, self.share, self.training and self.share > 0), edge_index)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_layer_whose_input_changes_is_judged_without_what_a_constant_one_saves(share, monkeypatch):
+    """A X of a constant is kept from step to step; of features after a Dropout nothing can be."""
+    kept = []
+    keep = HOIST.keep
+    monkeypatch.setattr(HOIST, "keep", lambda *given, **named: kept.append(1) or keep(*given, **named))
+    profile = stretto.profile(Dropping(share), data(), machine=Machine(), repeats=1)
+    (site,) = recommend.sites_of(profile).values()
+    assert [id(t) in site.changing for t in operands(site.args)] == [share > 0, False]
+    rows = profile.recommend(repeats=2)
+    assert [row["site"] for row in rows if row["kind"] == "layer"] == ["conv"]
+    assert bool(kept) == (share == 0)
