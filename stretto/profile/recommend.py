@@ -43,6 +43,7 @@ class Site(NamedTuple):
     """A layer, what it was called with, how often a step calls it, and whether each step brings another graph.
 
     forward: further calls of a step, to which no gradient comes back: an evaluation, or a generator that is detached.
+    evaluation: what those are called with, where it was seen; an evaluation has no Dropout before its layers.
     changing: those of its tensors, by id, that are others in every step (features after a Dropout, a GAN's noise): what
     an accelerated layer keeps of a constant it cannot keep of them.
     """
@@ -54,6 +55,7 @@ class Site(NamedTuple):
     forward: float = 0
     new_graph: bool = False
     changing: frozenset[int] = frozenset()
+    evaluation: Site | None = None
 
     def others(self, args: Any, kwargs: Any) -> frozenset[int]:
         """`changing`, after a call with these arguments."""
@@ -181,7 +183,7 @@ def layer_advice(
     tried: dict[str, Site] = {}
     made: set[tuple[object, ...]] = set()  # graphs that a layer before has made
     for path, site in sites.items():
-        layer, args, kwargs = site[:3]
+        layer = site.module
         if fast_of(type(layer)) is None:
             why = "accelerated already" if stock_of(type(layer)) else "no fast path for this class"
             rows.append(unchanged(path, site, why))
@@ -190,11 +192,12 @@ def layer_advice(
         rows.append(row)
         learns = train and site.calls > 0
         for extra, grads in (("", learns), (FORWARD, False))[: 2 if learns and site.forward else 1]:
+            given = site.evaluation or site if extra else site
             stock = copy.deepcopy(layer).train(grads)
             fast = accelerate(copy.deepcopy(layer)).train(grads)
             for name, one in (("stock", stock), ("accelerated", fast)):
-                steps[f"{name}, {row['site']}{extra}"] = as_alone(name, _layer_step(one, site, grads))
-            graph = (extra, *(id(index) for index in indices(args, kwargs)))
+                steps[f"{name}, {row['site']}{extra}"] = as_alone(name, _layer_step(one, given, grads))
+            graph = (extra, *(id(index) for index in indices(given.args, given.kwargs)))
             key = f"accelerated, {row['site']}{extra}"
             if site.new_graph and graph not in made:
                 made.add(graph)

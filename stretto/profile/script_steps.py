@@ -118,6 +118,7 @@ class Steps:
         self.calls: list[Call] = []  # of the last step to warm up
         self._roots: list[nn.Module] = []
         self._layers: dict[int, Site] = {}  # by id of the layer
+        self._evaluations: dict[int, Site] = {}  # by id of the layer, of calls without gradients
         self._evaluated: set[int] = set()  # layers that were called without gradients only
         self._layer_calls: Counter[int] = Counter()  # of all steps to warm up but the first, by id of the layer
         self._layer_learned: Counter[int] = Counter()  # those of them that a gradient came back to
@@ -163,7 +164,10 @@ class Steps:
             learned = self._layer_learned[key] / WARMUP if self._layer_learned else calls
             if key in names and calls:
                 found[names[key]] = site._replace(
-                    calls=learned, forward=max(0.0, calls - learned), new_graph=key in self._new_graphs
+                    calls=learned,
+                    forward=max(0.0, calls - learned),
+                    new_graph=key in self._new_graphs,
+                    evaluation=self._evaluations.get(key),
                 )
         return found
 
@@ -210,6 +214,9 @@ class Steps:
         if self.steps > WARMUP:
             return
         key, learns = id(module), self._learns()
+        if not learns:
+            last = self._evaluations.get(key) or Site(module, detached(args), detached(kwargs))
+            self._evaluations[key] = last._replace(changing=last.others(args, kwargs))
         known = self._layers.get(key)
         if known is None or (learns and key in self._evaluated):
             self._layers[key] = Site(module, detached(args), detached(kwargs))
@@ -260,7 +267,7 @@ class Steps:
     def restart(self) -> None:
         """A step is something else from here on; what was seen of those before is of no use."""
         self._unhook()
-        self._roots, self._layers, self.calls = [], {}, []
+        self._roots, self._layers, self._evaluations, self.calls = [], {}, {}, []
         self._new_graphs, self._evaluated, self._met = set(), set(), set()
         self.steps = self._depth = 0
         self._hook()

@@ -183,6 +183,35 @@ def test_layers_save_no_more_than_the_step(written, paced):
     assert sum(row["share"] for row in found.advice) == pytest.approx(2 / 3)
 
 
+EVALUATED = f"""{HEAD}
+net = Net()
+optimizer = {ADAM.format("net")}
+for _ in range(int(sys.argv[1])):
+    step(net, optimizer, lambda x, edge_index: net(torch.nn.functional.dropout(x), edge_index))
+    with torch.no_grad():
+        net(x, edge_index)
+"""
+
+
+def test_evaluations_are_timed_on_their_own_inputs(written, paced, monkeypatch):
+    """Training sees features after a Dropout, others in every step; the evaluation sees those of the data."""
+    seen = {}
+
+    def advice(sites, *given, **named):
+        seen.update(sites)
+        return []
+
+    monkeypatch.setattr(scripts, "layer_advice", advice)
+    profiled(written(EVALUATED))
+    site = seen["one"]
+    assert (site.calls, site.forward) == (1, 1)
+    assert id(site.args[0]) in site.changing
+    assert id(site.args[1]) not in site.changing
+    assert site.evaluation.args[0] is not site.args[0]
+    assert not site.evaluation.changing
+    assert id(seen["two"].evaluation.args[0]) in seen["two"].evaluation.changing
+
+
 def test_rounds():
     def adam(*shape):
         return torch.optim.Adam([torch.nn.Parameter(torch.zeros(shape))])
