@@ -17,13 +17,12 @@ INDEX = 8  # bytes of an entry of torch's indices
 WAITS = ("aten::nonzero", "aten::_local_scalar_dense", "aten::masked_select")  # a host needs their results
 
 
-def ceilings(op: OpRecord, machine: Machine, far: float = 0.0, part: float = 1.0) -> dict[str, float]:
-    """Seconds that each resource alone would need; the largest bounds the op. far: share of operands from memory; part:
-    of the op's rows."""
+def ceilings(op: OpRecord, machine: Machine, far: float = 0.0) -> dict[str, float]:
+    """Seconds that each resource alone would need; the largest bounds the op. far: share of operands from memory."""
     cost = op.cost
     if cost.family == "view":
         return {"launch": 0.0}
-    flops, stream, random = (part * float(size) for size in (cost.flops, cost.stream, cost.random))
+    flops, stream, random = float(cost.flops), float(cost.stream), float(cost.random)
     row, span = float(cost.row), float(cost.span)
     found = {"launch": machine.launch}
     if cost.family == "gemm":
@@ -34,28 +33,27 @@ def ceilings(op: OpRecord, machine: Machine, far: float = 0.0, part: float = 1.0
         moved = random / (2 if flops else 1)
         table = machine.scatter_max if _extremum(op) else machine.scatter
         beyond = _beyond(stream, moved, row, machine, far)
-        found["gather latency"] = moved / near_row(table, row, span, far) + beyond + part * _mask(op, machine, far)
+        found["gather latency"] = moved / near_row(table, row, span, far) + beyond + _mask(op, machine, far)
     elif cost.family in ("spmm", "sddmm") and random:
         found["gather latency"] = random / near_row(machine.spmm, row, span, far)
         found["bandwidth"] = stream / near(machine.stream, stream, far)
     elif cost.family == "attention":
         curve = machine.attention_grad if op.name.endswith("_grad") else machine.attention
-        edges = part * max(1.0, float(matrices(op.args)[0].num_edges))
+        edges = max(1.0, float(matrices(op.args)[0].num_edges))
         found["gather latency"] = random / near_row(machine.spmm, row, span, far)
         found["compute"] = flops / near(curve, flops / edges, far)
     elif random:
         beyond = _beyond(stream, random, row, machine, far)
-        found["gather latency"] = random / near_row(machine.gather, row, span, far) + beyond
-        found["gather latency"] += part * _mask(op, machine, far)
+        found["gather latency"] = random / near_row(machine.gather, row, span, far) + beyond + _mask(op, machine, far)
     elif cost.family == "reduce" and row:
         found["bandwidth"] = stream / near(machine.reduce_last, row, far)
     elif cost.family == "reduce":
         found["bandwidth"] = stream / near(machine.reduce, stream, far)
     elif cost.family == "softmax":
         first = tensors(op.args)[0]
-        found["compute"] = part * float(first.numel) / near(machine.softmax, float(first.shape[-1]), far)
+        found["compute"] = float(first.numel) / near(machine.softmax, float(first.shape[-1]), far)
     elif cost.family == "draw":
-        found["compute"] = part * sum(float(spec.numel) for spec in op.outputs) / machine.draw
+        found["compute"] = sum(float(spec.numel) for spec in op.outputs) / machine.draw
     elif cost.family == "sort":
         found["compute"] = flops / machine.sort
     else:
@@ -149,26 +147,10 @@ def fresh_bytes(trace: Trace) -> dict[int, float]:
     return {op: size for op, size in found.items() if not trace.ops[op].name.startswith("stretto::")}
 
 
-EQUAL = 0.75  # half of the rows over all of them, where the launch takes as long as the work
-
-
 def bound(op: OpRecord, machine: Machine) -> str:
     """What limits the op: launch, bandwidth, gather latency or compute."""
-    return class_of(ceilings(op, machine), ceilings(op, machine, part=0.5))
-
-
-def class_of(whole: dict[str, float], half: dict[str, float]) -> str:
-    """What limits ops with these ceilings, and those of half of their rows.
-
-    Launch: half would take nearly as long. That is what a call costs, whoever asks for it: torch's dispatcher, or a
-    library that packs its matrices, whose rate is low for few rows.
-    """
-    work = {kind: seconds for kind, seconds in whole.items() if kind != "launch"}
-    least = max((seconds for kind, seconds in half.items() if kind != "launch"), default=0.0)
-    most = max(work.values(), default=0.0)
-    if half["launch"] + least >= EQUAL * (whole["launch"] + most):
-        return "launch"
-    return max(work, key=lambda kind: work[kind])
+    limits = ceilings(op, machine)
+    return max(limits, key=lambda kind: limits[kind])
 
 
 def op_seconds(op: OpRecord, machine: Machine, far: float = 0.0, away: float = 0.0) -> float:

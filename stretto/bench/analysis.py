@@ -30,8 +30,9 @@ from stretto.analyze.predict import step_seconds
 from stretto.analyze.subject import usable, writable
 from stretto.analyze.workload import Workload
 from stretto.bench import machine, report
-from stretto.bench.analysis_replays import HIDDEN, HOT, SETTLE, in_processes
+from stretto.bench.analysis_replays import HIDDEN, HOT, in_processes
 from stretto.bench.run import threads as limited
+from stretto.compile.choose import MOST_STEPS
 from stretto.errors import expect
 from stretto.profile.profiling import make as make_profile
 from stretto.profile.replay import NEAR
@@ -118,7 +119,7 @@ def run_pair(
     for count, computer in computers.items():
         with limited(count):
             for plan in plans.values():
-                for _ in range(SETTLE):
+                for _ in range(MOST_STEPS):
                     plan.run()
             predicted = {name: step_seconds(plan.trace(), computer) for name, plan in plans.items()}
             calls = {name: plan.run for name, plan in plans.items()}

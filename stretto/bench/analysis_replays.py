@@ -17,12 +17,12 @@ from stretto.analyze.models import as_data, make
 from stretto.analyze.subject import usable
 from stretto.analyze.workload import Workload
 from stretto.bench.run import threads as limited
+from stretto.compile.choose import MOST_STEPS
 from stretto.profile.profiling import Profile
 from stretto.profile.profiling import make as make_profile
 from stretto.profile.replay import replay, verdict
 
 HIDDEN = 64
-SETTLE = 3  # steps in which the tuner tries its variants
 HOT = 0.9  # share of a step's time that its hot ops take
 Row = dict[str, Any]
 
@@ -43,7 +43,7 @@ def one_process(model: str, graph: str, computer: Machine, count: int, device: s
         net = make(model, data.x.size(1), HIDDEN, int(data.y.max()) + 1).to(data.x.device)
         rows: list[Row] = []
         for name, plan in validate.plans(Workload(net, data)).items():
-            for _ in range(SETTLE):
+            for _ in range(MOST_STEPS):
                 plan.run()
             profile = make_profile(plan, plan.timed(repeats=3, warmup=1), computer, model)
             rows += replayed(profile, {"model": model, "graph": graph, "plan": name}, seconds)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from stretto import datasets
 from stretto.bench import models, report
 from stretto.bench.run import as_alone, settle
-from stretto.compile.choose import CHOOSER, Decision
+from stretto.compile.choose import CHOOSER, MOST_STEPS, Decision
 from stretto.nn.base import record_of
 from stretto.tune.timing import Timing, measure, timed
 
@@ -35,7 +35,6 @@ STOCK_BYTES = 1 << 30  # an array of edges x channels beyond it: stock with an e
 CANNOT_BYTES = 8 << 30  # and beyond this not at all: it makes several
 ROUNDS = (5, 21)  # as many as fit into SECONDS, within these: the shorter a step, the more it takes to tell two apart
 SECONDS = 4.0
-MOST_STEPS = 12  # that choosing among three plans takes
 LONG = 1.5  # seconds of a step; then three rounds will do
 HOPELESS = 1.5  # times the fastest of its kind, in a first call
 Row = dict[str, Any]

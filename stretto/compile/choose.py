@@ -34,6 +34,7 @@ CLOSE = 1.6  # plans predicted within this factor of the best are worth timing
 MOST_TRIED = 3
 WARM = 3  # steps that are not timed: they build the graph and fault pages in, and the third use of an array moves it
 TRIES = 3
+MOST_STEPS = WARM + TRIES * MOST_TRIED  # until a plan is settled on; what is traced before may be one that is tried
 HYSTERESIS = 0.95  # the predicted best is replaced only by a plan at least this much faster
 COUNTS = ("n", "m", "E", "P", "F")  # sizes that differ from batch to batch
 SMALL = 1 << 20  # gathered values below which the prediction stands: timing would measure noise

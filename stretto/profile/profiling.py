@@ -13,7 +13,7 @@ from torch import nn
 from stretto.analyze import machine_file, peaks
 from stretto.analyze.given import first_batch, is_loader, refuse_a_list
 from stretto.analyze.machine_file import Machine
-from stretto.analyze.predict import ceilings, class_of
+from stretto.analyze.predict import ceilings
 from stretto.analyze.report import finite
 from stretto.analyze.svg import duration
 from stretto.analyze.trace import OpRecord, Trace
@@ -273,7 +273,7 @@ def _strides(op: OpRecord) -> str:
 def groups(trace: Trace, machine: Machine) -> list[Group]:
     """Ops merged by name, types, layout, shapes and phase; views belong to no group."""
     table: dict[Any, Group] = {}
-    limits: dict[Any, tuple[dict[str, float], dict[str, float]]] = {}  # of all rows, of half of them
+    limits: dict[Any, dict[str, float]] = {}
     least: dict[Any, float] = {}
     for op in trace:
         if op.cost.family == "view":
@@ -288,12 +288,12 @@ def groups(trace: Trace, machine: Machine) -> list[Group]:
         group.flops += float(op.cost.flops)
         group.bytes += float(op.cost.bytes)
         least[key] = least.get(key, 0.0) + peaks.seconds(op, machine)
-        for part, total in zip((1.0, 0.5), limits.setdefault(key, ({}, {})), strict=True):
-            for kind, seconds in ceilings(op, machine, part=part).items():
-                total[kind] = total.get(kind, 0.0) + seconds
+        total = limits.setdefault(key, {})
+        for kind, seconds in ceilings(op, machine).items():
+            total[kind] = total.get(kind, 0.0) + seconds
     whole = trace.op_seconds or 1.0
     for key, group in table.items():
         group.share = group.seconds / whole
-        group.bound = class_of(*limits[key])
+        group.bound = max(limits[key], key=lambda kind: limits[key][kind])
         group.reached = least[key] / group.seconds if group.seconds else 0.0
     return sorted(table.values(), key=lambda g: -g.seconds)

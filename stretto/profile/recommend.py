@@ -20,6 +20,7 @@ from stretto.analyze.classify import layer_paths
 from stretto.analyze.clock import device_of
 from stretto.analyze.workload import Workload
 from stretto.bench.run import as_alone, relative_error
+from stretto.compile.choose import MOST_STEPS
 from stretto.graph import Graph
 from stretto.profile.op_advice import op_advice, verdict
 from stretto.profile.replay import operands
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from stretto.profile.profiling import Profile
 
 REPEATS = 20
-SETTLE = 5  # calls in which the tuner tries its variants
+SETTLE = 5  # steps of a script in which the tuner tries its variants; few, for a script may have few
 # Relative error of outputs, ours against stock's, by type; of any other type as of fp32.
 ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 WHOLE = "stock, the step"
@@ -202,7 +203,7 @@ def layer_advice(
             if site.new_graph and graph not in made:
                 made.add(graph)
                 steps[key] = with_new_graph(steps[key])
-            for _ in range(SETTLE):
+            for _ in range(MOST_STEPS):
                 steps[key]()
             tried.setdefault(row["site"], site._replace(module=fast))
     if not steps:
@@ -340,7 +341,7 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
         predicted = sum(row["saves_ms"] for row in chosen)
         return {"applied": False, "reason": f"not applied: {reason}", "predicted_ms": predicted}
     run = with_new_graph(fast.run) if profile.new_graphs else fast.run
-    for _ in range(SETTLE):
+    for _ in range(MOST_STEPS):
         run()
     steps = {"stock": as_alone("stock", workload.run), "accelerated": as_alone("accelerated", run)}
     timings = _in_turns(steps, repeats, None, workload.device)

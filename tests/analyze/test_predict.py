@@ -8,7 +8,7 @@ import stretto
 from stretto.analyze import Machine
 from stretto.analyze.machine_file import near, near_row
 from stretto.analyze.models import make
-from stretto.analyze.predict import bound, ceilings, farness, step_seconds, times, touched_since
+from stretto.analyze.predict import ceilings, farness, step_seconds, times, touched_since
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
 from stretto.kernels import native
@@ -30,19 +30,6 @@ def test_a_rate_lies_between_near_and_far():
     assert near(curve, 1e9) == 20
     assert near([(1e3, 7.0)], 1e3, 1.0) == 7  # a file may give one rate for both
     assert near_row([(4, 1e6, 1.0), (64, 1e6, 3.0), (64, 1e9, 2.0)], 64, 5e8) == 2
-
-
-def test_an_op_is_bound_by_its_launch_where_half_of_it_takes_as_long():
-    (op,) = traced(lambda: torch.ones(64, 8) @ torch.ones(8, 8)).ops[-1:]
-    flops = float(op.cost.flops)
-    assert bound(op, Machine(launch=1e-9, gemm=[(flops, 8, 1e9)])) == "compute"
-    assert bound(op, Machine(launch=1.0, gemm=[(flops, 8, 1e9)])) == "launch"
-    packing = [(flops / 2, 8, 1e9), (flops, 8, 1.9e9)]  # a library that takes as long for half of the rows
-    assert bound(op, Machine(launch=1e-9, gemm=packing)) == "launch"
-    assert (
-        ceilings(op, Machine(gemm=packing), part=0.5)["bandwidth"]
-        == ceilings(op, Machine(gemm=packing))["bandwidth"] / 2
-    )
 
 
 def test_far_grows_with_what_was_touched():

@@ -215,6 +215,11 @@ def test_half_of_an_op():
     half = halved((torch.ones(3, 4), index, torch.ones(10, 4)), 10)
     assert [tuple(t.shape) for t in half] == [(3, 4), (5, 4), (5, 4)]
     assert half[1].stride(1) == 0
+    weight, columns = torch.rand(8, 6).t(), torch.rand(6, 10).t()
+    same, few = halved([weight, columns], 10)
+    assert same is weight  # a library takes another kernel for another layout
+    assert few.stride() == (1, 5)
+    assert torch.equal(few, columns[:5])
 
 
 @pytest.mark.parametrize("shape", ["sorted", "random", "hub", "empty"])
