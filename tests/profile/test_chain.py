@@ -23,11 +23,6 @@ from stretto.profile.pause import interpret
 from stretto.profile.replay import _pauses, _step, is_index, matched, operands, replay, shuffles, verdict
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def graph(nodes: int = 300, edges: int = 2000) -> Data:
     data = as_data(datasets.load_graph(f"er:{nodes}:{edges}"), width=12)
     data.y = data.y % 4

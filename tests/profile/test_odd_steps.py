@@ -15,11 +15,6 @@ from stretto.profile.replay import fingerprint
 from stretto.tune.timing import Timing
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def profiled(model, data):
     return stretto.profile(model, data, machine=Machine(), repeats=1)
 

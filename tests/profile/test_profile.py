@@ -24,11 +24,6 @@ from stretto.profile.sweep import sites
 MACHINE = Machine()
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)  # tests share cores: two threads that wait for one another only make it slow
-
-
 def cora(width: int = 24) -> Data:
     data = as_data(datasets.load_graph("cora"))
     data.x = data.x[:, :width].contiguous()

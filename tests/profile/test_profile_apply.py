@@ -20,11 +20,6 @@ from stretto.profile.untouched import untouched
 from stretto.tune.timing import Timing
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def data():
     return as_data(datasets.load_graph("er:60:200"), width=12)
 

@@ -4,7 +4,6 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -14,11 +13,6 @@ from stretto.errors import fail
 from stretto.profile.command import seconds, show_advice
 
 MACHINE = Machine()
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 def test_command(tmp_path):

@@ -13,12 +13,6 @@ from stretto.profile.script import alone, apply_script, profile_script
 from stretto.profile.script_steps import Steps, run
 from stretto.tune.timing import Timing
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 HEAD = """
 import sys
 import torch

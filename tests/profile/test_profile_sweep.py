@@ -19,12 +19,6 @@ from stretto.profile.row_sites import run_point
 from stretto.profile.sweep import schedule
 from stretto.tune.timing import Timing
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 BASE = Point(width=8)
 
 

@@ -15,12 +15,6 @@ from stretto.profile.rounds import Rounds
 from stretto.profile.script import apply_script, profile_script
 from stretto.tune.timing import Timing
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 HEAD = """
 import sys
 import torch

@@ -21,11 +21,6 @@ from stretto.profile.sweep_dense import DenseSite, SparseSite
 BASE = Point(width=8)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def profiled(name: str, fast: bool = False):
     data = as_data(datasets.load_graph("er:100:600"), width=12)
     model = make(name, 12, 16, 8)
