@@ -8,7 +8,8 @@ from torch import Tensor
 from stretto.kernels import native, pool
 
 TALL = 4096  # rows
-MOST_WIDE = 1024  # columns
+MOST_SUMMED = 1024  # terms of a sum, which are added one after the other
+MOST_WIDE = 2048  # columns of a result that has many rows
 MOST_SMALL = 1 << 18  # values of the small matrix; half as many where it is the result, of which every task has one
 ROWS_PER_SUM, MOST_SUM_TASKS = 4096, 32
 DTYPES = {torch.float32: 0, torch.float64: 1}
@@ -21,7 +22,7 @@ def shape_of(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> s
     m, k = x.shape
     n = w.size(1)
     others = [t for t in (bias, add) if t is not None]
-    if x.stride(1) == 1 and m >= TALL and max(k, n) <= MOST_WIDE and k * n <= MOST_SMALL:
+    if x.stride(1) == 1 and m >= TALL and k <= MOST_SUMMED and n <= MOST_WIDE and k * n <= MOST_SMALL:
         return "tall" if all(t.dtype == x.dtype and t.is_contiguous() for t in others) else None
     if x.stride(0) == 1 and k >= TALL and w.stride(1) == 1 and max(m, n) <= MOST_WIDE and m * n <= MOST_SMALL // 2:
         return None if others else "sum"

@@ -45,6 +45,11 @@ def product_and_sums(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
     return tall.sum_product(grad.t(), x, sums=True)
 
 
+def by_our_kernel(x: Tensor, w: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether x w + bias would run by our kernel, which takes no pass of its own for a bias or for its gradient."""
+    return _own_shape(x, w, bias, None) is not None
+
+
 def _own_shape(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> str | None:
     """What the product is to our kernel, where that is the faster one; else None."""
     shape = tall.shape_of(x, w, bias, add) if x.size(0) * w.numel() >= LEAST_WORK and _free(x) else None

@@ -1,7 +1,7 @@
 """widened: x W' + b where x is narrow and the result wide, on the CPU.
 
-Here arithmetic is small and every pass over a wide array shows. The bias is one more column of W beside a column of
-ones in x: neither adding it nor summing its gradient takes a pass.
+Here arithmetic is small and every pass over a wide array shows. Our own products add a bias, and sum its gradient, on
+the way. For torch's the bias is one more column of W beside a column of ones in x: neither takes a pass there either.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import Tensor
 from stretto.kernels import pool
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
-from stretto.ops.product import product
+from stretto.ops.product import product, product_and_sums
+from stretto.ops.tall_product import by_our_kernel
 
 LEAST_RATIO = 8  # columns of the result to one of x
 
@@ -35,6 +36,8 @@ def widened(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    if by_our_kernel(x, weight.t(), bias):
+        return product(x, weight.t(), bias)
     return product(_with_ones(x), torch.cat([weight, bias.unsqueeze(1)], dim=1).t())
 
 
@@ -63,5 +66,9 @@ class _Widened(torch.autograd.Function):
         dx = product(grad, weight) if need_x else None
         if not need_weight and not need_bias:
             return dx, None, None
+        if by_our_kernel(grad.t(), x):
+            dweight, sums = product_and_sums(grad, x)
+            dbias = grad.sum(0) if sums is None and need_bias else sums
+            return dx, dweight if need_weight else None, dbias if need_bias else None
         both = product(_with_ones(x).t(), grad)  # this way round torch's GEMM is faster
         return dx, both[:-1].t().contiguous() if need_weight else None, both[-1].clone() if need_bias else None

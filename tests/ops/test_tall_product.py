@@ -13,7 +13,7 @@ from stretto.tune import VARIANTS, picker
 pytestmark = pytest.mark.skipif(native.library() is None, reason="libstretto is not loaded")
 TORCH, TILES = VARIANTS["product"]["cpu"]
 ROWS = TALL + 77
-WIDTHS = [(1, 1), (17, 5), (32, 48), (47, 33), (128, 41), (40, 256), (300, 16), (16, 602)]
+WIDTHS = [(1, 1), (17, 5), (32, 48), (47, 33), (128, 41), (40, 256), (300, 16), (16, 602), (33, 2048)]
 DTYPES = {torch.float64: 1e-13, torch.float32: 5e-6}
 
 
@@ -152,10 +152,11 @@ def test_nan_and_infinity_go_where_they_go_in_torch() -> None:
         (torch.randn(TALL, 8), torch.randn(8, 8).double(), None),
         (torch.randn(TALL, 16)[:, ::2], torch.randn(8, 8), None),
         (torch.randn(TALL, 8), torch.randn(8, 8), torch.randn(16)[::2]),
-        (torch.randn(TALL, 2000).t(), torch.randn(TALL, 8), None),
+        (torch.randn(TALL, 3000).t(), torch.randn(TALL, 8), None),
+        (torch.randn(TALL, 1100), torch.randn(1100, 8), None),
         (torch.randn(TALL, 400).t(), torch.randn(TALL, 400), None),
     ],
-    ids=["short", "bf16", "mixed", "strided", "strided bias", "wide", "large sum"],
+    ids=["short", "bf16", "mixed", "strided", "strided bias", "wide", "many terms", "large sum"],
 )
 def test_what_our_kernel_does_not_take(x, w, bias) -> None:
     assert shape_of(x, w, bias, None) is None

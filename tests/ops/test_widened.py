@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from stretto.ops import widened
+from stretto.ops import tall_product, widened
+from stretto.tune.variants import VARIANTS
 
 
 def _inputs(n, i, o, dtype):
@@ -11,10 +12,15 @@ def _inputs(n, i, o, dtype):
     return [torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((n, i), (o, i), (o,))]
 
 
+@pytest.mark.parametrize("variant", VARIANTS["product"]["cpu"], ids=lambda v: v.backend)
 @pytest.mark.parametrize("n", [0, 1, 300, 4097])
 @pytest.mark.parametrize(("i", "o"), [(1, 8), (3, 64), (32, 600)])
-def test_result_and_gradients_are_those_of_linear(n, i, o):
+def test_result_and_gradients_are_those_of_linear(n, i, o, variant, monkeypatch):
+    """By torch's products, where the bias is a column, and by ours, for which the matrices are tall enough at 4097."""
+    monkeypatch.setattr(tall_product, "LEAST_WORK", 0)
+    monkeypatch.setattr(tall_product.picker, "known", lambda key: variant)
     inputs = _inputs(n, i, o, torch.float64)
+    assert widened.by_our_kernel(inputs[0], inputs[1].t(), inputs[2]) == (n == 4097 and variant.backend != "torch")
     out, wanted = widened.widened(*inputs), torch.nn.functional.linear(*inputs)
     flow = torch.randn_like(wanted)
     torch.testing.assert_close(out, wanted)
