@@ -133,16 +133,6 @@ for _ in range(int(sys.argv[1])):
 )
 
 
-@pytest.fixture
-def written(tmp_path):
-    def write(text: str) -> str:
-        path = tmp_path / "train.py"
-        path.write_text(text)
-        return str(path)
-
-    return write
-
-
 def profiled(script: str, steps: int = 40):
     return profile_script(script, [str(steps)], Machine(), repeats=2, budget=2.0)
 

@@ -105,16 +105,6 @@ for i in range(60):
 
 
 @pytest.fixture
-def written(tmp_path):
-    def write(text: str) -> str:
-        path = tmp_path / "train.py"
-        path.write_text(text)
-        return str(path)
-
-    return write
-
-
-@pytest.fixture
 def paced(monkeypatch):
     """Clocks: a layer is three times faster alone."""
     from stretto.profile import recommend
