@@ -173,6 +173,8 @@ STRETTO_API int stretto_sampler_sample(stretto_sampler* sampler, const stretto_s
 // n_id, tree, edge_index [2, edges], rowptr [targets + 1] and edge_id are int64_t, col [edges] is int32_t.
 STRETTO_API int64_t stretto_slot_table(stretto_slot* slot, int64_t* table, int64_t size);
 STRETTO_API void stretto_slot_release(stretto_slot* slot);
+// Its memory as a DLManagedTensor of bytes, whose deleter releases the slot.
+STRETTO_API void* stretto_slot_tensor(stretto_slot* slot);
 
 // An engine prepares batches on threads of its own and hands them out in the order in which they were submitted.
 // Batches prepared and not yet handed out take at most `memory` bytes (one batch is always allowed). pin and unpin, if

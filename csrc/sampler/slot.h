@@ -20,6 +20,19 @@ namespace stretto {
 class Pool;
 }
 
+// DLManagedTensor as DLPack lays it out, by which a tensor takes over memory that is not its own.
+struct stretto_tensor {
+    void* data;
+    int32_t device_type, device_id, ndim;
+    uint8_t type_code, type_bits;
+    uint16_t type_lanes;
+    int64_t* shape;
+    int64_t* strides;
+    uint64_t byte_offset;
+    void* context;
+    void (*deleter)(stretto_tensor*);
+};
+
 struct stretto_slot {
     std::shared_ptr<stretto::Pool> pool;
     uint8_t* data = nullptr;
@@ -29,6 +42,7 @@ struct stretto_slot {
     bool lent = false;  // to the reader of an engine
     std::vector<int64_t> table;
     std::string error;  // not empty: preparing this batch failed
+    stretto_tensor tensor{};
 };
 
 namespace stretto {

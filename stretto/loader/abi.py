@@ -56,6 +56,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "stretto_sampler_sample": (c.c_int, (_P, _P, _P)),
     "stretto_slot_table": (_I64, (_P, _P, _I64)),
     "stretto_slot_release": (None, (_P,)),
+    "stretto_slot_tensor": (_P, (_P,)),
     "stretto_engine_create": (_P, (_P, c.c_int, _I64, _P, _P)),
     "stretto_engine_submit": (c.c_int, (_P, _P)),
     "stretto_engine_next": (c.c_int, (_P, _I64, _P)),
@@ -92,6 +93,14 @@ def address(tensor: Tensor | None) -> int | None:
 def destroy(function: Any, handle: int, *kept: Any) -> None:
     """Hands a handle back. `kept` are the objects whose memory the handle uses: they live until here."""
     function(handle)
+
+
+def tensor_of(handle: int) -> Tensor:
+    """A slot's memory as bytes. It goes back when the last tensor or array on it is gone, by no Python code: there, an
+    exception such as Ctrl-C's would be lost."""
+    capsule = c.pythonapi.PyCapsule_New
+    capsule.restype, capsule.argtypes = c.py_object, (_P, c.c_char_p, _P)
+    return torch.from_dlpack(capsule(library().stretto_slot_tensor(handle), b"dltensor", None))
 
 
 def _int64(values: Tensor) -> Tensor:

@@ -7,23 +7,10 @@ import torch
 from torch import Tensor
 
 from stretto.kernels import pages
-from stretto.loader.abi import library
+from stretto.loader.abi import tensor_of
 
 if TYPE_CHECKING:
     from stretto.loader.native_sampler import NativeSampler
-
-
-class _Owner:
-    """Holds a slot's memory for numpy and torch; gives it back when the last tensor on it is gone."""
-
-    __slots__ = ("__array_interface__", "_release", "_slot")
-
-    def __init__(self, slot: int, address: int, size: int, release: Any) -> None:
-        self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
-        self._slot, self._release = slot, release
-
-    def __del__(self) -> None:
-        self._release(self._slot)
 
 
 class Slot:
@@ -35,7 +22,7 @@ class Slot:
         if sampler.slots < pages.USES:  # later ones would only be counted
             sampler.slots += 1
             pages.read_at_random(*sampler.arrays)
-        self._bytes = np.asarray(_Owner(handle, table[0], table[1], library().stretto_slot_release))
+        self._bytes = tensor_of(handle).numpy()
         self._words = self._bytes.view(np.int64)
         self._device: Tensor | None = None  # the whole, once it is on a device
 

@@ -145,6 +145,17 @@ print('alive')
     assert done.stdout.split() == ["heard", "alive"], done.stderr
 
 
+def test_letting_a_batch_go_runs_no_python():
+    """An exception raised there would be lost, Ctrl-C's too."""
+    loader = NeighborLoader(homogeneous(), [4, 3], batch_size=16)
+    x = [next(iter(loader)).x]
+    called = []
+    sys.setprofile(lambda frame, event, arg: called.append(event))
+    x.clear()
+    sys.setprofile(None)
+    assert "call" not in called
+
+
 def test_forked_child_makes_its_own_threads():
     body = """
 it = iter(loader); next(it)
