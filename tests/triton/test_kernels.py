@@ -196,6 +196,14 @@ def test_gather_rows(shape, dtype, device, triton_kernels):
         assert torch.equal(got, reference.gather_rows(x, index.to(device)))
 
 
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+@pytest.mark.parametrize("skipped", [1, 2, 3])
+def test_gather_rows_that_begin_between_words(skipped, dtype, device, triton_kernels):
+    x = values(device, dtype, skipped + 7 * 8)[skipped:].view(7, 8)
+    index = torch.randint(0, 7, (19,), device=device)
+    assert torch.equal(triton_kernels.gather_rows(x, index), x[index])
+
+
 def test_no_columns_and_no_rows(make, device, triton_kernels):
     csr = make("isolated")
     assert triton_kernels.spmm(csr, values(device, F32, csr.num_cols, 0))[0].shape == (8, 0)

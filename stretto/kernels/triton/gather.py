@@ -9,7 +9,7 @@ from torch import Tensor
 from stretto.kernels.triton.launch import kernel
 from stretto.kernels.triton.operands import power, tiles
 
-# A copy knows no types, only sizes: rows travel as the widest integers that divide them.
+# A copy knows no types, only sizes: rows travel as the widest integers that divide them and where they begin.
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
@@ -32,7 +32,8 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     if out.numel() == 0:
         return out
     row_bytes = x[0].numel() * x.element_size()
-    size = max(s for s in WORDS if row_bytes % s == 0)
+    start = x.storage_offset() * x.element_size()  # a slice may begin between two words
+    size = max(s for s in WORDS if row_bytes % s == start % s == x.data_ptr() % s == 0)
     source, target = (t.reshape(-1).view(torch.uint8).view(WORDS[size]) for t in (x, out))
     words = row_bytes // size
     vec = 2 if words % 2 == 0 and size == 8 else 1
