@@ -95,11 +95,17 @@ int64_t stretto_slot_table(stretto_slot* slot, int64_t* table, int64_t size) {
 void stretto_slot_release(stretto_slot* slot) { slot->pool->release(slot); }
 
 void* stretto_slot_tensor(stretto_slot* slot) {
-    constexpr int32_t kCpu = 1;
-    constexpr uint8_t kUnsigned = 1;
-    slot->tensor = {slot->data, kCpu, 0, 1, kUnsigned, 8, 1, &slot->bytes, nullptr, 0, slot,
-                    [](stretto_tensor* self) { stretto_slot_release(static_cast<stretto_slot*>(self->context)); }};
-    return &slot->tensor;
+    auto& tensor = slot->tensor;
+    tensor.data = slot->data;
+    tensor.device_type = 1;  // the processor
+    tensor.ndim = 1;
+    tensor.type_code = 1;  // unsigned
+    tensor.type_bits = 8;
+    tensor.type_lanes = 1;
+    tensor.shape = &slot->bytes;
+    tensor.context = slot;
+    tensor.deleter = [](stretto_tensor* self) { stretto_slot_release(static_cast<stretto_slot*>(self->context)); };
+    return &tensor;
 }
 
 stretto_engine* stretto_engine_create(stretto_sampler* sampler, int threads, int64_t memory,

@@ -1,6 +1,6 @@
 """Slot: one batch in one block of memory, as tensors."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
