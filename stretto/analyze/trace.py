@@ -6,7 +6,6 @@ to the forward op it differentiates by autograd's sequence numbers, and so to th
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 import weakref
@@ -25,6 +24,7 @@ from stretto import kernels
 from stretto.analyze import costs, kernel_costs, locality
 from stretto.analyze.clock import device_of
 from stretto.analyze.costs import Cost
+from stretto.analyze.places import Place, pages_handed_out, places_of
 from stretto.analyze.scratch import cast_bytes, scratch_bytes
 from stretto.analyze.specs import Spec, describe, storage_key, tensors
 from stretto.kernels import cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics, tall
@@ -156,8 +156,8 @@ class Trace:
 class Recorder(TorchDispatchMode):
     """Records the ops run under it. full: everything but time; otherwise time only, in the least overhead.
 
-    pages: also how many pages of memory the system had to hand out during each op. device: where the ops run, unless
-    the model tells; on a card each is waited for.
+    memory: also how many pages of memory the system had to hand out during each op, and where its results lie.
+    device: where the ops run, unless the model tells; on a card each is waited for.
     """
 
     def __init__(
@@ -166,12 +166,12 @@ class Recorder(TorchDispatchMode):
         *,
         full: bool = True,
         capture: frozenset[int] = frozenset(),
-        pages: bool = False,
+        memory: bool = False,
         device: torch.device | None = None,
     ) -> None:
         super().__init__()
         self.full, self.capture = full, capture
-        self.pages: list[int] | None = [] if pages else None
+        self.memory, self.pages, self.places = memory, list[int](), list[list[Place]]()  # one entry an op
         self.phase = "forward"
         self.trace = Trace()
         self.captured: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}  # op -> (function, args, kwargs)
@@ -250,7 +250,7 @@ class Recorder(TorchDispatchMode):
         self._inside = schema is None
         if self._sync is not None:
             self._sync()
-        had = _pages() if self.pages is not None else 0
+        had = pages_handed_out() if self.memory else 0
         # Torch ops inside one of our kernels run at their own speed: they are not handed to Python one by one.
         with torch._C._DisableTorchDispatch() if schema is None else nullcontext():
             start = time.perf_counter()
@@ -261,8 +261,9 @@ class Recorder(TorchDispatchMode):
             finally:
                 self._inside = False
             end = time.perf_counter()
-        if self.pages is not None:
-            self.pages.append(_pages() - had)
+        if self.memory:
+            self.pages.append(pages_handed_out() - had)
+            self.places.append(places_of(out))
         if kept is not None:
             self._record(name, where, kept, deps, args, out, schema)
         else:
@@ -338,11 +339,6 @@ class Recorder(TorchDispatchMode):
                 trace.gives.append((len(trace.ops), number))
 
         self._alive[key] = weakref.ref(storage, gone)
-
-
-def _pages() -> int:
-    """Pages that the system has handed out to this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _copied(value: Any) -> Any:

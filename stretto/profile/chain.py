@@ -1,7 +1,7 @@
-"""A step as the chain of ops it runs, to be run again outside the model: without its modules, Python or autograd.
+"""A step as the chain of ops it runs, to be run again (`chain_run.py`) outside the model: without its modules.
 
 Every op meets what it met in the model: its own indices, operands that the op before has just made or that lie a step
-back, and memory that was freed at the same place. What came into the step (parameters, features, the graph) is used as
+back, and memory as warm as it was there. What came into the step (parameters, features, the graph) is used as
 it lies in memory; what the step made is made again. A tensor object that two ops are handed in the model is one object
 here too, and one that outlives a step is that very object: kernels remember by it what they derived (edge weights in
 the order of the rows).
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stretto.analyze.places import results
 from stretto.analyze.specs import storage_key
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
 from stretto.kernels import pool
 from stretto.kernels.attention import TENSORS, Attention
-from stretto.kernels.denormals import DenormalsAreZero
-from stretto.profile.pause import interpret
 
 SMALLEST = np.float32(1e-40)
 
@@ -75,6 +72,7 @@ class Call:
     drops: tuple[int, ...] = ()  # slots freed before it
     makes: tuple[tuple[int, int], ...] = ()  # (position among its results, slot)
     flushed: bool = False  # whether tiny numbers counted as zero
+    backward: bool = False  # whether autograd ran it
 
 
 def mapped(value: Any, change: Callable[[Tensor | Made], Any], buffer: Callable[[Any], Any] | None = None) -> Any:
@@ -118,6 +116,7 @@ class Tape(Recorder):
 
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload.model, full=False)
+        self.device = workload.device
         self.calls: list[Call] = []
         self.slots = 0
         self.given: dict[int, Any] = {}  # slot -> memory that is there before the first op
@@ -143,7 +142,8 @@ class Tape(Recorder):
         written = _written(schema, args, kwargs)
         keep = lambda tensor: self._keep(tensor, written)  # noqa: E731
         kept, named = mapped(args, keep, _pooled), mapped(kwargs, keep, _pooled)
-        made = Call(function, name, kept, named, schema, tuple(self._dropped), flushed=_flushing())
+        backward = torch._C._current_autograd_node() is not None
+        made = Call(function, name, kept, named, schema, tuple(self._dropped), flushed=_flushing(), backward=backward)
         self._inside = False
         self._dropped.clear()
         self.calls.append(made)
@@ -195,55 +195,6 @@ class Tape(Recorder):
         self._refs[slot] = weakref.ref(tensor.untyped_storage(), gone)
         return slot
 
-    def run(
-        self,
-        *,
-        instead: dict[int, tuple[Any, Any]] | None = None,
-        seen: Callable[[int, Any, Any], None] | None = None,
-        pauses: Sequence[float] = (),
-    ) -> Recorder:
-        """The whole chain once, timed op by op as a step is.
-
-        instead: other args and kwargs for some calls. seen(place, args, kwargs) is shown the tensors of every call.
-        pauses: seconds before each op since the one before, in which the interpreter is kept busy.
-        """
-        clock = Recorder(full=False, pages=True)
-        clock._sync = self._sync
-        clock._last = time.perf_counter()
-        storages: list[Any] = [self.given.get(slot) for slot in range(self.slots)]
-        objects: dict[int, dict[Made, Tensor]] = {}  # slot -> its tensors
-
-        def remake(value: Any) -> Any:
-            if not isinstance(value, Made):
-                return value
-            kept = objects.setdefault(value.slot, {})
-            if value not in kept:
-                kept[value] = value.of(storages)
-            return kept[value]
-
-        with torch.no_grad():
-            for place, call in enumerate(self.calls):
-                for slot in call.drops:
-                    storages[slot] = None
-                    objects.pop(slot, None)
-                args, kwargs = (instead or {}).get(place, (call.args, call.kwargs))
-                args, kwargs = mapped(args, remake, _taken), mapped(kwargs, remake, _taken)
-                if seen is not None:
-                    seen(place, args, kwargs)
-                if pauses:
-                    interpret(clock._last + pauses[place])
-                # Handed to the clock as it is: a dispatch mode around the chain would call every op twice, and the
-                # second call, the one that is timed, would find its code in the caches. In a model it does not.
-                with DenormalsAreZero() if call.flushed else nullcontext():
-                    out = clock.call(call.function, call.name, args, kwargs, call.schema)
-                if call.makes:
-                    found = results(out)
-                    for position, slot in call.makes:
-                        storages[slot] = found[position].untyped_storage()
-                    del found
-                del args, kwargs, out
-        return clock
-
 
 def _flushing() -> bool:
     """Whether this thread takes numbers too small for a full mantissa for zero (kernels/denormals.py)."""
@@ -252,19 +203,6 @@ def _flushing() -> bool:
 
 def _pooled(storage: Any) -> Any:
     return Pooled(storage.nbytes()) if pool.holds(storage) else storage
-
-
-def _taken(value: Any) -> Any:
-    return value.of() if isinstance(value, Pooled) else value
-
-
-def results(out: Any) -> list[Tensor]:
-    """The dense tensors among the results of an op, in order."""
-    return [t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, Tensor) and _dense(t)]
-
-
-def _dense(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided
 
 
 def _flat(value: Any) -> list[Tensor]:

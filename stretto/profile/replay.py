@@ -19,11 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stretto.analyze.places import Place
 from stretto.analyze.trace import Recorder, Trace
 from stretto.analyze.workload import Workload
 from stretto.errors import expect, fail
 from stretto.kernels.attention import TENSORS, Attention
 from stretto.profile.chain import Tape, mapped
+from stretto.profile.chain_run import run
 from stretto.tune.timing import Timing
 
 if TYPE_CHECKING:
@@ -149,7 +151,7 @@ def shuffles(tape: Tape, trace: Trace) -> tuple[dict[int, tuple[Any, Any]], dict
             swap = lambda kept: other if (other := next(others)) is not None else kept  # noqa: E731
             found[place] = (mapped(tape.calls[place].args, swap), mapped(tape.calls[place].kwargs, swap))
 
-    tape.run(seen=seen)
+    run(tape, seen=seen)
     return found, own
 
 
@@ -158,7 +160,7 @@ def _that_run(
 ) -> tuple[dict[int, Any], dict[int, Tensor]]:
     """The same, or nothing where the step does not run with other indices: the sizes of what it makes follow them."""
     try:
-        tape.run(instead=other)
+        run(tape, instead=other)
     except (IndexError, RuntimeError) as error:
         logger.warning("stretto: the step does not run with shuffled indices (%s): real ones only", error)
         return {}, {}
@@ -207,27 +209,38 @@ def replay(
     with torch.random.fork_rng(devices=[]):
         tape = recorded(profile)
         other, indices = _that_run(tape, *shuffles(tape, trace))
-        step = lambda: _step(workload)  # noqa: E731
         pauses = _pauses(workload, names)
+        places: list[list[Place]] = []  # of the model's last step
+
+        def step() -> Recorder:
+            found = _step(workload)
+            places[:] = found.places if _names(found) == names else []
+            return found
+
+        step()
         sides: dict[str, Callable[[], Recorder]] = {MODEL: step, AGAIN: step}
-        sides[REAL] = lambda: tape.run(pauses=pauses)
-        sides[SHUFFLED] = lambda: tape.run(instead=other, pauses=pauses)
+        sides[REAL] = lambda: run(tape, pauses=pauses, places=places)
+        sides[SHUFFLED] = lambda: run(tape, instead=other, pauses=pauses, places=places)
         turn, end = 0, time.perf_counter() + seconds
         while turn <= repeats or (time.perf_counter() < end and turn <= MOST):
             done = {side: _elsewhere(sides[side], order) for side in order.sample(list(sides), len(sides))}
             turn += 1
-            if turn > 1 and all([name for name, _, _ in one.times] == names for one in done.values()):
+            if turn > 1 and all(_names(one) == names for one in done.values()):
                 for side, one in done.items():
                     taken = [taken for _, taken, _ in one.times]
-                    turns.setdefault(side, []).append(list(zip(taken, one.pages or (), strict=True)))
+                    turns.setdefault(side, []).append(list(zip(taken, one.pages, strict=True)))
     expect(bool(turns), "replay: no step ran the ops of the trace")
     by_op = {side: list(zip(*found, strict=True)) for side, found in turns.items()}
     return [_row(group, indices, by_op) for group in groups]
 
 
+def _names(recorder: Recorder) -> list[str]:
+    return [name for name, _, _ in recorder.times]
+
+
 def _step(workload: Workload) -> Recorder:
     """One step of the model. Its gradients go: the chain starts from the memory that a step starts from."""
-    recorder = Recorder(workload.model, full=False, pages=True)
+    recorder = Recorder(workload.model, full=False, memory=True)
     with recorder.recording():
         workload.run(recorder)
     workload.model.zero_grad(set_to_none=True)
@@ -236,8 +249,8 @@ def _step(workload: Workload) -> Recorder:
 
 def _pauses(workload: Workload, names: list[str]) -> list[float]:
     """Seconds between the end of an op and the beginning of the next, in the model: the medians of a few steps."""
-    steps = [_step(workload).times for _ in range(STEPS)]
-    same = [times for times in steps if [name for name, _, _ in times] == names]
+    steps = [_step(workload) for _ in range(STEPS)]
+    same = [step.times for step in steps if _names(step) == names]
     return [statistics.median(pause for _, _, pause in op) for op in zip(*same, strict=True)]
 
 

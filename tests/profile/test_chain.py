@@ -13,12 +13,15 @@ import stretto.profile
 from stretto import StrettoError, datasets
 from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
+from stretto.analyze.places import overlap, places_of, results
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
 from stretto.kernels import cpu, denormals, native, pool
 from stretto.kernels.denormals import DenormalsAreZero
-from stretto.profile import chain
-from stretto.profile.chain import Made, Pooled, Tape, _flushing, mapped, results
+from stretto.profile import chain_run
+from stretto.profile import replay as replay_module
+from stretto.profile.chain import Made, Pooled, Tape, _flushing, mapped
+from stretto.profile.chain_run import Reuse, run
 from stretto.profile.pause import interpret
 from stretto.profile.replay import _pauses, _step, is_index, matched, operands, replay, shuffles, verdict
 
@@ -85,7 +88,7 @@ def test_every_op_gives_what_it_gave_in_the_model(name, fast, monkeypatch):
     inside = [*found]
     found.clear()
     torch.set_rng_state(state)
-    again = tape.run()
+    again = run(tape)
     assert [name for name, _, _ in again.times] == [name for name, _, _ in step.times]
     assert len(found) == len(inside) == len(tape.calls)
     for call, a, b in zip(tape.calls, inside, found, strict=True):
@@ -105,7 +108,7 @@ def test_the_model_is_left_as_it_was():
     moved = {k: v.clone() for k, v in model.state_dict().items()}
     assert not torch.equal(before["norm.running_mean"], moved["norm.running_mean"])
     for _ in range(3):
-        tape.run()
+        run(tape)
     for name, value in model.state_dict().items():
         assert torch.equal(value, moved[name]), name
     torch.set_rng_state(drawn)
@@ -128,13 +131,67 @@ def test_memory_is_freed_where_the_model_frees_it():
             if isinstance(kept, Made):
                 sizes[kept.slot] = tensor.untyped_storage().nbytes()
 
-    tape.run(seen=seen)
+    run(tape, seen=seen)
     for call in tape.calls:
         live -= set(call.drops)
         live |= {slot for _, slot in call.makes}
         most = max(most, sum(sizes.get(slot, 0) for slot in live))
     unused = trace.peak_bytes - most  # results that no op reads are not seen above
     assert 0 <= unused <= 0.05 * trace.peak_bytes
+
+
+def test_memory_is_used_again_where_the_model_used_it_again():
+    """Not at once, when it is freed: only when a result of the model came to lie where it was."""
+    first, second, third = (100, 50), (200, 50), (120, 10)  # the third in the place of the first
+    reuse, kept = Reuse([[first], [second], [third]]), [torch.empty(8).untyped_storage() for _ in range(3)]
+    for place, storage in enumerate(kept[:2]):
+        reuse.release(place)
+        reuse.made(place, place, 0)
+        reuse.drop(place, storage)
+    assert set(reuse._held) == {0, 1}
+    reuse.release(2)
+    assert set(reuse._held) == {1}
+
+
+def test_places_overlap_where_they_share_a_byte():
+    assert overlap((10, 5), (14, 1))
+    assert overlap((14, 1), (10, 5))
+    assert overlap((10, 5), (10, 5))
+    assert not overlap((10, 5), (15, 3))
+    assert not overlap((15, 3), (10, 5))
+    assert not overlap((10, 0), (10, 5))
+    x = torch.randn(6, 4)
+    assert places_of((x, None, x.to_sparse())) == [(x.data_ptr(), 96)]
+
+
+def test_a_step_tells_where_its_results_lay():
+    workload = Workload(make("gcn", 12, 8, 4), graph())
+    tape = Tape(workload)
+    step = _step(workload)
+    assert [len(found) for found in step.places] == [len(found) for found in run(tape).places]
+    assert any(address and size for found in step.places for address, size in found)
+    assert len(run(tape, places=step.places).times) == len(tape.calls)
+
+
+def test_what_autograd_ran_it_runs_again(monkeypatch):
+    workload = Workload(make("gat", 12, 8, 4), graph())
+    tape = Tape(workload)
+    inside = []
+    plain = Recorder.call
+
+    def call(self, function, name, args, kwargs, schema):
+        if not self._inside:
+            inside.append(torch._C._current_autograd_node() is not None)
+        return plain(self, function, name, args, kwargs, schema)
+
+    monkeypatch.setattr(Recorder, "call", call)
+    _step(workload)
+    in_model = inside.copy()
+    inside.clear()
+    run(tape)
+    assert inside == in_model == [call.backward for call in tape.calls]
+    assert any(inside)
+    assert not all(inside)
 
 
 def _parts(call):
@@ -151,8 +208,9 @@ def test_indices_are_shuffled_and_nothing_else():
     assert set(other) == set(own)
     assert all(profile.trace.ops[i].cost.family in ("gather", "scatter") for i in own)
     real, changed = {}, {}
-    tape.run(seen=lambda place, args, kwargs: real.setdefault(place, [t.clone() for t in operands((args, kwargs))]))
-    tape.run(
+    run(tape, seen=lambda place, args, kwargs: real.setdefault(place, [t.clone() for t in operands((args, kwargs))]))
+    run(
+        tape,
         instead=other,
         seen=lambda place, args, kwargs: changed.setdefault(place, [t.clone() for t in operands((args, kwargs))]),
     )
@@ -177,15 +235,14 @@ def test_turns_are_compared_where_memory_was_the_same():
 def test_a_slower_replay_is_seen(monkeypatch):
     """The ratio is of the op itself: an op that takes longer outside the model is off by that much."""
     profile = stretto.profile(make("sage", 12, 8, 4), graph(2000, 20000), machine=Machine(), repeats=1)
-    plain = Tape.run
 
-    def slow(self, **options):
-        recorder = plain(self, **options)
+    def slow(tape, **options):
+        recorder = run(tape, **options)
         recorder.times = [(name, 3 * seconds, gap) for name, seconds, gap in recorder.times]
         return recorder
 
     honest = {(r["op"], r["phase"], r["shapes"]): r["ratio"] for r in replay(profile, repeats=3, seconds=0)}
-    monkeypatch.setattr(Tape, "run", slow)
+    monkeypatch.setattr(replay_module, "run", slow)
     rows = replay(profile, repeats=3, seconds=0)
     # In the middle of the ops: one of them alone may be disturbed by as much.
     assert statistics.median(row["ratio"] / honest[row["op"], row["phase"], row["shapes"]] for row in rows) > 1.5
@@ -212,7 +269,7 @@ def test_buffers_of_the_pool_are_taken_and_given_back(monkeypatch):
     assert [value for call in tape.calls for value in call.args if isinstance(value, Pooled)]
 
     def turn() -> None:
-        tape.run()
+        run(tape)
         workload.run()
         model.zero_grad(set_to_none=True)
 
@@ -247,7 +304,7 @@ def test_tiny_numbers_count_as_they_did(monkeypatch):
         return plain(self, *arguments)
 
     monkeypatch.setattr(Recorder, "call", call)
-    tape.run()
+    run(tape)
     assert found == inside
 
 
@@ -288,7 +345,7 @@ def test_kernels_meet_the_same_objects_as_in_the_model(name, monkeypatch):
 
     first, _ = meets(lambda: _step(workload))
     second, in_model = meets(lambda: _step(workload))
-    (alone, outside), (again, _) = meets(tape.run), meets(tape.run)
+    (alone, outside), (again, _) = meets(lambda: run(tape)), meets(lambda: run(tape))
     assert outside == in_model
     assert alone
     stays = [[a is b for a, b in zip(x, y, strict=True)] for x, y in zip(first, second, strict=True)]
@@ -339,12 +396,12 @@ def test_the_chain_pauses_before_every_op_as_the_model_does(monkeypatch):
     assert len(pauses) == len(tape.calls)
     assert all(pause > 0 for pause in pauses)
     begun = []
-    monkeypatch.setattr(chain, "interpret", lambda until: begun.append(until))
-    clock = tape.run(pauses=[3600.0] * len(tape.calls))
+    monkeypatch.setattr(chain_run, "interpret", lambda until: begun.append(until))
+    clock = run(tape, pauses=[3600.0] * len(tape.calls))
     assert len(begun) == len(clock.times)
     assert all(until > time.perf_counter() + 3000 for until in begun)  # from the end of the op before
     begun.clear()
-    tape.run()
+    run(tape)
     assert not begun
 
 
