@@ -1,5 +1,5 @@
-"""For `stretto bench analysis`: hot ops outside the model over in it, and the gain of the advice over the predicted one,
-in several processes; each ratio is their median.
+"""For `stretto bench analysis`: hot ops outside the model over in it, and the gain of advice over the predicted one, in
+several processes; each ratio is their median.
 
 Where a process has its memory and its code is luck that lasts as long as it lives: an op may be a third slower in its
 models than outside them, steadily, and in the next process not at all.
