@@ -28,7 +28,7 @@ from stretto.tune import store
 
 logger = logging.getLogger("stretto")
 
-KIND = "analysis-7"
+KIND = "analysis-8"
 BUSY = 0.75  # share of the cores that others may take before a measurement is doubted
 
 Curve = Sequence[tuple[float, ...]]  # (size, near, far) or (size, rate)

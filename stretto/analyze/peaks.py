@@ -31,7 +31,6 @@ logger = logging.getLogger("stretto")
 
 TYPES = (torch.float32, torch.float64)  # on a processor; of 16 bits: half_products.py
 PATIENCE = 60.0  # seconds for the process that tries them
-ROWS = (64, 256, 1024)  # bytes of a row: whole cache lines
 SPANS = (1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)  # bytes the rows lie in
 
 
@@ -42,6 +41,7 @@ class Sizes:
     products: tuple[tuple[int, int, int], ...]  # square ones, and tall ones as GNNs have them, which stay in a cache
     streams: tuple[int, ...]  # bytes that a call reads and writes
     spans: tuple[int, ...]
+    rows: tuple[int, ...]  # bytes of one: a processor reads whole lines, a card puts together what its threads ask for
     read: int  # at most so many bytes of rows in one call
     entries: int  # and so many rows
 
@@ -50,6 +50,7 @@ PROCESSOR = Sizes(
     products=((256, 256, 256), (1024, 1024, 1024), (4096, 64, 64), (4096, 64, 256), (4096, 256, 256)),
     streams=(1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 26),
     spans=SPANS,
+    rows=(64, 256, 1024),
     read=1 << 22,
     entries=1 << 16,
 )
@@ -57,6 +58,7 @@ CARD = Sizes(
     products=((1024, 1024, 1024), (8192, 8192, 8192), (1 << 17, 256, 256)),
     streams=(1 << 16, 1 << 19, 1 << 22, 1 << 24, 1 << 25, 1 << 26, 1 << 30),
     spans=(*SPANS, 1 << 28, 1 << 30),
+    rows=(4, 16, 64, 256, 1024),
     read=1 << 28,
     entries=1 << 20,
 )
@@ -93,7 +95,9 @@ def measure(found: Machine) -> None:
     ways = (lambda: drawn.bernoulli_(0.5), lambda: drawn.uniform_(), lambda: drawn.normal_(), lambda: drawn.random_())
     found.peak_draw = drawn.numel() / min(best(way, clock=clock) for way in ways)
     found.peak_gather = [
-        (float(row), float(span), _gather(row, span, device, sizes, clock)) for span in sizes.spans for row in ROWS
+        (float(row), float(span), _gather(row, span, device, sizes, clock))
+        for span in sizes.spans
+        for row in sizes.rows
     ]
 
 
@@ -169,7 +173,8 @@ def stream_rate(machine: Machine, size: float) -> float:
 
 
 def gather_rate(machine: Machine, row: float, span: float) -> float:
-    """Byte/s of rows of so many bytes at random places within `span` bytes. A row below a cache line takes a line."""
+    """Byte/s of rows of so many bytes at random places within `span` bytes. A row shorter than any measured (a cache
+    line, on a processor) takes as long as the shortest."""
     table = machine.peak_gather or [(p[0], p[1], p[2]) for p in machine.gather]
     longer = sorted({point[0] for point in table})
     upper = next((r for r in longer if r >= row), longer[-1])
