@@ -91,6 +91,7 @@ def command(
         for path, write in ((html, found.to_html), (json, found.to_json)):
             if path is not None:
                 write(path)
+    failure = getattr(found.workload, "failure", None)  # of the first run, or of the second
     if failure is not None:
         raise failure
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from stretto.compile.choose import MOST_STEPS
 from stretto.graph import Graph
 from stretto.profile.op_advice import op_advice, verdict
 from stretto.profile.replay import operands
+from stretto.profile.surroundings import Surroundings
 from stretto.profile.sweep import TIE
 from stretto.profile.untouched import untouched
 from stretto.report import explain
@@ -47,6 +49,7 @@ class Site(NamedTuple):
     evaluation: what those are called with, where it was seen; an evaluation has no Dropout before its layers.
     changing: those of its tensors, by id, that are others in every step (features after a Dropout, a GAN's noise): what
     an accelerated layer keeps of a constant it cannot keep of them.
+    around: what was set around the call, autocast first of all; None: what is set anyway.
     """
 
     module: nn.Module
@@ -57,6 +60,16 @@ class Site(NamedTuple):
     new_graph: bool = False
     changing: frozenset[int] = frozenset()
     evaluation: Site | None = None
+    around: Surroundings | None = None
+
+    @classmethod
+    def of(cls, module: nn.Module, args: Any, kwargs: Any) -> Site:
+        """The site of a call that is being made."""
+        return cls(module, detached(args), detached(kwargs), around=Surroundings.now())
+
+    def again(self) -> AbstractContextManager[None]:
+        """The block runs in what was set around the call."""
+        return nullcontext() if self.around is None else self.around.again()
 
     def others(self, args: Any, kwargs: Any) -> frozenset[int]:
         """`changing`, after a call with these arguments."""
@@ -78,7 +91,7 @@ def sites_of(profile: Profile) -> dict[str, Site]:
     for path in layer_paths(model, profile.trace):
 
         def hook(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-            first = seen.get(path) or Site(module, detached(args), detached(kwargs), 0, 0, profile.new_graphs)
+            first = seen.get(path) or Site.of(module, args, kwargs)._replace(calls=0, new_graph=profile.new_graphs)
             if again is None:
                 seen[path] = first._replace(calls=first.calls + 1)
             elif path not in again:
@@ -139,11 +152,13 @@ def _layer_step(layer: nn.Module, site: Site, train: bool) -> Callable[[], objec
     def step() -> object:
         args, kwargs = (_each_tensor(given, anew) for given in (site.args, site.kwargs))
         with torch.set_grad_enabled(train):
-            out = layer(*args, **kwargs)
+            with site.again():
+                out = layer(*args, **kwargs)
             out = out[0] if isinstance(out, tuple) else out
-            if train and out.requires_grad:
+            learned = [t for t in operands(out) if t.requires_grad]  # several of a layer of nodes of several types
+            if learned:
                 layer.zero_grad(set_to_none=True)
-                out.sum().backward()
+                torch.autograd.backward([t.sum() for t in learned])
         return out
 
     return step
@@ -272,7 +287,7 @@ def _plans(site: Site, speedup: float, train: bool) -> list[dict[str, Any]]:
     """The plans of an accelerated layer, each with its speed-up over stock: of the one that runs as it was measured, of
     the others as the compiler has them beside that one, by measurement where they were tried."""
     layer, args, kwargs = site[:3]
-    with torch.set_grad_enabled(train):
+    with torch.set_grad_enabled(train), site.again():
         candidates = [c for told in explain(layer, *args, **kwargs).layers[:1] for c in told.candidates]
     runs = next((c for c in candidates if c.chosen), None)
     if runs is None:
