@@ -34,8 +34,10 @@ WAYS = {
 }
 
 
+DOUBLE = Point(width=8, dtype="f64")  # of a model in float64
 FEW = ("base", "direction", "dtype")  # axes of mean and min; max has them all
 CELLS = [(*way, p) for way in WAYS for p in QUICK if way[1] not in ("mean", "min") or p.moved(BASE) in FEW]
+CELLS += [(*way, DOUBLE) for way in WAYS]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,14 @@ NATIVE = {"gemm": "addmm", "pointwise": "mul", "reduce": "sum", "softmax": "log_
 @pytest.mark.parametrize("family", list(dense.FAMILIES))
 @pytest.mark.parametrize(
     "point",
-    [p for p in points(DENSE_BASE, 1) if p.moved(DENSE_BASE) in dense.PLAIN and p.cache == "warm" and not p.compiled],
+    [
+        *(
+            p
+            for p in points(DENSE_BASE, 1)
+            if p.moved(DENSE_BASE) in dense.PLAIN and p.cache == "warm" and not p.compiled
+        ),
+        DOUBLE,
+    ],
     ids=str,
 )
 def test_ops_without_an_index(family, point):
@@ -201,11 +210,13 @@ def test_ops_without_an_index(family, point):
     assert len(rows) >= 3
     assert all(("median_ms" in row) == (row["reason"] == "") for row in rows)
     assert not any(row["reason"].startswith("wrong") for row in rows), rows
-    half = family == "gemm" and point.dtype != "f32"
+    half = family == "gemm" and point.dtype not in ("f32", "f64")
     assert ("median_ms" in native) != half
 
 
-@pytest.mark.parametrize("point", [p for p in points(BASE, 1) if p.cache == "warm" and not p.compiled], ids=str)
+@pytest.mark.parametrize(
+    "point", [*(p for p in points(BASE, 1) if p.cache == "warm" and not p.compiled), DOUBLE], ids=str
+)
 @pytest.mark.parametrize(("reduce", "weighted"), [("sum", False), ("sum", True), ("max", False)])
 def test_sparse_products(point, reduce, weighted):
     edges = torch.randint(30, (2, 200), generator=torch.Generator().manual_seed(0))

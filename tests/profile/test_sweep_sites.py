@@ -303,3 +303,27 @@ def test_every_hot_op_is_swept_or_named_with_a_reason():
     profile = stretto.profile(model, data, machine=Machine(), repeats=1)
     found, left = sites(profile, 1.0)
     assert {id(g) for g in profile.hot(1.0)} == {id(s.group) for s in found} | {id(g) for g, _ in left}
+
+
+def test_a_model_in_float64_is_swept_in_it():
+    """The ratio to what runs is of its own type: "f32" would be told of an op that nobody runs."""
+    data = as_data(datasets.load_graph("er:100:600"), width=12)
+    data.x = data.x.double()
+    profile = stretto.profile(pyg.GCN(12, 16, 1, 8).double(), data, machine=Machine(), repeats=1)
+    rows = [row for row in profile.sweep(budget=1.0, share=1.0, repeats=2) if row["axis"] == "base"]
+    assert {row["dtype"] for row in rows} == {"f64"}
+    assert not [row for row in rows if row["reason"].startswith("wrong")]
+
+
+def test_a_sweep_under_no_grad_has_both_directions():
+    data = as_data(datasets.load_graph("er:100:600"), width=12)
+    with torch.no_grad():
+        profile = stretto.profile(pyg.GCN(12, 16, 1, 8), data, mode="infer", machine=Machine(), repeats=1)
+        assert "direction" in {row["axis"] for row in profile.sweep(budget=2.0, repeats=2)}
+
+
+def test_a_step_of_training_is_one_under_no_grad():
+    data = as_data(datasets.load_graph("er:100:600"), width=12)
+    with torch.no_grad():
+        profile = stretto.profile(pyg.GCN(12, 16, 1, 8), data, machine=Machine(), repeats=1)
+    assert "backward" in {group.phase for group in profile.groups}
