@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from stretto.analyze import machine_file, peaks
@@ -122,7 +123,7 @@ class Profile:
         from stretto.profile.sweep import sweep
 
         self.sweeps = []
-        with untouched(self.workload.model):
+        with untouched(self.workload.model), torch.enable_grad():  # both directions are swept
             sweep(self, rows=self.sweeps, **options)  # of a sweep that is interrupted, the rows so far stay
         return self.sweeps
 
