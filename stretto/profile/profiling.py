@@ -158,7 +158,7 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in plain values."""
-        from stretto.profile.op_advice import dispatch_table
+        from stretto.profile.op_advice import dispatch_table, usable
 
         t = self.trace
         return {
@@ -181,7 +181,7 @@ class Profile:
             "roofline": self.roofline(),
             "replays": self.replays,
             "sweeps": self.sweeps,
-            "dispatch": dispatch_table(self.sweeps),
+            "dispatch": dispatch_table(usable(self.sweeps, self.workload.mode)),
             "advice": self.advice,
             "applied": self.applied,
             "remarks": self.remarks,

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +22,9 @@ from stretto.analyze.workload import Workload
 from stretto.bench.run import as_alone, relative_error
 from stretto.compile.choose import MOST_STEPS
 from stretto.graph import Graph
+from stretto.profile.call_site import Site, each_tensor, indices
 from stretto.profile.op_advice import op_advice, verdict
 from stretto.profile.replay import operands
-from stretto.profile.surroundings import Surroundings
 from stretto.profile.sweep import TIE
 from stretto.profile.untouched import untouched
 from stretto.report import explain
@@ -40,42 +39,6 @@ SETTLE = 5  # steps of a script in which the tuner tries its variants; few, for 
 ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 WHOLE = "stock, the step"
 FORWARD = ", forward alone"  # behind the name of a site: its calls without gradients
-
-
-class Site(NamedTuple):
-    """A layer, what it was called with, how often a step calls it, and whether each step brings another graph.
-
-    forward: further calls of a step, to which no gradient comes back: an evaluation, or a generator that is detached.
-    evaluation: what those are called with, where it was seen; an evaluation has no Dropout before its layers.
-    changing: those of its tensors, by id, that are others in every step (features after a Dropout, a GAN's noise): what
-    an accelerated layer keeps of a constant it cannot keep of them.
-    around: what was set around the call, autocast first of all; None: what is set anyway.
-    """
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    calls: float = 1
-    forward: float = 0
-    new_graph: bool = False
-    changing: frozenset[int] = frozenset()
-    evaluation: Site | None = None
-    around: Surroundings | None = None
-
-    @classmethod
-    def of(cls, module: nn.Module, args: Any, kwargs: Any) -> Site:
-        """The site of a call that is being made."""
-        return cls(module, detached(args), detached(kwargs), around=Surroundings.now())
-
-    def again(self) -> AbstractContextManager[None]:
-        """The block runs in what was set around the call."""
-        return nullcontext() if self.around is None else self.around.again()
-
-    def others(self, args: Any, kwargs: Any) -> frozenset[int]:
-        """`changing`, after a call with these arguments."""
-        before, now = operands((self.args, self.kwargs)), operands((args, kwargs))
-        same = {id(a) for a, b in zip(before, now, strict=False) if a is b}
-        return self.changing | {id(t) for t in before if t.is_floating_point() and id(t) not in same}
 
 
 def sites_of(profile: Profile) -> dict[str, Site]:
@@ -110,30 +73,6 @@ def sites_of(profile: Profile) -> dict[str, Site]:
     return seen
 
 
-def detached(value: Any) -> Any:
-    """The value with every tensor inside cut from its graph; those that carried gradients still ask for them."""
-    return _each_tensor(value, lambda t: t.detach().requires_grad_() if t.requires_grad else t)
-
-
-def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The value with every tensor inside changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_each_tensor(v, change) for v in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_each_tensor(v, change) for v in value)
-    if isinstance(value, dict):
-        return {k: _each_tensor(v, change) for k, v in value.items()}
-    return value
-
-
-def indices(args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors among arguments that are an edge_index [2, E]."""
-    found = operands((args, kwargs))
-    return [t for t in found if t.dim() == 2 and t.size(0) == 2 and t.dtype in (torch.int64, torch.int32)]
-
-
 def with_new_graph(step: Callable[[], object]) -> Callable[[], object]:
     """The step as it is on a graph that was never seen before."""
 
@@ -150,7 +89,7 @@ def _layer_step(layer: nn.Module, site: Site, train: bool) -> Callable[[], objec
         return tensor.detach().requires_grad_(tensor.requires_grad) if id(tensor) in site.changing else tensor
 
     def step() -> object:
-        args, kwargs = (_each_tensor(given, anew) for given in (site.args, site.kwargs))
+        args, kwargs = (each_tensor(given, anew) for given in (site.args, site.kwargs))
         with torch.set_grad_enabled(train):
             with site.again():
                 out = layer(*args, **kwargs)
@@ -346,7 +285,7 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
         profile.recommend()
     chosen = [row for row in profile.advice if row["advice"] == "accelerate"]
     if not chosen:
-        return dict(NOTHING)
+        return nothing(profile.advice)
     workload = profile.workload
     fast = Workload(copy.deepcopy(workload.model), workload.data, workload.mode, workload.step)
     accelerate_sites(fast.model, chosen)
@@ -367,6 +306,14 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
 
 
 NOTHING = {"applied": False, "reason": "nothing to gain", "predicted_ms": 0.0, "realised_ms": 0.0}
+
+
+def nothing(advice: list[dict[str, Any]]) -> dict[str, Any]:
+    """The answer where no layer is worth it. Single ops are changed where they are called, by whoever wrote that."""
+    if not any(row.get("kind") == "op" and row["saves_ms"] > 0 for row in advice):
+        return dict(NOTHING)
+    said = "nothing to gain by accelerating layers; advice on single ops is for the code that calls them"
+    return {**NOTHING, "reason": said}
 
 
 def realised(timings: dict[str, Timing], chosen: list[dict[str, Any]]) -> dict[str, Any]:

@@ -19,12 +19,12 @@ from stretto.errors import StrettoError, expect, fail
 from stretto.plugin import restore
 from stretto.profile.profiling import Profile, make
 from stretto.profile.recommend import (
-    NOTHING,
     REPEATS,
     SETTLE,
     accelerate_sites,
     difference,
     layer_advice,
+    nothing,
     outputs,
     realised,
     set_shares,
@@ -208,7 +208,7 @@ def apply_script(profile: Profile, script: str, arguments: list[str]) -> dict[st
     """Run the script once more, its steps stock and accelerated in turns where that was advised; the gain of one."""
     chosen = [row for row in profile.advice if row["advice"] == "accelerate"]
     if not chosen:
-        return dict(NOTHING)
+        return nothing(profile.advice)
     workload = profile.workload
 
     def unapplied(reason: str) -> dict[str, Any]:

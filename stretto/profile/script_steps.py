@@ -31,7 +31,7 @@ from torch_geometric.nn import MessagePassing
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
 from stretto.graph import Graph
-from stretto.profile.recommend import Site, detached, indices
+from stretto.profile.call_site import Site, detached, indices
 from stretto.profile.replay import operands
 from stretto.profile.rounds import Rounds, Signature
 from stretto.profile.surroundings import Surroundings, imported_beside, process_kept

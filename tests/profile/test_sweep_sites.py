@@ -16,7 +16,7 @@ from stretto.profile.contest import LEAST, Pace, empty_row
 from stretto.profile.op_advice import op_advice, verdict
 from stretto.profile.row_sites import RowSite, run_point, site
 from stretto.profile.sweep import cut, sites, sweep
-from stretto.profile.sweep_dense import DenseSite, SparseSite
+from stretto.profile.sweep_dense import INTO, DenseSite, SparseSite
 
 BASE = Point(width=8)
 
@@ -327,3 +327,29 @@ def test_a_step_of_training_is_one_under_no_grad():
     with torch.no_grad():
         profile = stretto.profile(pyg.GCN(12, 16, 1, 8), data, machine=Machine(), repeats=1)
     assert "backward" in {group.phase for group in profile.groups}
+
+
+@pytest.mark.parametrize(
+    ("mode", "phase", "wins"),
+    [("train", "forward", "mm"), ("train", "backward", "mm" + INTO), ("infer", "forward", "mm" + INTO)],
+)
+def test_a_buffer_is_no_advice_where_a_gradient_must_pass(mode, phase, wins):
+    data = as_data(datasets.load_graph("er:100:600"), width=12)
+    profile = stretto.profile(pyg.GCN(12, 16, 1, 8), data, mode=mode, machine=Machine(), repeats=1)
+    at = {
+        "op": "aten::mm",
+        "phase": phase,
+        "shapes": "s",
+        "layout": "cc",
+        "site": "lin",
+        "axis": "base",
+        "native": "mm",
+    }
+    at |= {"edges": 1.0, "nodes": 1.0, "order": "given"}
+    for name, ms, times in (("mm", 1.0, 1.0), ("mm" + INTO, 0.5, 2.0)):
+        profile.sweeps.append({**at, "candidate": name, "median_ms": ms, "speedup": (times,) * 3, "ci_ms": (ms, ms)})
+    profile.advice = op_advice(profile)
+    assert [row["best"] for row in profile.advice] == [wins]
+    assert list(profile.to_dict()["dispatch"].values()) == [wins]
+    profile.advice[0]["saves_ms"] = float(wins != "mm")
+    assert ("advice on single ops" in profile.apply()["reason"]) == (wins != "mm")
