@@ -20,7 +20,7 @@ from stretto.analyze.svg import duration
 from stretto.analyze.trace import OpRecord, Trace
 from stretto.analyze.workload import MODES, Workload
 from stretto.errors import expect
-from stretto.profile.untouched import untouched
+from stretto.profile.untouched import no_optimizer, untouched
 
 HOT = 0.9
 
@@ -229,7 +229,7 @@ def profile(
     """Time every op of one step of `model` on `data`; plain and traced steps take turns.
 
     data: a PyG Data or HeteroData, a loader (its first batch), or a tuple of what forward takes. step(model, data) ->
-    loss replaces the default.
+    loss replaces the default; it steps no optimizer, for the model is left as it is.
     """
     expect(isinstance(model, nn.Module), f"profile: 'model' is {type(model).__name__}, wanted a Module")
     expect(mode in MODES, f"profile: 'mode' is {mode!r}, wanted one of {', '.join(MODES)}")
@@ -242,7 +242,7 @@ def profile(
     if is_loader(data):
         data, remarks = first_batch(data, "profile")
     workload = Workload(model, data, mode, step)
-    with untouched(model):
+    with untouched(model), no_optimizer():
         trace = workload.timed(repeats=repeats)
     found = make(workload, trace, machine_file.get(machine, device=workload.device), type(model).__name__)
     found.remarks, found.new_graphs = list(remarks), new_graphs
