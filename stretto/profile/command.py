@@ -149,7 +149,8 @@ def show(out: Console, found: Profile, share: float) -> None:
     for remark in found.remarks:
         out.print(remark, soft_wrap=True, highlight=False, markup=False)
     hot = found.hot(share)
-    table = Table(title=f"{len(hot)} of {len(found.groups)} groups take {share:.0%} of the time", title_justify="left")
+    title = f"{len(hot)} of {len(found.groups)} groups take {share:.0%} of the time inside ops"
+    table = Table(title=title, title_justify="left")
     for column in ("op", "phase", "shapes", "where"):
         table.add_column(column, overflow="fold")
     for column in ("calls", "ms", "share", "bound", "attainable"):

@@ -41,7 +41,7 @@ class Group:
     seconds: float = 0.0
     flops: float = 0.0
     bytes: float = 0.0
-    share: float = 0.0  # of the time inside ops
+    share: float = 0.0  # of the time of all groups: inside ops, without views
     bound: str = ""
     reached: float = 0.0  # least time by the ceilings over its time: above 1 a ceiling was measured too low
 
@@ -80,10 +80,10 @@ class Profile:
     remarks: list[str] = field(default_factory=list)  # what one must know before believing the numbers
 
     def hot(self, share: float = HOT) -> list[Group]:
-        """The smallest set of groups that covers `share` of the time inside ops."""
+        """The smallest set of groups that covers `share` of the time inside ops, views aside."""
         expect(0 < share <= 1, f"hot: 'share' is {share}, wanted 0 < share <= 1")
         total, found = 0.0, []
-        whole = sum(group.seconds for group in self.groups)  # without views, which no group has
+        whole = sum(group.seconds for group in self.groups)
         for group in self.groups:
             if total >= share * whole:
                 break
@@ -292,7 +292,7 @@ def groups(trace: Trace, machine: Machine) -> list[Group]:
         total = limits.setdefault(key, {})
         for kind, seconds in ceilings(op, machine).items():
             total[kind] = total.get(kind, 0.0) + seconds
-    whole = trace.op_seconds or 1.0
+    whole = sum(group.seconds for group in table.values()) or 1.0
     for key, group in table.items():
         group.share = group.seconds / whole
         group.bound = max(limits[key], key=lambda kind: limits[key][kind])
