@@ -95,11 +95,22 @@ def test_two_runs_name_the_same_winner(monkeypatch):
     monkeypatch.setitem(candidates.FAMILIES, "gather", lambda *_, **__: (ways, {}))
     runs = [run_point("gather", index, 50, BASE, repeats=20) for _ in range(2)]
     assert [winner(rows) for rows in runs] == ["index_select"] * 2
-    same = {"index_select": sleeper(index), "twin": sleeper(index)}
-    monkeypatch.setitem(candidates.FAMILIES, "gather", lambda *_, **__: (same, {}))
-    for rows in (run_point("gather", index, 50, BASE, repeats=20) for _ in range(2)):
-        assert max(r["median_ms"] for r in rows) < 1.5 * min(r["median_ms"] for r in rows)
-        assert winner(rows).startswith("tie") or winner(rows) in same
+
+
+@pytest.mark.parametrize(("times", "named", "tied"), [(1.0, 0, 95), (1.5, 100, 0)], ids=["equals", "a winner"])
+def test_runs_agree_on_a_winner_or_call_it_a_tie(times, named, tied):
+    """A hundred runs of twenty samples each, as noisy as a shared machine: what is a tie is not decided by luck."""
+    noise = torch.Generator().manual_seed(0)
+
+    def row(name, median):
+        taken = Timing(tuple((median * (1 + 0.1 * torch.randn(20, generator=noise).abs())).tolist()))
+        low, high = interval(taken)
+        return {"candidate": name, "median_ms": taken.median * 1e3, "ci_ms": (low * 1e3, high * 1e3)}
+
+    found = [winner([row("a", 1.0), row("b", times)]) for _ in range(100)]
+    assert found.count("a") >= named
+    assert found.count("tie: a, b") >= tied
+    assert found.count("b") <= 5
 
 
 def test_the_winner_may_change_with_the_order():
