@@ -66,6 +66,7 @@ class Watcher(Steps):
         self._stack.close()
         makeup = self.rounds.makeup
         if self.current is not None:
+            _after_backward(self.current.trace)
             (self.fulls if self.current.full else self.passes).append((makeup, self.current))
         elif self.fulls:
             self.plain.append((makeup, seconds))
@@ -106,3 +107,11 @@ class Watcher(Steps):
     def close(self) -> None:
         self._stack.close()
         super().close()
+
+
+def _after_backward(trace: Trace) -> None:
+    """What a step does with its gradients once they are there (clips them, undoes their scale) is of its update."""
+    last = max((op.index for op in trace if op.phase == "backward"), default=len(trace.ops))
+    for op in trace.ops[last + 1 :]:
+        if op.phase == "forward" and not op.path:
+            op.phase = "optimizer"

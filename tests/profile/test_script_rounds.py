@@ -101,6 +101,18 @@ for i in range(60):
         raise {{}}
     step(net, optimizer)
 """
+CLIPS = (
+    HEAD
+    + """
+net = Net()
+optimizer = torch.optim.Adam(net.parameters())
+for _ in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    net(x, edge_index).sum().backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+"""
+)
 CLOSURE = (
     HEAD
     + """
@@ -295,3 +307,9 @@ def test_a_closure_is_the_forward_pass(written):
     phases = {g.phase for g in found.groups if g.name == "aten::addmm"}
     assert phases == {"forward"}
     assert {g.phase for g in found.groups} == {"forward", "backward", "optimizer"}
+
+
+def test_gradients_are_clipped_for_the_update(written):
+    """After the backward pass and before the optimizer is no forward pass."""
+    phases = {g.phase for g in profiled(written(CLIPS)).groups if "norm" in g.name}
+    assert phases == {"optimizer"}
