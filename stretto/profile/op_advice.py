@@ -24,6 +24,7 @@ def op_advice(profile: Profile) -> list[dict[str, Any]]:
             continue
         best, native = min(base, key=lambda r: r["median_ms"]), base[0]["native"]
         row = {"site": best["site"], "kind": "op", "now": best["op"], "best": best["candidate"], "saves_ms": 0.0}
+        row |= {name: best[name] for name in KEY[1:]}  # a module may run several of one name
         rows.append(row | {"reorder": _reorder(mine, best), "winners": _by_order(mine)})
         if "speedup" not in best:  # nothing to compare with
             rows[-1] |= {"advice": "nothing to gain", "reason": f"{native}, which runs, was not timed"}

@@ -9,6 +9,7 @@ from torch_geometric import nn as pyg
 import stretto
 from stretto import datasets
 from stretto.analyze import Machine
+from stretto.analyze.facts import advice_line
 from stretto.analyze.models import as_data, make
 from stretto.profile import sweep as sweeping
 from stretto.profile.axes import Point
@@ -284,6 +285,7 @@ def test_advice_names_what_runs():
     profile.sweeps = [{**at, **r, "ci_ms": (r["median_ms"],) * 2} for r in (fast, slow)]
     (row,) = op_advice(profile)
     assert row["advice"] == "use index_select"
+    assert advice_line(row).startswith("convs.0, aten::gather [s] backward: use index_select")
     assert row["reason"] == "index_select: 1.70x (1.60-1.80) the speed of gather, which runs"
     profile.sweeps = [{**r, "speedup": (0.7, 0.6, 0.75)} for r in profile.sweeps[:1]]
     assert op_advice(profile)[0]["reason"].endswith("which runs: slower")
