@@ -173,7 +173,7 @@ def show_advice(out: Console, found: Profile) -> None:
 def show_replay(out: Console, found: Profile) -> None:
     """In the model, alone, and alone with shuffled indices; ratios are medians over the turns that belong together."""
     table = Table(title="replay, ms", title_justify="left")
-    for column in ("op", "shapes"):
+    for column in ("op", "phase", "shapes"):
         table.add_column(column, overflow="fold")
     for column in ("in the model", "real indices", "ratio", "shuffled", "ratio"):
         table.add_column(column, justify="right")
@@ -183,7 +183,7 @@ def show_replay(out: Console, found: Profile) -> None:
         cells = [short(row["in model ms"]), short(row["real indices"]["median_ms"])]
         cells += [f"{row['ratio']:.2f} ({low:.2f}-{high:.2f})"]
         cells += [short(other["median_ms"]), f"{other['ratio']:.2f}"] if other else ["-", "-"]
-        table.add_row(row["op"], row["shapes"], *cells)
+        table.add_row(row["op"], row["phase"], row["shapes"], *cells)
     out.print(table)
     judged = [verdict(row) for row in found.replays]
     text = f"{judged.count('met')} of {len(judged)} within {NEAR:.0%} of their time in the model"
