@@ -12,8 +12,8 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,20 @@ def _other_graph(site: Site, args: Any, kwargs: Any) -> bool:
     return not same and not all(any(Graph.is_known(i, (n, n)) for n in rows) for i in now)
 
 
+class Hook:
+    """A hook of ours on a user's module. A copy of the module, in memory or in a file, has one of Python's own in its
+    place, which does nothing: it holds nothing of what we have seen, and needs nothing of ours to be loaded."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
+
+
 class Steps:
     """Watches a script step by step: a few to warm up, in which its models are met, then as a subclass wants.
 
@@ -195,14 +209,14 @@ class Steps:
         if self._depth == 0 and id(module) not in self._met and _worth_naming(module):
             self._roots.append(module)
             if len(self._roots) == 1:  # the first of its hooks: a call belongs to the step that it begins
-                self._marks.append(module.register_forward_pre_hook(self._first_model))
+                self._marks.append(module.register_forward_pre_hook(Hook(self._first_model)))
                 self._begin()
-            self._hooks.append(module.register_forward_pre_hook(self._called, with_kwargs=True))
-            self._hooks.append(module.register_forward_hook(self._answered))
+            self._hooks.append(module.register_forward_pre_hook(Hook(self._called), with_kwargs=True))
+            self._hooks.append(module.register_forward_hook(Hook(self._answered)))
         if isinstance(module, MessagePassing):
             self._layer_calls[id(module)] += 1  # here, since a hook of the module itself would miss its first call
         if isinstance(module, MessagePassing) and id(module) not in self._met:
-            self._hooks.append(module.register_forward_pre_hook(self._layer, with_kwargs=True))
+            self._hooks.append(module.register_forward_pre_hook(Hook(self._layer), with_kwargs=True))
         self._met.add(id(module))
         self._depth += 1
 

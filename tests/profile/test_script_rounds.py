@@ -101,6 +101,24 @@ for i in range(60):
         raise {{}}
     step(net, optimizer)
 """
+KEEPS = (
+    HEAD
+    + """
+import copy, pathlib
+net = Net()
+optimizer = torch.optim.Adam(net.parameters())
+for i in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    net(x, edge_index).sum().backward()
+    optimizer.step()
+    best = copy.deepcopy(net)
+    kept = pathlib.Path(__file__).with_name("best.pt")
+    torch.save([net, best], kept)
+    for again in torch.load(kept, weights_only=False):
+        assert torch.equal(again(x, edge_index), net(x, edge_index))
+    assert b"stretto" not in kept.read_bytes()
+"""
+)
 CLIPS = (
     HEAD
     + """
@@ -313,3 +331,8 @@ def test_gradients_are_clipped_for_the_update(written):
     """After the backward pass and before the optimizer is no forward pass."""
     phases = {g.phase for g in profiled(written(CLIPS)).groups if "norm" in g.name}
     assert phases == {"optimizer"}
+
+
+def test_models_may_be_copied_and_saved_while_they_are_watched(written):
+    found = profiled(written(KEEPS))
+    assert [row["site"] for row in found.advice] == ["Net.one", "Net.two"]
