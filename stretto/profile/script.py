@@ -53,6 +53,7 @@ class _Script(Workload):
         self.alone = alone
         self.rounds: tuple[Signature, ...] = ()  # optimizers that a step is a round of
         self.imported: frozenset[str] = frozenset()  # modules that the script has taken from its own folder
+        self.grouped = False  # whether it has left a process group behind, which its models may need
         self.failure: BaseException | None = None  # that ended the script before enough was seen
 
     def run(self, recorder: Recorder | None = None) -> None:
@@ -93,6 +94,10 @@ def _advise(found: Profile, watcher: Watcher, train: bool, budget: float) -> Non
     set_shares(found.advice, found.trace.step_seconds)
 
 
+def _grouped() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def named(error: BaseException) -> str:
     """The error in one line: its class, and its message if it has one."""
     return f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -117,6 +122,7 @@ def profile_script(
     """Profile the steps of a script, then its layers alone. budget: seconds for each layer."""
     expect(Path(script).is_file(), f"profile: no script {script!r}")
     watcher = Watcher(repeats)
+    grouped = _grouped()
     failure = _run_until_it_fails(script, arguments, watcher)
     trace, passes, plain = watcher.seen() if watcher.fulls else (None, [], [])
     if trace is None or not passes:
@@ -130,6 +136,7 @@ def profile_script(
     computer = machine_file.get(machine, device=watcher.device)
     workload = _Script(alone, "train" if train else "infer")
     workload.rounds, workload.imported, workload.failure = watcher.rounds.kinds, watcher.imported, failure
+    workload.grouped = _grouped() and not grouped
     found = make(workload, trace, computer, Path(script).name)
     found.remarks = _remarks(watcher, trace, failure)
     if not isinstance(failure, KeyboardInterrupt):
@@ -218,6 +225,8 @@ def apply_script(profile: Profile, script: str, arguments: list[str]) -> dict[st
     failure = getattr(workload, "failure", None)
     if failure is not None:
         return unapplied(f"the script ended with {type(failure).__name__}")
+    if getattr(workload, "grouped", False) and _grouped():
+        torch.distributed.destroy_process_group()  # the script will make its own again
     turns = _Turns(chosen, getattr(workload, "rounds", ()), getattr(workload, "imported", frozenset()))
     failure = _run_until_it_fails(script, arguments, turns)
     if turns.problem:

@@ -63,6 +63,11 @@ HALF = TRAIN.index("for _")
 MADE = TRAIN[:HALF] + "used = []\n"
 TAKES_IT = "from made import *\nassert not used\nused.append(1)\n" + TRAIN[HALF:]
 ONCE = "import pathlib\npathlib.Path(__file__).with_name('made').mkdir()\n" + TRAIN
+ALONE = """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+GROUPED = ALONE + TRAIN.replace("net = Net()", "net = torch.nn.parallel.DistributedDataParallel(Net())")
 
 
 def profiled(script: str):
@@ -133,3 +138,12 @@ def test_surroundings_are_set_and_put_back(on):
             assert Surroundings.now() == known
         assert Surroundings.now() == inside
     assert Surroundings.now() == before
+
+
+def test_a_script_may_make_its_process_group_twice(written, paced):
+    script = written(GROUPED)
+    found = profiled(script)
+    try:
+        assert apply_script(found, script, [])["stock"]["repeats"] >= 3
+    finally:
+        torch.distributed.destroy_process_group()
