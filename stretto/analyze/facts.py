@@ -141,7 +141,8 @@ def advice_line(row: dict[str, Any]) -> str:
         gain = f", saves {row['share']:.0%} of a step ({duration(row['saves_ms'] / 1e3)} alone)"
     order = row.get("reorder", "")
     order = "" if order in ("", "no", "not measured") else f"; with its index {order}"
-    return f"{row['site']}, {row['now']}: {row['advice']}{gain}; {row['reason']}{order}"
+    which = f" [{row['shapes']}] {row['phase']}" if "shapes" in row else ""  # of an op
+    return f"{row['site']}, {row['now']}{which}: {row['advice']}{gain}; {row['reason']}{order}"
 
 
 MOST_PLANS = 4  # of a layer

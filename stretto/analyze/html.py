@@ -378,7 +378,7 @@ def profile_page(profile: Profile) -> str:
 
 
 def _advised(row: dict[str, Any]) -> str:
-    op = f", {row['now'].partition('::')[2]}" if row["kind"] == "op" else ""
+    op = f", {row['now'].partition('::')[2]} {row['phase']}" if row["kind"] == "op" else ""
     return f"{row['site']}{op}: {row['best']}"
 
 

@@ -64,7 +64,8 @@ class Workload:
                 with torch.no_grad():
                     self._forward()
                 return
-            loss = scalar(self._forward(), self.data)
+            with torch.enable_grad():
+                loss = scalar(self._forward(), self.data)
             if recorder is not None:
                 recorder.phase = "backward"
             if loss.requires_grad:

@@ -13,7 +13,8 @@ from stretto.datasets import er, grid, rmat
 from stretto.errors import expect
 
 WIDTHS = (64, 256, 16, 1, 512, 128, 33)
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
+TYPES = ("f32", "bf16", "f16")  # that are moved to; a model in f64 is swept in it, too
 ORDERS = ("given", "shuffled", "sorted", "by degree")
 LAWS = ("real", "power law", "regular", "grid")
 SPARSITIES = (0.0, 0.9, 0.5, 0.99)
@@ -57,7 +58,7 @@ def points(base: Point, cores: int) -> Iterator[Point]:
     yield base
     axes: dict[str, tuple[object, ...]] = {
         "order": ORDERS, "direction": DIRECTIONS, "width": WIDTHS, "law": LAWS, "sparsity": SPARSITIES,
-        "dtype": tuple(DTYPES), "index": ("int64", "int32"), "density": DENSITIES,
+        "dtype": TYPES, "index": ("int64", "int32"), "density": DENSITIES,
         "edges": tuple(size * base.edges for size in SIZES), "nodes": tuple(size * base.nodes for size in SIZES),
         "aligned": (True, False), "threads": tuple(range(1, cores + 1)) if base.device == "cpu" else (),
         "cache": ("warm", "cold"), "compiled": (False, True),

@@ -91,6 +91,7 @@ def command(
         for path, write in ((html, found.to_html), (json, found.to_json)):
             if path is not None:
                 write(path)
+    failure = getattr(found.workload, "failure", None)  # of the first run, or of the second
     if failure is not None:
         raise failure
 
@@ -148,7 +149,8 @@ def show(out: Console, found: Profile, share: float) -> None:
     for remark in found.remarks:
         out.print(remark, soft_wrap=True, highlight=False, markup=False)
     hot = found.hot(share)
-    table = Table(title=f"{len(hot)} of {len(found.groups)} groups take {share:.0%} of the time", title_justify="left")
+    title = f"{len(hot)} of {len(found.groups)} groups take {share:.0%} of the time inside ops"
+    table = Table(title=title, title_justify="left")
     for column in ("op", "phase", "shapes", "where"):
         table.add_column(column, overflow="fold")
     for column in ("calls", "ms", "share", "bound", "attainable"):
@@ -171,7 +173,7 @@ def show_advice(out: Console, found: Profile) -> None:
 def show_replay(out: Console, found: Profile) -> None:
     """In the model, alone, and alone with shuffled indices; ratios are medians over the turns that belong together."""
     table = Table(title="replay, ms", title_justify="left")
-    for column in ("op", "shapes"):
+    for column in ("op", "phase", "shapes"):
         table.add_column(column, overflow="fold")
     for column in ("in the model", "real indices", "ratio", "shuffled", "ratio"):
         table.add_column(column, justify="right")
@@ -181,7 +183,7 @@ def show_replay(out: Console, found: Profile) -> None:
         cells = [short(row["in model ms"]), short(row["real indices"]["median_ms"])]
         cells += [f"{row['ratio']:.2f} ({low:.2f}-{high:.2f})"]
         cells += [short(other["median_ms"]), f"{other['ratio']:.2f}"] if other else ["-", "-"]
-        table.add_row(row["op"], row["shapes"], *cells)
+        table.add_row(row["op"], row["phase"], row["shapes"], *cells)
     out.print(table)
     judged = [verdict(row) for row in found.replays]
     text = f"{judged.count('met')} of {len(judged)} within {NEAR:.0%} of their time in the model"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stretto.profile.sweep import TIE
+from stretto.profile.sweep_dense import INTO
 
 if TYPE_CHECKING:
     from stretto.profile.profiling import Profile
@@ -15,13 +16,15 @@ KEY = ("op", "phase", "shapes", "layout")  # of a swept op
 def op_advice(profile: Profile) -> list[dict[str, Any]]:
     """The winner of each swept op at its own point, and whether another order of the index would pay."""
     rows: list[dict[str, Any]] = []
-    for key in dict.fromkeys(tuple(r[k] for k in KEY) for r in profile.sweeps):
-        mine = [r for r in profile.sweeps if tuple(r[k] for k in KEY) == key]
+    sweeps = usable(profile.sweeps, profile.workload.mode)
+    for key in dict.fromkeys(tuple(r[k] for k in KEY) for r in sweeps):
+        mine = [r for r in sweeps if tuple(r[k] for k in KEY) == key]
         base = [r for r in mine if r["axis"] == "base" and "median_ms" in r]
         if not base:
             continue
         best, native = min(base, key=lambda r: r["median_ms"]), base[0]["native"]
         row = {"site": best["site"], "kind": "op", "now": best["op"], "best": best["candidate"], "saves_ms": 0.0}
+        row |= {name: best[name] for name in KEY[1:]}  # a module may run several of one name
         rows.append(row | {"reorder": _reorder(mine, best), "winners": _by_order(mine)})
         if "speedup" not in best:  # nothing to compare with
             rows[-1] |= {"advice": "nothing to gain", "reason": f"{native}, which runs, was not timed"}
@@ -39,6 +42,17 @@ def op_advice(profile: Profile) -> list[dict[str, Any]]:
             "reason": said + (f" (on {part:.1%} of its rows)" if part < 1 else ""),
         }
     return rows
+
+
+def usable(rows: list[dict[str, Any]], mode: str) -> list[dict[str, Any]]:
+    """Rows of what can stand at the op's place: out= takes no gradient, so not in the forward pass of training,
+    unless it is what runs there (inside an autograd Function)."""
+    return [
+        r
+        for r in rows
+        if not (mode == "train" and r["phase"] == "forward" and r["candidate"].endswith(INTO))
+        or r["candidate"] == r.get("native")
+    ]
 
 
 def winner(rows: list[dict[str, Any]]) -> str:

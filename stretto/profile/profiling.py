@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from stretto.analyze import machine_file, peaks
@@ -19,7 +20,7 @@ from stretto.analyze.svg import duration
 from stretto.analyze.trace import OpRecord, Trace
 from stretto.analyze.workload import MODES, Workload
 from stretto.errors import expect
-from stretto.profile.untouched import untouched
+from stretto.profile.untouched import no_optimizer, untouched
 
 HOT = 0.9
 
@@ -40,7 +41,7 @@ class Group:
     seconds: float = 0.0
     flops: float = 0.0
     bytes: float = 0.0
-    share: float = 0.0  # of the time inside ops
+    share: float = 0.0  # of the time of all groups: inside ops, without views
     bound: str = ""
     reached: float = 0.0  # least time by the ceilings over its time: above 1 a ceiling was measured too low
 
@@ -79,10 +80,10 @@ class Profile:
     remarks: list[str] = field(default_factory=list)  # what one must know before believing the numbers
 
     def hot(self, share: float = HOT) -> list[Group]:
-        """The smallest set of groups that covers `share` of the time inside ops."""
+        """The smallest set of groups that covers `share` of the time inside ops, views aside."""
         expect(0 < share <= 1, f"hot: 'share' is {share}, wanted 0 < share <= 1")
         total, found = 0.0, []
-        whole = sum(group.seconds for group in self.groups)  # without views, which no group has
+        whole = sum(group.seconds for group in self.groups)
         for group in self.groups:
             if total >= share * whole:
                 break
@@ -122,7 +123,7 @@ class Profile:
         from stretto.profile.sweep import sweep
 
         self.sweeps = []
-        with untouched(self.workload.model):
+        with untouched(self.workload.model), torch.enable_grad():  # both directions are swept
             sweep(self, rows=self.sweeps, **options)  # of a sweep that is interrupted, the rows so far stay
         return self.sweeps
 
@@ -157,7 +158,7 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in plain values."""
-        from stretto.profile.op_advice import dispatch_table
+        from stretto.profile.op_advice import dispatch_table, usable
 
         t = self.trace
         return {
@@ -180,7 +181,7 @@ class Profile:
             "roofline": self.roofline(),
             "replays": self.replays,
             "sweeps": self.sweeps,
-            "dispatch": dispatch_table(self.sweeps),
+            "dispatch": dispatch_table(usable(self.sweeps, self.workload.mode)),
             "advice": self.advice,
             "applied": self.applied,
             "remarks": self.remarks,
@@ -228,7 +229,7 @@ def profile(
     """Time every op of one step of `model` on `data`; plain and traced steps take turns.
 
     data: a PyG Data or HeteroData, a loader (its first batch), or a tuple of what forward takes. step(model, data) ->
-    loss replaces the default.
+    loss replaces the default; it steps no optimizer, for the model is left as it is.
     """
     expect(isinstance(model, nn.Module), f"profile: 'model' is {type(model).__name__}, wanted a Module")
     expect(mode in MODES, f"profile: 'mode' is {mode!r}, wanted one of {', '.join(MODES)}")
@@ -241,7 +242,7 @@ def profile(
     if is_loader(data):
         data, remarks = first_batch(data, "profile")
     workload = Workload(model, data, mode, step)
-    with untouched(model):
+    with untouched(model), no_optimizer():
         trace = workload.timed(repeats=repeats)
     found = make(workload, trace, machine_file.get(machine, device=workload.device), type(model).__name__)
     found.remarks, found.new_graphs = list(remarks), new_graphs
@@ -291,7 +292,7 @@ def groups(trace: Trace, machine: Machine) -> list[Group]:
         total = limits.setdefault(key, {})
         for kind, seconds in ceilings(op, machine).items():
             total[kind] = total.get(kind, 0.0) + seconds
-    whole = trace.op_seconds or 1.0
+    whole = sum(group.seconds for group in table.values()) or 1.0
     for key, group in table.items():
         group.share = group.seconds / whole
         group.bound = max(limits[key], key=lambda kind: limits[key][kind])

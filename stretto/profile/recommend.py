@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from stretto.analyze.workload import Workload
 from stretto.bench.run import as_alone, relative_error
 from stretto.compile.choose import MOST_STEPS
 from stretto.graph import Graph
+from stretto.profile.call_site import Site, each_tensor, indices
 from stretto.profile.op_advice import op_advice, verdict
 from stretto.profile.replay import operands
 from stretto.profile.sweep import TIE
@@ -40,31 +41,6 @@ WHOLE = "stock, the step"
 FORWARD = ", forward alone"  # behind the name of a site: its calls without gradients
 
 
-class Site(NamedTuple):
-    """A layer, what it was called with, how often a step calls it, and whether each step brings another graph.
-
-    forward: further calls of a step, to which no gradient comes back: an evaluation, or a generator that is detached.
-    evaluation: what those are called with, where it was seen; an evaluation has no Dropout before its layers.
-    changing: those of its tensors, by id, that are others in every step (features after a Dropout, a GAN's noise): what
-    an accelerated layer keeps of a constant it cannot keep of them.
-    """
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    calls: float = 1
-    forward: float = 0
-    new_graph: bool = False
-    changing: frozenset[int] = frozenset()
-    evaluation: Site | None = None
-
-    def others(self, args: Any, kwargs: Any) -> frozenset[int]:
-        """`changing`, after a call with these arguments."""
-        before, now = operands((self.args, self.kwargs)), operands((args, kwargs))
-        same = {id(a) for a, b in zip(before, now, strict=False) if a is b}
-        return self.changing | {id(t) for t in before if t.is_floating_point() and id(t) not in same}
-
-
 def sites_of(profile: Profile) -> dict[str, Site]:
     """The layers of the model by path, each with the arguments of its first call and how many a step has.
 
@@ -78,7 +54,7 @@ def sites_of(profile: Profile) -> dict[str, Site]:
     for path in layer_paths(model, profile.trace):
 
         def hook(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-            first = seen.get(path) or Site(module, detached(args), detached(kwargs), 0, 0, profile.new_graphs)
+            first = seen.get(path) or Site.of(module, args, kwargs)._replace(calls=0, new_graph=profile.new_graphs)
             if again is None:
                 seen[path] = first._replace(calls=first.calls + 1)
             elif path not in again:
@@ -97,30 +73,6 @@ def sites_of(profile: Profile) -> dict[str, Site]:
     return seen
 
 
-def detached(value: Any) -> Any:
-    """The value with every tensor inside cut from its graph; those that carried gradients still ask for them."""
-    return _each_tensor(value, lambda t: t.detach().requires_grad_() if t.requires_grad else t)
-
-
-def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The value with every tensor inside changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_each_tensor(v, change) for v in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_each_tensor(v, change) for v in value)
-    if isinstance(value, dict):
-        return {k: _each_tensor(v, change) for k, v in value.items()}
-    return value
-
-
-def indices(args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors among arguments that are an edge_index [2, E]."""
-    found = operands((args, kwargs))
-    return [t for t in found if t.dim() == 2 and t.size(0) == 2 and t.dtype in (torch.int64, torch.int32)]
-
-
 def with_new_graph(step: Callable[[], object]) -> Callable[[], object]:
     """The step as it is on a graph that was never seen before."""
 
@@ -137,13 +89,15 @@ def _layer_step(layer: nn.Module, site: Site, train: bool) -> Callable[[], objec
         return tensor.detach().requires_grad_(tensor.requires_grad) if id(tensor) in site.changing else tensor
 
     def step() -> object:
-        args, kwargs = (_each_tensor(given, anew) for given in (site.args, site.kwargs))
+        args, kwargs = (each_tensor(given, anew) for given in (site.args, site.kwargs))
         with torch.set_grad_enabled(train):
-            out = layer(*args, **kwargs)
+            with site.again():
+                out = layer(*args, **kwargs)
             out = out[0] if isinstance(out, tuple) else out
-            if train and out.requires_grad:
+            learned = [t for t in operands(out) if t.requires_grad]  # several of a layer of nodes of several types
+            if learned:
                 layer.zero_grad(set_to_none=True)
-                out.sum().backward()
+                torch.autograd.backward([t.sum() for t in learned])
         return out
 
     return step
@@ -272,7 +226,7 @@ def _plans(site: Site, speedup: float, train: bool) -> list[dict[str, Any]]:
     """The plans of an accelerated layer, each with its speed-up over stock: of the one that runs as it was measured, of
     the others as the compiler has them beside that one, by measurement where they were tried."""
     layer, args, kwargs = site[:3]
-    with torch.set_grad_enabled(train):
+    with torch.set_grad_enabled(train), site.again():
         candidates = [c for told in explain(layer, *args, **kwargs).layers[:1] for c in told.candidates]
     runs = next((c for c in candidates if c.chosen), None)
     if runs is None:
@@ -331,7 +285,7 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
         profile.recommend()
     chosen = [row for row in profile.advice if row["advice"] == "accelerate"]
     if not chosen:
-        return dict(NOTHING)
+        return nothing(profile.advice)
     workload = profile.workload
     fast = Workload(copy.deepcopy(workload.model), workload.data, workload.mode, workload.step)
     accelerate_sites(fast.model, chosen)
@@ -352,6 +306,14 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
 
 
 NOTHING = {"applied": False, "reason": "nothing to gain", "predicted_ms": 0.0, "realised_ms": 0.0}
+
+
+def nothing(advice: list[dict[str, Any]]) -> dict[str, Any]:
+    """The answer where no layer is worth it. Single ops are changed where they are called, by whoever wrote that."""
+    if not any(row.get("kind") == "op" and row["saves_ms"] > 0 for row in advice):
+        return dict(NOTHING)
+    said = "nothing to gain by accelerating layers; advice on single ops is for the code that calls them"
+    return {**NOTHING, "reason": said}
 
 
 def realised(timings: dict[str, Timing], chosen: list[dict[str, Any]]) -> dict[str, Any]:

@@ -19,12 +19,12 @@ from stretto.errors import StrettoError, expect, fail
 from stretto.plugin import restore
 from stretto.profile.profiling import Profile, make
 from stretto.profile.recommend import (
-    NOTHING,
     REPEATS,
     SETTLE,
     accelerate_sites,
     difference,
     layer_advice,
+    nothing,
     outputs,
     realised,
     set_shares,
@@ -52,16 +52,18 @@ class _Script(Workload):
         super().__init__(torch.nn.Identity(), None, mode)
         self.alone = alone
         self.rounds: tuple[Signature, ...] = ()  # optimizers that a step is a round of
+        self.imported: frozenset[str] = frozenset()  # modules that the script has taken from its own folder
+        self.grouped = False  # whether it has left a process group behind, which its models may need
         self.failure: BaseException | None = None  # that ended the script before enough was seen
 
     def run(self, recorder: Recorder | None = None) -> None:
         raise StrettoError("profile: the step of a script cannot be run again here; use stretto.profile(model, data)")
 
 
-def _run_until_it_fails(script: str, arguments: list[str], watcher: Watcher) -> BaseException | None:
+def _run_until_it_fails(script: str, arguments: list[str], steps: Steps) -> BaseException | None:
     """Run the script; what ended it before its time. What was seen until then is worth telling."""
     try:
-        run(script, arguments, watcher)
+        run(script, arguments, steps)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         return error
     return None
@@ -92,12 +94,22 @@ def _advise(found: Profile, watcher: Watcher, train: bool, budget: float) -> Non
     set_shares(found.advice, found.trace.step_seconds)
 
 
+def _grouped() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def named(error: BaseException) -> str:
+    """The error in one line: its class, and its message if it has one."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
 def _remarks(watcher: Watcher, trace: Trace, failure: BaseException | None) -> list[str]:
     """What one must know before believing the numbers."""
     said = []
     if failure is not None:
-        name = f"{type(failure).__name__}: {failure}".removesuffix(": ")
-        said.append(f"the script ended with {name} after {watcher.steps} {watcher.unit}: this was seen until then")
+        said.append(
+            f"the script ended with {named(failure)} after {watcher.steps} {watcher.unit}: this was seen until then"
+        )
     makeup = next(made for made, full in watcher.fulls if full.trace is trace)
     if len(makeup) > 1:
         said.append(f"a step is a round: {len(makeup)} steps of {len(set(makeup))} optimizers")
@@ -110,6 +122,7 @@ def profile_script(
     """Profile the steps of a script, then its layers alone. budget: seconds for each layer."""
     expect(Path(script).is_file(), f"profile: no script {script!r}")
     watcher = Watcher(repeats)
+    grouped = _grouped()
     failure = _run_until_it_fails(script, arguments, watcher)
     trace, passes, plain = watcher.seen() if watcher.fulls else (None, [], [])
     if trace is None or not passes:
@@ -122,7 +135,8 @@ def profile_script(
     train = watcher.by_optimizer if alone is None else alone.mode == "train"
     computer = machine_file.get(machine, device=watcher.device)
     workload = _Script(alone, "train" if train else "infer")
-    workload.rounds, workload.failure = watcher.rounds.kinds, failure
+    workload.rounds, workload.imported, workload.failure = watcher.rounds.kinds, watcher.imported, failure
+    workload.grouped = _grouped() and not grouped
     found = make(workload, trace, computer, Path(script).name)
     found.remarks = _remarks(watcher, trace, failure)
     if not isinstance(failure, KeyboardInterrupt):
@@ -143,8 +157,10 @@ def alone(profile: Profile, *, repeats: int = 5) -> Profile:
 class _Turns(Steps):
     """Stock and accelerated steps in turns, after the outputs were seen to be equal."""
 
-    def __init__(self, chosen: list[dict[str, Any]], known: tuple[Signature, ...] = ()) -> None:
-        super().__init__(known)
+    def __init__(
+        self, chosen: list[dict[str, Any]], known: tuple[Signature, ...] = (), imported: frozenset[str] = frozenset()
+    ) -> None:
+        super().__init__(known, imported)
         self.chosen = chosen
         self.problem = ""
         self.error = 0.0
@@ -199,15 +215,25 @@ def apply_script(profile: Profile, script: str, arguments: list[str]) -> dict[st
     """Run the script once more, its steps stock and accelerated in turns where that was advised; the gain of one."""
     chosen = [row for row in profile.advice if row["advice"] == "accelerate"]
     if not chosen:
-        return dict(NOTHING)
-    failure = getattr(profile.workload, "failure", None)
+        return nothing(profile.advice)
+    workload = profile.workload
+
+    def unapplied(reason: str) -> dict[str, Any]:
+        predicted = sum(row["saves_ms"] for row in chosen)
+        return {"applied": False, "reason": f"not applied: {reason}", "predicted_ms": predicted}
+
+    failure = getattr(workload, "failure", None)
     if failure is not None:
-        reason = f"not applied: the script ended with {type(failure).__name__}"
-        return {"applied": False, "reason": reason, "predicted_ms": _predicted(chosen)}
-    turns = _Turns(chosen, getattr(profile.workload, "rounds", ()))
-    run(script, arguments, turns)
+        return unapplied(f"the script ended with {type(failure).__name__}")
+    if getattr(workload, "grouped", False) and _grouped():
+        torch.distributed.destroy_process_group()  # the script will make its own again
+    turns = _Turns(chosen, getattr(workload, "rounds", ()), getattr(workload, "imported", frozenset()))
+    failure = _run_until_it_fails(script, arguments, turns)
     if turns.problem:
-        return {"applied": False, "reason": f"not applied: {turns.problem}", "predicted_ms": _predicted(chosen)}
+        return unapplied(turns.problem)
+    if failure is not None:
+        workload.failure = failure  # type: ignore[attr-defined]
+        return unapplied(f"run again, the script ended with {named(failure)}")
     pairs = min(len(samples) for samples in turns.samples.values())
     if pairs < FEWEST:
         wanted = WARMUP + 1 + SETTLE + 2 * FEWEST
@@ -216,7 +242,3 @@ def apply_script(profile: Profile, script: str, arguments: list[str]) -> dict[st
     if done["applied"]:
         done["reason"] += "; stretto.accelerate(model) in the script keeps it so"
     return {**done, "error": turns.error}
-
-
-def _predicted(chosen: list[dict[str, Any]]) -> float:
-    return sum(row["saves_ms"] for row in chosen)

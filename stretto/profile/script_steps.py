@@ -12,8 +12,8 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,10 @@ from torch_geometric.nn import MessagePassing
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
 from stretto.graph import Graph
-from stretto.profile.recommend import Site, detached, indices
+from stretto.profile.call_site import Site, detached, indices
 from stretto.profile.replay import operands
 from stretto.profile.rounds import Rounds, Signature
+from stretto.profile.surroundings import Surroundings, imported_beside, process_kept
 from stretto.tune.timing import waiter
 
 WARMUP = 3
@@ -50,7 +51,13 @@ class Call:
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    around: Surroundings
     grads: dict[int, Tensor] = field(default_factory=dict)  # position among the output's tensors -> gradient
+
+    def again(self) -> Any:
+        """What the model answers to the same call, in what was set around it."""
+        with self.around.again():
+            return self.module(*self.args, **self.kwargs)
 
 
 class Watched(Workload):
@@ -77,7 +84,7 @@ class Watched(Workload):
             torch.autograd.backward([t for t, _ in ends], [g for _, g in ends])
 
     def _forward(self) -> Any:
-        return [call.module(*call.args, **call.kwargs) for call in self.calls]
+        return [call.again() for call in self.calls]
 
 
 class Roots(nn.Module):
@@ -104,14 +111,29 @@ def _other_graph(site: Site, args: Any, kwargs: Any) -> bool:
     return not same and not all(any(Graph.is_known(i, (n, n)) for n in rows) for i in now)
 
 
+class Hook:
+    """A hook of ours on a user's module. A copy of the module, in memory or in a file, has one of Python's own in its
+    place, which does nothing: it holds nothing of what we have seen, and needs nothing of ours to be loaded."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
+
+
 class Steps:
     """Watches a script step by step: a few to warm up, in which its models are met, then as a subclass wants.
 
-    known: optimizers of a run before, whose rounds are the steps.
+    known: optimizers of a run before, whose rounds are the steps. imported: modules that it had from its own folder.
     """
 
-    def __init__(self, known: tuple[Signature, ...] = ()) -> None:
+    def __init__(self, known: tuple[Signature, ...] = (), imported: frozenset[str] = frozenset()) -> None:
         self.steps = 0
+        self.imported = imported
         self.rounds = Rounds(known)
         self.device = torch.device("cpu")
         self.by_optimizer = False  # one was made
@@ -187,14 +209,14 @@ class Steps:
         if self._depth == 0 and id(module) not in self._met and _worth_naming(module):
             self._roots.append(module)
             if len(self._roots) == 1:  # the first of its hooks: a call belongs to the step that it begins
-                self._marks.append(module.register_forward_pre_hook(self._first_model))
+                self._marks.append(module.register_forward_pre_hook(Hook(self._first_model)))
                 self._begin()
-            self._hooks.append(module.register_forward_pre_hook(self._called, with_kwargs=True))
-            self._hooks.append(module.register_forward_hook(self._answered))
+            self._hooks.append(module.register_forward_pre_hook(Hook(self._called), with_kwargs=True))
+            self._hooks.append(module.register_forward_hook(Hook(self._answered)))
         if isinstance(module, MessagePassing):
             self._layer_calls[id(module)] += 1  # here, since a hook of the module itself would miss its first call
         if isinstance(module, MessagePassing) and id(module) not in self._met:
-            self._hooks.append(module.register_forward_pre_hook(self._layer, with_kwargs=True))
+            self._hooks.append(module.register_forward_pre_hook(Hook(self._layer), with_kwargs=True))
         self._met.add(id(module))
         self._depth += 1
 
@@ -215,11 +237,11 @@ class Steps:
             return
         key, learns = id(module), self._learns()
         if not learns:
-            last = self._evaluations.get(key) or Site(module, detached(args), detached(kwargs))
+            last = self._evaluations.get(key) or Site.of(module, args, kwargs)
             self._evaluations[key] = last._replace(changing=last.others(args, kwargs))
         known = self._layers.get(key)
         if known is None or (learns and key in self._evaluated):
-            self._layers[key] = Site(module, detached(args), detached(kwargs))
+            self._layers[key] = Site.of(module, args, kwargs)
             (self._evaluated.discard if learns else self._evaluated.add)(key)
         elif learns or key in self._evaluated:
             self._layers[key] = known._replace(changing=known.others(args, kwargs))
@@ -228,7 +250,7 @@ class Steps:
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if self.steps <= WARMUP and self._depth == 1:
-            self.calls.append(Call(module, detached(args), detached(kwargs)))
+            self.calls.append(Call(module, detached(args), detached(kwargs), Surroundings.now()))
 
     def _answered(self, module: nn.Module, args: Any, out: Any) -> None:
         if self.steps > WARMUP or not self.calls or self.calls[-1].module is not module:
@@ -341,11 +363,14 @@ def _watching(steps: Steps) -> Iterator[None]:
 
 
 def run(script: str, arguments: list[str], steps: Steps) -> None:
-    """Run the script under watch until it ends, or enough is known."""
-    before, path = sys.argv, list(sys.path)
-    sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
+    """Run the script under watch until it ends, or enough is known; what an earlier run had from its folder is imported
+    anew."""
+    for name in steps.imported:
+        sys.modules.pop(name, None)
+    known = set(sys.modules)
     try:
-        with _watching(steps), warnings.catch_warnings():
+        with process_kept(), _watching(steps), warnings.catch_warnings():
+            sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
             warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks")  # ours
             runpy.run_path(script, run_name="__main__")
     except Enough:
@@ -354,4 +379,4 @@ def run(script: str, arguments: list[str], steps: Steps) -> None:
         if ended.code:  # the script's own word for a failure; without one it is over, as at its last line
             raise
     finally:
-        sys.argv, sys.path[:] = before, path
+        steps.imported = imported_beside(script, known)

@@ -38,8 +38,13 @@ INTO = " into a kept buffer"
 SPARSE = (*PLAIN, "order", "law", "density", "edges", "index")
 
 
+def _full(point: Point) -> torch.dtype:
+    """The type of factors and kept buffers: half inputs meet fp32 ones."""
+    return torch.float64 if point.dtype == "f64" else torch.float32
+
+
 def _fixed(point: Point, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(point.device)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=_full(point)).to(point.device)
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ def _product(site: DenseSite, point: Point) -> tuple[Offers, Callable[[Tensor], 
     across = weight.t().contiguous()  # as a Linear keeps it: no work in a step
     adds = site.native.startswith("addmm")
     bias = _fixed(point, site.inner) if adds else weight.new_zeros(())
-    room = torch.empty(site.rows, site.inner, device=point.device)
+    room = torch.empty(site.rows, site.inner, dtype=_full(point), device=point.device)
 
     def plain(x: Tensor) -> Tensor:
         out = x @ weight.to(x.dtype)
@@ -88,12 +93,12 @@ def _product(site: DenseSite, point: Point) -> tuple[Offers, Callable[[Tensor], 
 
     def kept(x: Tensor) -> Tensor:
         if x.requires_grad or x.dtype != room.dtype:
-            raise NotImplementedError("out= takes no gradient, and the buffer is fp32")
+            raise NotImplementedError("out= takes no gradient, and the buffer is of full precision")
         return torch.addmm(bias, x, weight, out=room) if adds else torch.mm(x, weight, out=room)
 
     def sparse(x: Tensor) -> Tensor:
-        if point.sparsity < 0.5 or x.requires_grad or x.dtype != torch.float32:
-            raise NotImplementedError("a sparse product wants zeros in an fp32 input without a gradient")
+        if point.sparsity < 0.5 or x.requires_grad or x.dtype != weight.dtype:
+            raise NotImplementedError("a sparse product wants zeros, full precision and an input without a gradient")
         return torch.mm(x.to_sparse_csr(), weight) + bias
 
     def einsum(x: Tensor) -> Tensor:
@@ -123,11 +128,11 @@ def _product(site: DenseSite, point: Point) -> tuple[Offers, Callable[[Tensor], 
 def _scaled(site: DenseSite, point: Point) -> tuple[Offers, Callable[[Tensor], Tensor]]:
     """x [rows, width] times one factor per row: a message and its weight."""
     factor = _fixed(point, site.rows, 1)
-    out = torch.empty(site.rows, point.width, device=point.device)
+    out = torch.empty(site.rows, point.width, dtype=_full(point), device=point.device)
 
     def kept(x: Tensor) -> Tensor:
         if x.requires_grad or x.dtype not in (torch.float32, torch.float64):
-            raise NotImplementedError("out= takes no gradient, and the buffer is fp32")
+            raise NotImplementedError("out= takes no gradient, and the buffer is of full precision")
         return torch.mul(x, factor.to(x.dtype), out=out if x.dtype == out.dtype else None)
 
     def expanded() -> Callable[[Tensor], Tensor]:
@@ -221,9 +226,9 @@ class SparseSite:
             offers, skipped = stock.spmm(long, source, weight, self.reduce)
             table: Candidates = {c.name: c.forward for c in offers if c.dtype in (None, source.dtype)}
             if self.reduce == "sum" and num_nodes**2 <= DENSE:
-                ones = torch.ones(edges.size(1), device=point.device) if weight is None else weight.float()
-                dense = torch.zeros(num_nodes, num_nodes, device=point.device)
-                dense.index_put_((long[1], long[0]), ones, accumulate=True)
+                ones = source.new_ones(edges.size(1)) if weight is None else weight
+                dense = torch.zeros(num_nodes, num_nodes, dtype=_full(point), device=point.device)
+                dense.index_put_((long[1], long[0]), ones.to(dense.dtype), accumulate=True)
                 table["dense GEMM"] = not_in_half(lambda x: dense.to(x.dtype) @ x)
             table["EdgeIndex.matmul"] = _edge_index(long, num_nodes, weight, self.reduce)
             graph = Graph.of(edges, num_nodes)

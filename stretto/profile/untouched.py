@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stretto.analyze.clock import device_of
+from stretto.errors import fail
 
 
 @contextmanager
@@ -30,3 +33,20 @@ def untouched(model: nn.Module) -> Iterator[None]:
             for buffer, value in buffers:
                 if buffer.shape == value.shape and not torch.equal(buffer, value):
                     buffer.copy_(value)
+
+
+@contextmanager
+def no_optimizer() -> Iterator[None]:
+    """A step that would train the model is refused before it changes anything."""
+
+    def refuse(optimizer: Any, args: Any, kwargs: Any) -> None:
+        fail(
+            f"profile: 'step' steps {type(optimizer).__name__}, wanted a function that returns the loss and changes no "
+            "parameter; a whole training step is profiled as a script: stretto profile train.py"
+        )
+
+    handle = register_optimizer_step_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import wraps
 from typing import Any
 
 from stretto.analyze.trace import Recorder, Trace
@@ -26,10 +27,29 @@ class Watcher(Steps):
         self._since = 0  # steps since the last one in full
         self._stack = ExitStack()
 
-    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         super().before(optimizer, args, kwargs)
-        if self.current is not None:
-            self.current.phase = "optimizer"
+        if self.current is None:
+            return None
+        self.current.phase = "optimizer"
+        # A closure is the model again: LBFGS calls it as often as it likes. The first of args is the optimizer.
+        return tuple(map(self._as_forward, args)), {name: self._as_forward(v) for name, v in kwargs.items()}
+
+    def _as_forward(self, value: Any) -> Any:
+        """A closure that runs as the forward pass it is, and leaves the optimizer to go on; anything else as it is."""
+        recorder = self.current
+        if recorder is None or not callable(value):
+            return value
+
+        @wraps(value)
+        def closure(*args: Any, **kwargs: Any) -> Any:
+            recorder.phase = "forward"
+            try:
+                return value(*args, **kwargs)
+            finally:
+                recorder.phase = "optimizer"
+
+        return closure
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self.current is not None:
@@ -46,6 +66,7 @@ class Watcher(Steps):
         self._stack.close()
         makeup = self.rounds.makeup
         if self.current is not None:
+            _after_backward(self.current.trace)
             (self.fulls if self.current.full else self.passes).append((makeup, self.current))
         elif self.fulls:
             self.plain.append((makeup, seconds))
@@ -86,3 +107,11 @@ class Watcher(Steps):
     def close(self) -> None:
         self._stack.close()
         super().close()
+
+
+def _after_backward(trace: Trace) -> None:
+    """What a step does with its gradients once they are there (clips them, undoes their scale) is of its update."""
+    last = max((op.index for op in trace if op.phase == "backward"), default=len(trace.ops))
+    for op in trace.ops[last + 1 :]:
+        if op.phase == "forward" and not op.path:
+            op.phase = "optimizer"

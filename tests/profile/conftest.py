@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from stretto.tune.timing import Timing
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -19,3 +21,14 @@ def written(tmp_path):
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def paced(monkeypatch):
+    """Clocks: a layer is three times faster alone."""
+    from stretto.profile import recommend
+
+    def in_turns(steps, *_):
+        return {name: Timing((3.0 if name.startswith("stock") else 1.0,) * 4) for name in steps}
+
+    monkeypatch.setattr(recommend, "_in_turns", in_turns)

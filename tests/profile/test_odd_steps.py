@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, GraphUNet
+from torch_geometric.nn import GCNConv, GraphUNet, HGTConv
 
 import stretto
 from stretto import datasets
@@ -90,3 +90,15 @@ def test_an_index_into_a_longer_table_is_not_cut():
     data = as_data(datasets.load_graph("er:300:1500"), width=16)
     rows = stretto.profile(Picks(), data, machine=Machine(), repeats=1, mode="infer").check_bounds(share=1.0, repeats=1)
     assert not any("index_select" in row["op"] for row in rows)
+
+
+def test_a_layer_that_answers_for_several_types_is_advised():
+    torch.manual_seed(0)
+    kinds = ["user", "item"]
+    edges = {("user", "buys", "item"): torch.randint(20, (2, 60)), ("item", "by", "user"): torch.randint(20, (2, 60))}
+    x = {kind: torch.randn(20, 8) for kind in kinds}
+    model = torch.nn.Sequential(HGTConv(8, 8, (kinds, list(edges)), heads=2))
+    step = lambda model, data: sum(out.sum() for out in model[0](*data).values())  # noqa: E731
+    (row,) = stretto.profile(model, (x, edges), step=step, repeats=1, machine=Machine()).recommend(repeats=2)
+    assert row["site"] == "0"
+    assert row["stock"]["repeats"] == 2

@@ -8,7 +8,7 @@ import torch
 from torch_geometric import nn as pyg
 
 import stretto
-from stretto import datasets
+from stretto import StrettoError, datasets
 from stretto.analyze import Machine
 from stretto.analyze.graph_stats import graph_stats
 from stretto.analyze.models import as_data, make
@@ -186,3 +186,24 @@ def test_a_layer_whose_input_changes_is_judged_without_what_a_constant_one_saves
     rows = profile.recommend(repeats=2)
     assert [row["site"] for row in rows if row["kind"] == "layer"] == ["conv"]
     assert bool(kept) == (share == 0)
+
+
+def test_a_step_with_an_optimizer_is_refused_before_it_trains():
+    model, data = torch.nn.Linear(4, 2), torch.randn(3, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(model, data):
+        loss = model(data).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(StrettoError, match="'step' steps Adam, wanted a function that returns the loss"):
+        stretto.profile(model, data, step=step, machine=Machine())
+    assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
+    assert not optimizer.state
+    assert all(p.grad is None for p in model.parameters())
+    model(data).sum().backward()
+    optimizer.step()  # afterwards it is the user's again
+    assert optimizer.state

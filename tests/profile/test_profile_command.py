@@ -33,6 +33,9 @@ def test_command(tmp_path):
     result = CliRunner().invoke(cli.app, [*words, "--budget", "0.2s", "--html", str(tmp_path / "p.html")])
     assert result.exit_code == 0, result.output
     assert "groups take 90%" in result.output
+    replayed = result.output.partition("replay, ms")[2].partition("within 15%")[0]
+    assert "forward" in replayed
+    assert "backward" in replayed  # of ops of one name and shape
     assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
 
 

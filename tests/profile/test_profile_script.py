@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from stretto import StrettoError, cli, graph, memory
 from stretto.analyze import Machine
 from stretto.profile import script as scripts
+from stretto.profile.recommend import NOTHING
 from stretto.profile.script import alone, apply_script, profile_script
 from stretto.profile.script_steps import Steps, run
 from stretto.tune.timing import Timing
@@ -284,7 +285,7 @@ def test_nothing_to_gain_runs_nothing(written, monkeypatch):
     monkeypatch.setattr(scripts, "run", lambda *_: pytest.fail("ran again"))
     assert apply_script(found, script, ["40"])["reason"] == "nothing to gain"
     found.advice = [{"advice": "nothing to gain", "saves_ms": 0.0}]
-    assert apply_script(found, script, ["40"]) == {**scripts.NOTHING}
+    assert apply_script(found, script, ["40"]) == NOTHING
 
 
 def advised(written, monkeypatch, text: str = TRAIN, steps: int = 60):

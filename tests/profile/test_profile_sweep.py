@@ -34,8 +34,10 @@ WAYS = {
 }
 
 
+DOUBLE = Point(width=8, dtype="f64")  # of a model in float64
 FEW = ("base", "direction", "dtype")  # axes of mean and min; max has them all
 CELLS = [(*way, p) for way in WAYS for p in QUICK if way[1] not in ("mean", "min") or p.moved(BASE) in FEW]
+CELLS += [(*way, DOUBLE) for way in WAYS]
 
 
 @pytest.mark.parametrize(
@@ -93,11 +95,22 @@ def test_two_runs_name_the_same_winner(monkeypatch):
     monkeypatch.setitem(candidates.FAMILIES, "gather", lambda *_, **__: (ways, {}))
     runs = [run_point("gather", index, 50, BASE, repeats=20) for _ in range(2)]
     assert [winner(rows) for rows in runs] == ["index_select"] * 2
-    same = {"index_select": sleeper(index), "twin": sleeper(index)}
-    monkeypatch.setitem(candidates.FAMILIES, "gather", lambda *_, **__: (same, {}))
-    for rows in (run_point("gather", index, 50, BASE, repeats=20) for _ in range(2)):
-        assert max(r["median_ms"] for r in rows) < 1.5 * min(r["median_ms"] for r in rows)
-        assert winner(rows).startswith("tie") or winner(rows) in same
+
+
+@pytest.mark.parametrize(("times", "named", "tied"), [(1.0, 0, 95), (1.5, 100, 0)], ids=["equals", "a winner"])
+def test_runs_agree_on_a_winner_or_call_it_a_tie(times, named, tied):
+    """A hundred runs of twenty samples each, as noisy as a shared machine: what is a tie is not decided by luck."""
+    noise = torch.Generator().manual_seed(0)
+
+    def row(name, median):
+        taken = Timing(tuple((median * (1 + 0.1 * torch.randn(20, generator=noise).abs())).tolist()))
+        low, high = interval(taken)
+        return {"candidate": name, "median_ms": taken.median * 1e3, "ci_ms": (low * 1e3, high * 1e3)}
+
+    found = [winner([row("a", 1.0), row("b", times)]) for _ in range(100)]
+    assert found.count("a") >= named
+    assert found.count("tie: a, b") >= tied
+    assert found.count("b") <= 5
 
 
 def test_the_winner_may_change_with_the_order():
@@ -190,7 +203,14 @@ NATIVE = {"gemm": "addmm", "pointwise": "mul", "reduce": "sum", "softmax": "log_
 @pytest.mark.parametrize("family", list(dense.FAMILIES))
 @pytest.mark.parametrize(
     "point",
-    [p for p in points(DENSE_BASE, 1) if p.moved(DENSE_BASE) in dense.PLAIN and p.cache == "warm" and not p.compiled],
+    [
+        *(
+            p
+            for p in points(DENSE_BASE, 1)
+            if p.moved(DENSE_BASE) in dense.PLAIN and p.cache == "warm" and not p.compiled
+        ),
+        DOUBLE,
+    ],
     ids=str,
 )
 def test_ops_without_an_index(family, point):
@@ -201,11 +221,13 @@ def test_ops_without_an_index(family, point):
     assert len(rows) >= 3
     assert all(("median_ms" in row) == (row["reason"] == "") for row in rows)
     assert not any(row["reason"].startswith("wrong") for row in rows), rows
-    half = family == "gemm" and point.dtype != "f32"
+    half = family == "gemm" and point.dtype not in ("f32", "f64")
     assert ("median_ms" in native) != half
 
 
-@pytest.mark.parametrize("point", [p for p in points(BASE, 1) if p.cache == "warm" and not p.compiled], ids=str)
+@pytest.mark.parametrize(
+    "point", [*(p for p in points(BASE, 1) if p.cache == "warm" and not p.compiled), DOUBLE], ids=str
+)
 @pytest.mark.parametrize(("reduce", "weighted"), [("sum", False), ("sum", True), ("max", False)])
 def test_sparse_products(point, reduce, weighted):
     edges = torch.randint(30, (2, 200), generator=torch.Generator().manual_seed(0))

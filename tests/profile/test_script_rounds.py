@@ -13,7 +13,6 @@ from stretto.profile import script as scripts
 from stretto.profile.profiling import Profile
 from stretto.profile.rounds import Rounds
 from stretto.profile.script import apply_script, profile_script
-from stretto.tune.timing import Timing
 
 HEAD = """
 import sys
@@ -102,17 +101,50 @@ for i in range(60):
         raise {{}}
     step(net, optimizer)
 """
-
-
-@pytest.fixture
-def paced(monkeypatch):
-    """Clocks: a layer is three times faster alone."""
-    from stretto.profile import recommend
-
-    def in_turns(steps, *_):
-        return {name: Timing((3.0 if name.startswith("stock") else 1.0,) * 4) for name in steps}
-
-    monkeypatch.setattr(recommend, "_in_turns", in_turns)
+KEEPS = (
+    HEAD
+    + """
+import copy, pathlib
+net = Net()
+optimizer = torch.optim.Adam(net.parameters())
+for i in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    net(x, edge_index).sum().backward()
+    optimizer.step()
+    best = copy.deepcopy(net)
+    kept = pathlib.Path(__file__).with_name("best.pt")
+    torch.save([net, best], kept)
+    for again in torch.load(kept, weights_only=False):
+        assert torch.equal(again(x, edge_index), net(x, edge_index))
+    assert b"stretto" not in kept.read_bytes()
+"""
+)
+CLIPS = (
+    HEAD
+    + """
+net = Net()
+optimizer = torch.optim.Adam(net.parameters())
+for _ in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    net(x, edge_index).sum().backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+"""
+)
+CLOSURE = (
+    HEAD
+    + """
+net = Net()
+optimizer = torch.optim.LBFGS(net.parameters(), lr=1e-3, max_iter=2, history_size=2)
+def closure():
+    optimizer.zero_grad()
+    out = net(x, edge_index).square().sum()
+    out.backward()
+    return out
+for _ in range(int(sys.argv[1])):
+    optimizer.step(closure)
+"""
+)
 
 
 def profiled(script: str, steps: int = 30) -> Profile:
@@ -285,3 +317,22 @@ def test_a_place_that_cannot_be_written_to_is_refused_at_once(written, tmp_path,
     monkeypatch.setattr(os, "access", lambda *_: False)
     result = CliRunner().invoke(cli.app, ["profile", written(ENCODE), "--html", str(tmp_path / "p.html")])
     assert "cannot be written to" in str(result.exception)
+
+
+def test_a_closure_is_the_forward_pass(written):
+    """LBFGS calls the model from within its step."""
+    found = profiled(written(CLOSURE))
+    phases = {g.phase for g in found.groups if g.name == "aten::addmm"}
+    assert phases == {"forward"}
+    assert {g.phase for g in found.groups} == {"forward", "backward", "optimizer"}
+
+
+def test_gradients_are_clipped_for_the_update(written):
+    """After the backward pass and before the optimizer is no forward pass."""
+    phases = {g.phase for g in profiled(written(CLIPS)).groups if "norm" in g.name}
+    assert phases == {"optimizer"}
+
+
+def test_models_may_be_copied_and_saved_while_they_are_watched(written):
+    found = profiled(written(KEEPS))
+    assert [row["site"] for row in found.advice] == ["Net.one", "Net.two"]

@@ -9,6 +9,7 @@ from torch_geometric import nn as pyg
 import stretto
 from stretto import datasets
 from stretto.analyze import Machine
+from stretto.analyze.facts import advice_line
 from stretto.analyze.models import as_data, make
 from stretto.profile import sweep as sweeping
 from stretto.profile.axes import Point
@@ -16,7 +17,7 @@ from stretto.profile.contest import LEAST, Pace, empty_row
 from stretto.profile.op_advice import op_advice, verdict
 from stretto.profile.row_sites import RowSite, run_point, site
 from stretto.profile.sweep import cut, sites, sweep
-from stretto.profile.sweep_dense import DenseSite, SparseSite
+from stretto.profile.sweep_dense import INTO, DenseSite, SparseSite
 
 BASE = Point(width=8)
 
@@ -284,6 +285,7 @@ def test_advice_names_what_runs():
     profile.sweeps = [{**at, **r, "ci_ms": (r["median_ms"],) * 2} for r in (fast, slow)]
     (row,) = op_advice(profile)
     assert row["advice"] == "use index_select"
+    assert advice_line(row).startswith("convs.0, aten::gather [s] backward: use index_select")
     assert row["reason"] == "index_select: 1.70x (1.60-1.80) the speed of gather, which runs"
     profile.sweeps = [{**r, "speedup": (0.7, 0.6, 0.75)} for r in profile.sweeps[:1]]
     assert op_advice(profile)[0]["reason"].endswith("which runs: slower")
@@ -303,3 +305,53 @@ def test_every_hot_op_is_swept_or_named_with_a_reason():
     profile = stretto.profile(model, data, machine=Machine(), repeats=1)
     found, left = sites(profile, 1.0)
     assert {id(g) for g in profile.hot(1.0)} == {id(s.group) for s in found} | {id(g) for g, _ in left}
+
+
+def test_a_model_in_float64_is_swept_in_it():
+    """The ratio to what runs is of its own type: "f32" would be told of an op that nobody runs."""
+    data = as_data(datasets.load_graph("er:100:600"), width=12)
+    data.x = data.x.double()
+    profile = stretto.profile(pyg.GCN(12, 16, 1, 8).double(), data, machine=Machine(), repeats=1)
+    rows = [row for row in profile.sweep(budget=1.0, share=1.0, repeats=2) if row["axis"] == "base"]
+    assert {row["dtype"] for row in rows} == {"f64"}
+    assert not [row for row in rows if row["reason"].startswith("wrong")]
+
+
+def test_a_sweep_under_no_grad_has_both_directions():
+    data = as_data(datasets.load_graph("er:100:600"), width=12)
+    with torch.no_grad():
+        profile = stretto.profile(pyg.GCN(12, 16, 1, 8), data, mode="infer", machine=Machine(), repeats=1)
+        assert "direction" in {row["axis"] for row in profile.sweep(budget=2.0, repeats=2)}
+
+
+def test_a_step_of_training_is_one_under_no_grad():
+    data = as_data(datasets.load_graph("er:100:600"), width=12)
+    with torch.no_grad():
+        profile = stretto.profile(pyg.GCN(12, 16, 1, 8), data, machine=Machine(), repeats=1)
+    assert "backward" in {group.phase for group in profile.groups}
+
+
+@pytest.mark.parametrize(
+    ("mode", "phase", "wins"),
+    [("train", "forward", "mm"), ("train", "backward", "mm" + INTO), ("infer", "forward", "mm" + INTO)],
+)
+def test_a_buffer_is_no_advice_where_a_gradient_must_pass(mode, phase, wins):
+    data = as_data(datasets.load_graph("er:100:600"), width=12)
+    profile = stretto.profile(pyg.GCN(12, 16, 1, 8), data, mode=mode, machine=Machine(), repeats=1)
+    at = {
+        "op": "aten::mm",
+        "phase": phase,
+        "shapes": "s",
+        "layout": "cc",
+        "site": "lin",
+        "axis": "base",
+        "native": "mm",
+    }
+    at |= {"edges": 1.0, "nodes": 1.0, "order": "given"}
+    for name, ms, times in (("mm", 1.0, 1.0), ("mm" + INTO, 0.5, 2.0)):
+        profile.sweeps.append({**at, "candidate": name, "median_ms": ms, "speedup": (times,) * 3, "ci_ms": (ms, ms)})
+    profile.advice = op_advice(profile)
+    assert [row["best"] for row in profile.advice] == [wins]
+    assert list(profile.to_dict()["dispatch"].values()) == [wins]
+    profile.advice[0]["saves_ms"] = float(wins != "mm")
+    assert ("advice on single ops" in profile.apply()["reason"]) == (wins != "mm")

@@ -1,0 +1,73 @@
+"""A call site of a layer: the module, what it was called with, and how often a step calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stretto.profile.replay import operands
+from stretto.profile.surroundings import Surroundings
+
+
+class Site(NamedTuple):
+    """A layer, what it was called with, how often a step calls it, and whether each step brings another graph.
+
+    forward: further calls of a step, to which no gradient comes back: an evaluation, or a generator that is detached.
+    evaluation: what those are called with, where it was seen; an evaluation has no Dropout before its layers.
+    changing: those of its tensors, by id, that are others in every step (features after a Dropout, a GAN's noise): what
+    an accelerated layer keeps of a constant it cannot keep of them.
+    around: what was set around the call, autocast first of all; None: what is set anyway.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    calls: float = 1
+    forward: float = 0
+    new_graph: bool = False
+    changing: frozenset[int] = frozenset()
+    evaluation: Site | None = None
+    around: Surroundings | None = None
+
+    @classmethod
+    def of(cls, module: nn.Module, args: Any, kwargs: Any) -> Site:
+        """The site of a call that is being made."""
+        return cls(module, detached(args), detached(kwargs), around=Surroundings.now())
+
+    def again(self) -> AbstractContextManager[None]:
+        """The block runs in what was set around the call."""
+        return nullcontext() if self.around is None else self.around.again()
+
+    def others(self, args: Any, kwargs: Any) -> frozenset[int]:
+        """`changing`, after a call with these arguments."""
+        before, now = operands((self.args, self.kwargs)), operands((args, kwargs))
+        same = {id(a) for a, b in zip(before, now, strict=False) if a is b}
+        return self.changing | {id(t) for t in before if t.is_floating_point() and id(t) not in same}
+
+
+def detached(value: Any) -> Any:
+    """The value with every tensor inside cut from its graph; those that carried gradients still ask for them."""
+    return each_tensor(value, lambda t: t.detach().requires_grad_() if t.requires_grad else t)
+
+
+def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The value with every tensor inside changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(each_tensor(v, change) for v in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(each_tensor(v, change) for v in value)
+    if isinstance(value, dict):
+        return {k: each_tensor(v, change) for k, v in value.items()}
+    return value
+
+
+def indices(args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors among arguments that are an edge_index [2, E]."""
+    found = operands((args, kwargs))
+    return [t for t in found if t.dim() == 2 and t.size(0) == 2 and t.dtype in (torch.int64, torch.int32)]
