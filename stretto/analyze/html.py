@@ -383,9 +383,8 @@ def _advised(row: dict[str, Any]) -> str:
 
 
 def _swept(row: dict[str, Any]) -> dict[str, Any]:
-    low, high = row.get("ci_ms", (None, None))
-    speedup = row.get("speedup", (None,))[0]
-    return {**row, "ci_ms": None if low is None else f"{short(low)}\u00a0to\u00a0{short(high)}", "speedup": speedup}
+    ends = row.get("ci_ms")
+    return {**row, "ci_ms": tuple(ends) if ends else None, "speedup": row.get("speedup", (None,))[0]}
 
 
 def _replay(row: dict[str, Any]) -> dict[str, Any]:

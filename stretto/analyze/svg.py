@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from unicodedata import east_asian_width
 
 WIDTH = 400
 COLOURS = {"compute": "c1", "bandwidth": "c2", "gather latency": "c3", "launch": "c4"}
 
 
+FULL = 0.9995  # of a unit: what three digits round up to one
+
+
 def short(value: float) -> str:
     """1234567 -> 1.23M."""
-    for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
+    if not math.isfinite(value):
+        return "unknown" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    for limit, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= FULL * limit:
             return f"{value / limit:.3g}{letter}"
     return f"{value:.3g}"
 
@@ -21,9 +27,9 @@ def short(value: float) -> str:
 def duration(seconds: float) -> str:
     """0.0123 -> 12.3 ms, 1.76 -> 1.76 s."""
     for limit, unit in ((1.0, "s"), (1e-3, "ms")):
-        if abs(seconds) >= limit:
-            return f"{seconds / limit:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+        if abs(seconds) >= FULL * limit:
+            return f"{short(seconds / limit)} {unit}"
+    return short(seconds) if math.isnan(seconds) else f"{short(seconds * 1e6)} us"
 
 
 def with_unit(value: float, unit: str) -> str:
@@ -44,6 +50,19 @@ def _text(x: float, y: float, text: str, anchor: str = "start", extra: str = "")
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{extra}">{escape(text)}</text>'
 
 
+ROOM = 58  # small letters in the width of a picture
+
+
+def fitting(text: str, room: float = ROOM) -> str:
+    """As much of a name as fits: capitals take more room than small letters, and Chinese ones most."""
+    for i, letter in enumerate(text):
+        wide = letter in "mMW@%" or east_asian_width(letter) in "WF"
+        room -= 1.8 if wide else 1.3 if letter.isupper() or letter == "w" else 1.0
+        if room < 0 or (room < 1 and i < len(text) - 1):
+            return text[:i] + "…"
+    return text
+
+
 WIDE = 100.0  # largest over smallest: from here on bars of true length would not show the small ones
 
 
@@ -55,15 +74,15 @@ def bars(rows: Sequence[tuple[str, float, str]], label: str, unit: str = "", *, 
     rows = [row for row in rows if row[1] > 0]
     if not rows:
         return "<p>nothing to show</p>"
-    most = max(value for _, value, _ in rows)
-    least = min(value for _, value, _ in rows)
+    known = [value for _, value, _ in rows if math.isfinite(value)] or [1.0]
+    most, least = max(known), min(known)
     log = log and most > WIDE * least
     parts, y = [], 4.0
     for name, value, colour in rows:
-        share = value / most
-        if log:
+        share = min(1.0, value / most)
+        if log and share < 1.0:
             share = 0.05 + 0.95 * math.log(value / least) / math.log(most / least)
-        parts.append(_text(0, y + 10, name if len(name) <= 58 else name[:57] + "…"))
+        parts.append(_text(0, y + 10, fitting(name)))
         parts.append(
             f'<rect x="0" y="{y + 14:.1f}" width="{max(1.0, share * 330):.1f}" height="11" rx="2" class="{colour}">'
             f"<title>{escape(name)}: {escape(with_unit(value, unit))}</title></rect>"
@@ -95,7 +114,7 @@ def lines(
     series: dict[str, list[tuple[float, float]]], label: str, xlabel: str, ylabel: str, *, limits: Sequence[str] = ()
 ) -> str:
     """Line chart, both axes logarithmic. series: name -> [(x, y)]; limits: names of those that are dashed."""
-    series = {name: [p for p in points if p[0] > 0 and p[1] > 0] for name, points in series.items()}
+    series = {name: [p for p in points if p[0] > 0 and 0 < p[1] < math.inf] for name, points in series.items()}
     series = {name: points for name, points in series.items() if points}
     if not series:
         return "<p>nothing to show</p>"
@@ -170,7 +189,7 @@ def roofline(
 
     moves have no place on it, since they do no flop: below it they stand on an axis of bytes per second.
     """
-    shown = [p for p in points if p[1] > 0 and p[2] > 0]
+    shown = [p for p in points if p[1] > 0 and 0 < p[2] < math.inf]
     xs = [p[1] for p in shown] + [0.01, peak / max(bandwidths.values())]
     ys = [p[2] for p in shown] + [peak * 1.5]
     sx, sy = _scale(xs, 48, 390), _scale(ys, 250, 12)
@@ -210,7 +229,7 @@ LANES = 6  # ops with a line of their own
 
 def _moves(moves: Sequence[Move], bandwidths: dict[str, float], top: float) -> tuple[str, float]:
     """Ops that only move bytes, the slowest on lines of their own, the others on one; and where the drawing ends."""
-    shown = sorted((m for m in moves if m[1] > 0), key=lambda m: -m[3])
+    shown = sorted((m for m in moves if 0 < m[1] < math.inf), key=lambda m: -m[3])
     if not shown:
         return "", top - 12
     lanes = [[m] for m in shown[:LANES]] + ([shown[LANES:]] if len(shown) > LANES else [])
@@ -231,7 +250,7 @@ def _moves(moves: Sequence[Move], bandwidths: dict[str, float], top: float) -> t
     ]
     for lane, (y, ops) in enumerate(zip((first + 32.0 * i for i in range(len(lanes))), lanes, strict=True)):
         name, rate, _, share = ops[0]
-        text = f"{len(ops)} others" if lane == LANES else f"{name if len(name) <= 38 else name[:37] + '…'} {share:.0%}"
+        text = f"{len(ops)} others" if lane == LANES else f"{fitting(name, 38)} {share:.0%}"
         body.append(_text(12, y + 11, f"{text}, {short(rate)}B/s" if lane < LANES else text, extra="halo"))
         body += [
             f'<circle cx="{_at(sx, rate):.1f}" cy="{y + 22:.1f}" r="{3 + 6 * math.sqrt(share):.1f}" '
