@@ -8,6 +8,7 @@ from html import escape
 from unicodedata import east_asian_width
 
 WIDTH = 400
+LEFT = 60.0  # of an axis whose marks may be 0.0001 or 100M, beside its own name
 COLOURS = {"compute": "c1", "bandwidth": "c2", "gather latency": "c3", "launch": "c4"}
 
 
@@ -120,7 +121,7 @@ def lines(
         return "<p>nothing to show</p>"
     places = sorted({x for points in series.values() for x, _ in points})
     first, last = math.log10(places[0]), math.log10(places[-1])
-    sx = (48.0, first, (390 - 48) / max(last - first, 1e-9))
+    sx = (LEFT, first, (390 - LEFT) / max(last - first, 1e-9))
     sy = _scale([y for points in series.values() for _, y in points], 225, 12)
     body = [_axes(sx, sy, 390, 12, 225, xlabel, ylabel, places)]
     y = 272.0
@@ -143,6 +144,24 @@ def _at(scale: tuple[float, float, float], value: float) -> float:
     return low + (math.log10(value) - least) * factor
 
 
+LETTER = 8.0  # units that a digit and its part of a gap take
+
+
+def _apart(marks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Those marks whose names do not meet, the first and the last always among them."""
+    kept = list(marks[:1])
+    for x, text in marks[1:-1]:
+        if x - kept[-1][0] >= LETTER * (len(text) + len(kept[-1][1]) + 1) / 2:
+            kept.append((x, text))
+    while (
+        len(marks) > 1
+        and len(kept) > 1
+        and marks[-1][0] - kept[-1][0] < LETTER * (len(marks[-1][1]) + len(kept[-1][1]) / 2)
+    ):
+        kept.pop()
+    return kept + list(marks[1:][-1:])
+
+
 def _axes(
     sx: tuple[float, float, float],
     sy: tuple[float, float, float],
@@ -154,7 +173,7 @@ def _axes(
     places: Sequence[float] = (),
 ) -> str:
     """The frame of a chart; places: where the lower axis has its marks, if not at powers of ten."""
-    marks = [(_at(sx, place), short(place)) for place in places] or _ticks(sx, right)
+    marks = _apart([(_at(sx, place), short(place)) for place in places]) or _ticks(sx, right)
     parts = [f'<path d="M{sx[0]} {top} V{bottom} H{right}" class="axis"/>']
     parts += [
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" class="grid"/>'
@@ -170,7 +189,7 @@ def _axes(
     parts.append(_text((sx[0] + right) / 2, bottom + 28, xlabel, "middle"))
     middle = (top + bottom) / 2
     parts.append(
-        f'<text transform="translate(10 {middle:.0f}) rotate(-90)" text-anchor="middle">{escape(ylabel)}</text>'
+        f'<text transform="translate(11 {middle:.0f}) rotate(-90)" text-anchor="middle">{escape(ylabel)}</text>'
     )
     return "".join(parts)
 
@@ -192,8 +211,8 @@ def roofline(
     shown = [p for p in points if p[1] > 0 and 0 < p[2] < math.inf]
     xs = [p[1] for p in shown] + [0.01, peak / max(bandwidths.values())]
     ys = [p[2] for p in shown] + [peak * 1.5]
-    sx, sy = _scale(xs, 48, 390), _scale(ys, 250, 12)
-    left, right = 10.0 ** sx[1], 10.0 ** (sx[1] + (390 - 48) / sx[2])
+    sx, sy = _scale(xs, LEFT, 390), _scale(ys, 250, 12)
+    left, right = 10.0 ** sx[1], 10.0 ** (sx[1] + (390 - LEFT) / sx[2])
     floor = 10.0 ** sy[1]
     body = [_axes(sx, sy, 390, 12, 250, "flop per byte", "flop per second")]
     names: list[str] = []

@@ -52,6 +52,24 @@ def test_long_names_stay_on_the_page(show):
     assert ODD in column(shown)
 
 
+COVERED = (
+    "const found=[];document.querySelectorAll('svg').forEach(s=>{const all=[...s.querySelectorAll('text')]"
+    ".map(t=>[t.textContent,t.getBoundingClientRect()]);all.forEach(([n,a],i)=>all.slice(i+1).forEach(([m,b])=>{"
+    "if(Math.min(a.right,b.right)-Math.max(a.left,b.left)>1&&Math.min(a.bottom,b.bottom)-Math.max(a.top,b.top)>4)"
+    "found.push(n+' / '+m)}))});return found"
+)
+
+
+@pytest.mark.parametrize("workers", [(1, 2, 3), range(1, 17), (1, 2, 1000, 1_000_000), (4,), (30, 31, 32)], ids=str)
+def test_marks_of_an_axis_stand_apart(show, workers):
+    for low, high in ((1e-4, 2e8), (1e-7, 3e-6), (5.0, 5.0)):
+        ends = [(p, low if i % 2 else high) for i, p in enumerate(workers)]
+        shown = show(card("c", lines({"a": ends}, "x", "workers", "ms a step")))
+        assert shown.js(COVERED) == []
+        marks = shown.js("return [...document.querySelectorAll('svg text.dim')].map(t=>t.textContent)")
+        assert short(max(workers)) in marks
+
+
 @pytest.mark.parametrize("key", ["\ue007", " "], ids=["enter", "space"])
 def test_headings_sort_by_keyboard(show, key):
     shown = show(table("t", [{"a": 1.0}, {"a": 3.0}, {"a": 2.0}], ["a"]))
