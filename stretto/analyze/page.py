@@ -34,9 +34,10 @@ def numbers(facts: dict[str, str]) -> str:
     ) + "</div>"  # fmt: skip
 
 
-def card(title: str, body: str) -> str:
-    """A titled box."""
-    return f'<section class="card"><h2>{escape(title)}</h2>{body}</section>'
+def card(title: str, body: str, caption: str = "") -> str:
+    """A titled box. caption: what is to be seen in it."""
+    said = f'<p class="dim caption">{escape(caption)}</p>' if caption else ""
+    return f'<section class="card"><h2>{escape(title)}</h2>{said}{body}</section>'
 
 
 def grid(cards: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from unicodedata import east_asian_width
 
@@ -67,10 +67,18 @@ def fitting(text: str, room: float = ROOM) -> str:
 WIDE = 100.0  # largest over smallest: from here on bars of true length would not show the small ones
 
 
-def bars(rows: Sequence[tuple[str, float, str]], label: str, unit: str = "", *, log: bool = False) -> str:
+def bars(
+    rows: Sequence[tuple[str, float, str]],
+    label: str,
+    unit: str = "",
+    *,
+    log: bool = False,
+    legend: Mapping[str, str] | None = None,
+) -> str:
     """Horizontal bars: (name, value, colour class). The name stands above its bar, so that long ones fit.
 
-    log: where values are far apart the lengths are logarithmic, which is written below them.
+    log: where values are far apart the lengths are logarithmic, which is written below them. legend: colour -> what
+    it means.
     """
     rows = [row for row in rows if row[1] > 0]
     if not rows:
@@ -93,7 +101,20 @@ def bars(rows: Sequence[tuple[str, float, str]], label: str, unit: str = "", *, 
     if log:
         parts.append(_text(0, y + 10, "lengths are logarithmic", extra="dim small"))
         y += 14
+    meant = {colour: words for colour, words in (legend or {}).items() if any(c == colour for _, _, c in rows)}
+    if meant:
+        parts.append(_legend(meant, y + 12))
+        y += 22
     return _svg(y + 2, "".join(parts), label)
+
+
+def _legend(meant: Mapping[str, str], y: float) -> str:
+    """Dots in a row, each with what its colour means."""
+    parts, x = [], 4.0
+    for colour, words in meant.items():
+        parts.append(f'<circle cx="{x + 5:.0f}" cy="{y - 4:.0f}" r="5" class="{colour}"/>' + _text(x + 14, y, words))
+        x += 30 + 6.4 * len(words)
+    return "".join(parts)
 
 
 def _scale(values: Sequence[float], low: float, high: float) -> tuple[float, float, float]:
@@ -125,8 +146,13 @@ def lines(
     sy = _scale([y for points in series.values() for _, y in points], 225, 12)
     body = [_axes(sx, sy, 390, 12, 225, xlabel, ylabel, places)]
     y = 272.0
+    dashed = [name for name in series if name in limits]
     for i, (name, points) in enumerate(series.items()):
-        style = "roof" if name in limits else f"line l{i % 8}{' again' * (i >= 8)}"  # there are eight colours
+        # Two limits are dashed in two ways.
+        again = name in dashed[1:]
+        style = (
+            f"roof{' again' * again}" if name in limits else f"line l{i % 8}{' again' * (i >= 8)}"
+        )  # there are eight colours
         path = " ".join(f"{_at(sx, x):.1f},{_at(sy, y):.1f}" for x, y in sorted(points))
         body.append(f'<polyline points="{path}" class="{style}"/>')
         body += [
@@ -235,10 +261,7 @@ def roofline(
             f'class="point {COLOURS.get(bound, "c5")}">'
             f"<title>{escape(name)}: {short(y)}flop/s, {bound}</title></circle>"
         )
-    x = 4.0
-    for bound, colour in COLOURS.items():
-        body.append(f'<circle cx="{x + 5:.0f}" cy="292" r="5" class="{colour}"/>' + _text(x + 14, 296, bound))
-        x += 30 + 6.4 * len(bound)
+    body.append(_legend({colour: bound for bound, colour in COLOURS.items()}, 296))
     lanes, height = _moves(moves, bandwidths, 324.0 + 13 * len(names))
     return _svg(height, "".join(body + names) + lanes, label)
 

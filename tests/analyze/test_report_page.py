@@ -9,7 +9,7 @@ import stretto.analyze
 import stretto.profile
 from stretto import datasets
 from stretto.analyze import Machine, facts
-from stretto.analyze.html import HOST, LIMIT, _scaling
+from stretto.analyze.charts import HOST, LIMIT, scaling
 from stretto.analyze.models import as_data, make
 from stretto.analyze.page import page, table
 from stretto.analyze.svg import bars, lines, roofline, short, with_unit
@@ -194,12 +194,12 @@ def test_limits_of_scaling_and_more_lines_than_colours():
     slow, quick = (Machine(host=host, memory=1e10) for host in (1e-2, 1e-9))
     for machine, there in ((slow, True), (quick, False)):
         report = stretto.analyze(make("sage", 16, 8, 8), data, machine=machine, procs=[1, 2, 4, 8, 16])
-        found = _scaling(report)
+        found = scaling(report)
         assert (HOST in found) == there
         assert found[LIMIT][0][1] == pytest.approx(report.seconds * 1e3)
         drawn = lines(found, "x", "workers", "ms", limits=[HOST, LIMIT])
         assert drawn.count('class="line l0"') == drawn.count('class="line l0 again"') == 2  # the line and its name
-    assert LIMIT in _scaling(stretto.analyze(make("sage", 16, 8, 8), data, machine=slow, procs=[1]))
+    assert LIMIT in scaling(stretto.analyze(make("sage", 16, 8, 8), data, machine=slow, procs=[1]))
 
 
 def test_ops_without_flops_are_on_the_roofline():
