@@ -9,10 +9,12 @@ CAPTIONS = {
     "machine can do: the further below them, the more there is to gain.",
     "Roofline, measured": "Each dot is an op, larger where it takes longer. The dashed lines are the most that this "
     "machine can do: the further below them, the more there is to gain.",
-    "Predicted time by op": "The longest bars are the ops to look at first.",
-    "Predicted time by layer": "What the ops of each layer take, without those of the layers inside it.",
-    "Time by op": "The longest bars are the ops to look at first.",
-    "Time by layer": "What the ops of each layer take, without those of the layers inside it.",
+    "Predicted time by op": "The longest coloured bars are the ops to look at first; grey is all the rest of the step.",
+    "Predicted time by layer": "What the ops of each layer take, without those of the layers inside it; grey is all "
+    "the rest of the step.",
+    "Time by op": "The longest coloured bars are the ops to look at first; grey is all the rest of the step.",
+    "Time by layer": "What the ops of each layer take, without those of the layers inside it; grey is all "
+    "the rest of the step.",
     "Work and traffic by plan": "What the layers compute (above) and move (below) as they run, and by the best equal "
     "formula. The published bound leaves constants out.",
     "Scaling": "Where a line falls, more workers make the step faster; no exact way can be below the dashed ones.",
