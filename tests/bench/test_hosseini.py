@@ -38,6 +38,9 @@ def test_the_grid_is_the_studys():
     assert len(addmm.candidates) * len(hosseini.SPARSITIES) == 64
     (dense,) = [c for c in found if c.op == "spmm, zeros in B"]
     assert {name.rpartition(" ")[2] for name in dense.candidates} == {"0%", "50%", "90%", "99%"}
+    assert {(c.shape, c.factor) for c in found if c.op == "coalesce"} == {
+        (name, factor) for name in ("square", "column") for factor in (1, 2, 4, 8)
+    }
     for op in ("spspmm", "sort", "sort, stable", "transpose", "transpose, sparse", "coalesce"):
         assert all(len(c.candidates) >= 2 for c in found if c.op == op), op
 
