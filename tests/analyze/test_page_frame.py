@@ -105,12 +105,13 @@ def test_what_is_typed_survives_sorting(show):
 
 
 def test_paper_has_all_rows_and_no_controls(show):
-    shown = show(table("t", [{"a": float(i)} for i in range(200)], ["a"]))
+    shown = show(card("c", table("t", [{"a": float(i)} for i in range(200)], ["a"])))
     shown.cdp("Emulation.setEmulatedMedia", {"media": "print"})
     whole = shown.js("const s=document.querySelector('.scroll');return s.scrollHeight<=s.clientHeight+1")
     search = shown.js("return getComputedStyle(document.querySelector('input')).display")
+    wide = shown.js("return getComputedStyle(document.querySelector('.card')).overflow")  # of a table with many columns
     shown.cdp("Emulation.setEmulatedMedia", {"media": ""})
-    assert (whole, search) == (True, "none")
+    assert (whole, search, wide) == (True, "none", "visible")
 
 
 def test_without_script_nothing_looks_as_if_it_worked(show):
