@@ -27,6 +27,7 @@ profile.to_html("profile.html")
 report = stretto.analyze(make(name, data.x.size(1), 64, 7), data, procs=[1, 2, 4, 8, 16])
 print(report.explain())
 for check in report.validate():
-    print("  {what}: predicted {predicted}, counted {counted}, measured {measured}".format(**check))
+    known = [f"{how} {check[how]:.4g}" for how in ("predicted", "counted", "measured") if check[how] is not None]
+    print(f"  {check['what']} [{check['unit']}]: {', '.join(known)}")
 report.to_html("analysis.html")
 print("see profile.html and analysis.html")

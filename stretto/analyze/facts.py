@@ -146,6 +146,7 @@ def advice_line(row: dict[str, Any]) -> str:
 
 
 MOST_PLANS = 4  # of a layer
+PLANS = {"c2": "the plan that runs", "c5": "another plan"}
 
 
 def plan_bars(advice: Sequence[dict[str, Any]]) -> list[tuple[str, float, str]]:

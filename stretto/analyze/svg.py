@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from unicodedata import east_asian_width
 
 WIDTH = 400
+LEFT = 60.0  # of an axis whose marks may be 0.0001 or 100M, beside its own name
 COLOURS = {"compute": "c1", "bandwidth": "c2", "gather latency": "c3", "launch": "c4"}
+
+
+FULL = 0.9995  # of a unit: what three digits round up to one
 
 
 def short(value: float) -> str:
     """1234567 -> 1.23M."""
-    for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
+    if not math.isfinite(value):
+        return "unknown" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    for limit, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= FULL * limit:
             return f"{value / limit:.3g}{letter}"
     return f"{value:.3g}"
 
@@ -21,9 +28,9 @@ def short(value: float) -> str:
 def duration(seconds: float) -> str:
     """0.0123 -> 12.3 ms, 1.76 -> 1.76 s."""
     for limit, unit in ((1.0, "s"), (1e-3, "ms")):
-        if abs(seconds) >= limit:
-            return f"{seconds / limit:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+        if abs(seconds) >= FULL * limit:
+            return f"{short(seconds / limit)} {unit}"
+    return short(seconds) if math.isnan(seconds) else f"{short(seconds * 1e6)} us"
 
 
 def with_unit(value: float, unit: str) -> str:
@@ -44,26 +51,47 @@ def _text(x: float, y: float, text: str, anchor: str = "start", extra: str = "")
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{extra}">{escape(text)}</text>'
 
 
+ROOM = 58  # small letters in the width of a picture
+
+
+def fitting(text: str, room: float = ROOM) -> str:
+    """As much of a name as fits: capitals take more room than small letters, and Chinese ones most."""
+    for i, letter in enumerate(text):
+        wide = letter in "mMW@%" or east_asian_width(letter) in "WF"
+        room -= 1.8 if wide else 1.3 if letter.isupper() or letter == "w" else 1.0
+        if room < 0 or (room < 1 and i < len(text) - 1):
+            return text[:i] + "…"
+    return text
+
+
 WIDE = 100.0  # largest over smallest: from here on bars of true length would not show the small ones
 
 
-def bars(rows: Sequence[tuple[str, float, str]], label: str, unit: str = "", *, log: bool = False) -> str:
+def bars(
+    rows: Sequence[tuple[str, float, str]],
+    label: str,
+    unit: str = "",
+    *,
+    log: bool = False,
+    legend: Mapping[str, str] | None = None,
+) -> str:
     """Horizontal bars: (name, value, colour class). The name stands above its bar, so that long ones fit.
 
-    log: where values are far apart the lengths are logarithmic, which is written below them.
+    log: where values are far apart the lengths are logarithmic, which is written below them. legend: colour -> what
+    it means.
     """
     rows = [row for row in rows if row[1] > 0]
     if not rows:
         return "<p>nothing to show</p>"
-    most = max(value for _, value, _ in rows)
-    least = min(value for _, value, _ in rows)
+    known = [value for _, value, _ in rows if math.isfinite(value)] or [1.0]
+    most, least = max(known), min(known)
     log = log and most > WIDE * least
     parts, y = [], 4.0
     for name, value, colour in rows:
-        share = value / most
-        if log:
+        share = min(1.0, value / most)
+        if log and share < 1.0:
             share = 0.05 + 0.95 * math.log(value / least) / math.log(most / least)
-        parts.append(_text(0, y + 10, name if len(name) <= 58 else name[:57] + "…"))
+        parts.append(_text(0, y + 10, fitting(name)))
         parts.append(
             f'<rect x="0" y="{y + 14:.1f}" width="{max(1.0, share * 330):.1f}" height="11" rx="2" class="{colour}">'
             f"<title>{escape(name)}: {escape(with_unit(value, unit))}</title></rect>"
@@ -73,7 +101,20 @@ def bars(rows: Sequence[tuple[str, float, str]], label: str, unit: str = "", *, 
     if log:
         parts.append(_text(0, y + 10, "lengths are logarithmic", extra="dim small"))
         y += 14
+    meant = {colour: words for colour, words in (legend or {}).items() if any(c == colour for _, _, c in rows)}
+    if meant:
+        parts.append(_legend(meant, y + 12))
+        y += 22
     return _svg(y + 2, "".join(parts), label)
+
+
+def _legend(meant: Mapping[str, str], y: float) -> str:
+    """Dots in a row, each with what its colour means."""
+    parts, x = [], 4.0
+    for colour, words in meant.items():
+        parts.append(f'<circle cx="{x + 5:.0f}" cy="{y - 4:.0f}" r="5" class="{colour}"/>' + _text(x + 14, y, words))
+        x += 30 + 6.4 * len(words)
+    return "".join(parts)
 
 
 def _scale(values: Sequence[float], low: float, high: float) -> tuple[float, float, float]:
@@ -95,18 +136,23 @@ def lines(
     series: dict[str, list[tuple[float, float]]], label: str, xlabel: str, ylabel: str, *, limits: Sequence[str] = ()
 ) -> str:
     """Line chart, both axes logarithmic. series: name -> [(x, y)]; limits: names of those that are dashed."""
-    series = {name: [p for p in points if p[0] > 0 and p[1] > 0] for name, points in series.items()}
+    series = {name: [p for p in points if p[0] > 0 and 0 < p[1] < math.inf] for name, points in series.items()}
     series = {name: points for name, points in series.items() if points}
     if not series:
         return "<p>nothing to show</p>"
     places = sorted({x for points in series.values() for x, _ in points})
     first, last = math.log10(places[0]), math.log10(places[-1])
-    sx = (48.0, first, (390 - 48) / max(last - first, 1e-9))
+    sx = (LEFT, first, (390 - LEFT) / max(last - first, 1e-9))
     sy = _scale([y for points in series.values() for _, y in points], 225, 12)
     body = [_axes(sx, sy, 390, 12, 225, xlabel, ylabel, places)]
     y = 272.0
+    dashed = [name for name in series if name in limits]
     for i, (name, points) in enumerate(series.items()):
-        style = "roof" if name in limits else f"line l{i % 8}{' again' * (i >= 8)}"  # there are eight colours
+        # Two limits are dashed in two ways.
+        again = name in dashed[1:]
+        style = (
+            f"roof{' again' * again}" if name in limits else f"line l{i % 8}{' again' * (i >= 8)}"
+        )  # there are eight colours
         path = " ".join(f"{_at(sx, x):.1f},{_at(sy, y):.1f}" for x, y in sorted(points))
         body.append(f'<polyline points="{path}" class="{style}"/>')
         body += [
@@ -124,6 +170,24 @@ def _at(scale: tuple[float, float, float], value: float) -> float:
     return low + (math.log10(value) - least) * factor
 
 
+LETTER = 8.0  # units that a digit and its part of a gap take
+
+
+def _apart(marks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Those marks whose names do not meet, the first and the last always among them."""
+    kept = list(marks[:1])
+    for x, text in marks[1:-1]:
+        if x - kept[-1][0] >= LETTER * (len(text) + len(kept[-1][1]) + 1) / 2:
+            kept.append((x, text))
+    while (
+        len(marks) > 1
+        and len(kept) > 1
+        and marks[-1][0] - kept[-1][0] < LETTER * (len(marks[-1][1]) + len(kept[-1][1]) / 2)
+    ):
+        kept.pop()
+    return kept + list(marks[1:][-1:])
+
+
 def _axes(
     sx: tuple[float, float, float],
     sy: tuple[float, float, float],
@@ -135,7 +199,7 @@ def _axes(
     places: Sequence[float] = (),
 ) -> str:
     """The frame of a chart; places: where the lower axis has its marks, if not at powers of ten."""
-    marks = [(_at(sx, place), short(place)) for place in places] or _ticks(sx, right)
+    marks = _apart([(_at(sx, place), short(place)) for place in places]) or _ticks(sx, right)
     parts = [f'<path d="M{sx[0]} {top} V{bottom} H{right}" class="axis"/>']
     parts += [
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" class="grid"/>'
@@ -151,7 +215,7 @@ def _axes(
     parts.append(_text((sx[0] + right) / 2, bottom + 28, xlabel, "middle"))
     middle = (top + bottom) / 2
     parts.append(
-        f'<text transform="translate(10 {middle:.0f}) rotate(-90)" text-anchor="middle">{escape(ylabel)}</text>'
+        f'<text transform="translate(11 {middle:.0f}) rotate(-90)" text-anchor="middle">{escape(ylabel)}</text>'
     )
     return "".join(parts)
 
@@ -170,11 +234,11 @@ def roofline(
 
     moves have no place on it, since they do no flop: below it they stand on an axis of bytes per second.
     """
-    shown = [p for p in points if p[1] > 0 and p[2] > 0]
+    shown = [p for p in points if p[1] > 0 and 0 < p[2] < math.inf]
     xs = [p[1] for p in shown] + [0.01, peak / max(bandwidths.values())]
     ys = [p[2] for p in shown] + [peak * 1.5]
-    sx, sy = _scale(xs, 48, 390), _scale(ys, 250, 12)
-    left, right = 10.0 ** sx[1], 10.0 ** (sx[1] + (390 - 48) / sx[2])
+    sx, sy = _scale(xs, LEFT, 390), _scale(ys, 250, 12)
+    left, right = 10.0 ** sx[1], 10.0 ** (sx[1] + (390 - LEFT) / sx[2])
     floor = 10.0 ** sy[1]
     body = [_axes(sx, sy, 390, 12, 250, "flop per byte", "flop per second")]
     names: list[str] = []
@@ -197,10 +261,7 @@ def roofline(
             f'class="point {COLOURS.get(bound, "c5")}">'
             f"<title>{escape(name)}: {short(y)}flop/s, {bound}</title></circle>"
         )
-    x = 4.0
-    for bound, colour in COLOURS.items():
-        body.append(f'<circle cx="{x + 5:.0f}" cy="292" r="5" class="{colour}"/>' + _text(x + 14, 296, bound))
-        x += 30 + 6.4 * len(bound)
+    body.append(_legend({colour: bound for bound, colour in COLOURS.items()}, 296))
     lanes, height = _moves(moves, bandwidths, 324.0 + 13 * len(names))
     return _svg(height, "".join(body + names) + lanes, label)
 
@@ -210,7 +271,7 @@ LANES = 6  # ops with a line of their own
 
 def _moves(moves: Sequence[Move], bandwidths: dict[str, float], top: float) -> tuple[str, float]:
     """Ops that only move bytes, the slowest on lines of their own, the others on one; and where the drawing ends."""
-    shown = sorted((m for m in moves if m[1] > 0), key=lambda m: -m[3])
+    shown = sorted((m for m in moves if 0 < m[1] < math.inf), key=lambda m: -m[3])
     if not shown:
         return "", top - 12
     lanes = [[m] for m in shown[:LANES]] + ([shown[LANES:]] if len(shown) > LANES else [])
@@ -231,7 +292,7 @@ def _moves(moves: Sequence[Move], bandwidths: dict[str, float], top: float) -> t
     ]
     for lane, (y, ops) in enumerate(zip((first + 32.0 * i for i in range(len(lanes))), lanes, strict=True)):
         name, rate, _, share = ops[0]
-        text = f"{len(ops)} others" if lane == LANES else f"{name if len(name) <= 38 else name[:37] + '…'} {share:.0%}"
+        text = f"{len(ops)} others" if lane == LANES else f"{fitting(name, 38)} {share:.0%}"
         body.append(_text(12, y + 11, f"{text}, {short(rate)}B/s" if lane < LANES else text, extra="halo"))
         body += [
             f'<circle cx="{_at(sx, rate):.1f}" cy="{y + 22:.1f}" r="{3 + 6 * math.sqrt(share):.1f}" '

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from stretto.analyze import facts
 from stretto.analyze.report import Report
@@ -14,6 +15,7 @@ from stretto.analyze.svg import short
 from stretto.errors import StrettoError
 
 WIDE = 44  # characters of a formula
+ROOMY = 110  # columns of a terminal: with fewer, reasons would be a column of broken words
 
 
 def _cell(value: Any) -> str:
@@ -27,13 +29,13 @@ def _cell(value: Any) -> str:
 
 
 def table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> Table:
-    """Rows under their columns; numbers to the right."""
+    """Rows under their columns; numbers to the right. A name with brackets is no style."""
     made = Table(title=title, title_justify="left")
     for column in columns:
         numeric = all(type(row.get(column)) in (int, float, type(None)) for row in rows)
         made.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(_cell(row.get(column)) for column in columns))
+        made.add_row(*(Text(_cell(row.get(column))) for column in columns))
     return made
 
 
@@ -76,18 +78,23 @@ def _strategies(out: Console, report: Report) -> None:
     chosen = facts.shown(report)
     left = len(report.strategies) - len(chosen)
     title = "strategies, fastest first" + (f"; {left} slower ones of the same kinds are in the JSON" if left else "")
+    wide = out.width >= ROOMY
     made = Table(title=title, title_justify="left")
-    for column in ("strategy", "workers", "ms", "bytes", "messages", "syncs", "memory"):
+    for column in ("strategy", "workers", "ms", "bytes", *(("messages", "syncs") if wide else ()), "memory"):
         made.add_column(column, justify="left" if column == "strategy" else "right")
-    for column in ("fits", "where", "why"):
+    for column in ("fits", "where", *(("why",) if wide else ())):
         made.add_column(column)
     for s in chosen:
-        cells = (short(s.seconds * 1e3), short(s.bytes), str(s.messages), str(s.syncs), short(s.memory))
-        made.add_row(s.name, str(s.workers), *cells, _cell(s.fits), facts.place(s), s.reason)
+        counted = (str(s.messages), str(s.syncs)) if wide else ()
+        cells = (short(s.seconds * 1e3), short(s.bytes), *counted, short(s.memory), _cell(s.fits), facts.place(s))
+        made.add_row(s.name, str(s.workers), *cells, *((s.reason,) if wide else ()))
     out.print(made)
+    if not wide:
+        reasons = [f"{s.name} on {s.workers}: {s.reason}" for s in chosen]
+        out.print("Why:\n  " + "\n  ".join(reasons), soft_wrap=True, highlight=False, markup=False)
     lines = facts.refusal_lines(report)
     if lines:
-        out.print("Not applicable:\n  " + "\n  ".join(lines), soft_wrap=True, highlight=False)
+        out.print("Not applicable:\n  " + "\n  ".join(lines), soft_wrap=True, highlight=False, markup=False)
 
 
 def show_schemes(out: Console, report: Report) -> None:

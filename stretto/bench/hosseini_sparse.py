@@ -22,8 +22,9 @@ def cells(setting: Setting) -> Iterator[Cell]:
         yield _spmm(name, shape, setting.random(shape[1], columns))
     yield _zeros_in_the_dense_one(setting)
     yield _spspmm(setting, half)
-    for factor in FACTORS:
-        yield _coalesce(half, factor)
+    for name, shape in (("square", half), ("column", (setting.small**2, 1))):
+        for factor in FACTORS:
+            yield _coalesce(name, shape, factor)
     yield _transpose(half)
 
 
@@ -103,7 +104,7 @@ def _by(other: Tensor) -> Call:
     return prepared(product, csr=True)
 
 
-def _coalesce(shape: tuple[int, int], factor: int) -> Cell:
+def _coalesce(name: str, shape: tuple[int, int], factor: int) -> Cell:
     """Entries of `factor` rows fall together: 1 is sorted already, more are duplicates."""
     rows = shape[0] // factor
 
@@ -130,7 +131,7 @@ def _coalesce(shape: tuple[int, int], factor: int) -> Cell:
         "PyG": prepared(lambda m: dense(m, *pyg.coalesce(places(m), m._values())), csr=False),
     }
     cell = Cell(
-        "coalesce", "square", shape, ways, lambda x: x.view(rows, factor, -1).sum(1), factor=factor, structural=True
+        "coalesce", name, shape, ways, lambda x: x.view(rows, factor, -1).sum(1), factor=factor, structural=True
     )
     return _with_torch_sparse(cell, torch_sparse)
 

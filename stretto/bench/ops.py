@@ -8,11 +8,11 @@ import torch
 import typer
 
 from stretto.analyze.subject import usable, writable
-from stretto.bench import findings, foundation, report
+from stretto.bench import findings, foundation, hosseini, report
 from stretto.bench.case import OURS, Spec
 from stretto.bench.run import run
 from stretto.datasets import grammar
-from stretto.errors import fail
+from stretto.errors import expect, fail
 from stretto.ops import OPS
 
 SUITES: dict[str, Callable[..., list[dict[str, object]]]] = {
@@ -36,7 +36,7 @@ def command(
     heads: Annotated[int, typer.Option(help="Heads of sddmm and edge_softmax.")] = 1,
     direction: Annotated[str, typer.Option(help="fwd, or both: forward and backward.")] = "fwd",
     threads: Annotated[int, typer.Option(help="Threads; 0: as many as torch uses.")] = 0,
-    repeats: Annotated[int, typer.Option(help="Samples of each candidate.")] = 9,
+    repeats: Annotated[int, typer.Option(help="Samples of each candidate; of the suite hosseini at least 20.")] = 9,
     suite: Annotated[str, typer.Option(help=f"A table of targets instead of one cell: {', '.join(SUITES)}.")] = "",
     only: Annotated[str, typer.Option(help="Of a suite, the lines that contain this text.")] = "",
     device: Annotated[str, typer.Option(help="cpu; cuda: of the suite hosseini.")] = "cpu",
@@ -44,6 +44,8 @@ def command(
 ) -> None:
     """Check each candidate of an op against the fp64 reference, then time all of them in turns."""
     _refuse_what_is_not_meant(context, "a suite" if suite else "one cell")
+    least = hosseini.REPEATS if suite == "hosseini" and _was_given(context, "repeats") else 1
+    expect(repeats >= least, f"bench ops: '--repeats' is {repeats}, wanted at least {least}")
     writable(json, "bench ops: '--json'")
     out = report.console()
     threads = threads or torch.get_num_threads()
@@ -73,9 +75,13 @@ def command(
 def _refuse_what_is_not_meant(context: typer.Context, kind: str) -> None:
     """A suite has cells of its own, and one cell has no lines to choose from."""
     for name in CELL if kind == "a suite" else ("only",):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if _was_given(context, name):
             fail(f"bench ops: '--{name}' means nothing for {kind}")
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _one(out: report.Console, spec: Spec, repeats: int) -> list[dict[str, object]]:

@@ -113,10 +113,14 @@ class Result:
         return records
 
 
+MOST = 1024  # threads: where the system refuses one of a hundred thousand, the whole process ends
+
+
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """torch.set_num_threads(count) for the length of the block."""
     expect(count >= 1, f"bench: '--threads' is {count}, wanted 1 or more")
+    expect(count <= MOST, f"bench: '--threads' is {count}, wanted at most {MOST}")
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,14 +1,6 @@
 """The HTML reports in a headless browser: they open without errors, sort, filter, fit a phone and turn dark."""
 
-import base64
-import json
 import re
-import shutil
-import socket
-import subprocess
-import time
-import urllib.error
-import urllib.request
 
 import pytest
 import torch
@@ -17,10 +9,11 @@ import stretto.analyze
 import stretto.profile
 from stretto import datasets
 from stretto.analyze import Machine, facts
-from stretto.analyze.html import HOST, LIMIT, _scaling
+from stretto.analyze.charts import HOST, LIMIT, scaling
 from stretto.analyze.models import as_data, make
 from stretto.analyze.page import page, table
 from stretto.analyze.svg import bars, lines, roofline, short, with_unit
+from tests.analyze.browser import opened
 
 MACHINE = Machine()
 
@@ -75,90 +68,9 @@ def test_the_analysis_shows_all_that_was_found(pages):
         assert words in text, words
 
 
-class Refused(Exception):
-    """The driver could not do what it was asked."""
-
-
-class Browser:
-    """Chromium through its driver's own protocol."""
-
-    def __init__(self, width: int, height: int) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.driver = subprocess.Popen(
-            ["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        self.base = f"http://127.0.0.1:{port}"
-        arguments = [
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            f"--window-size={width},{height}",
-        ]
-        wanted = {"goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}}
-        for _ in range(100):
-            try:
-                session = self.ask("/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
-                break
-            except (urllib.error.URLError, Refused):
-                time.sleep(0.1)
-        else:
-            self.driver.terminate()
-            pytest.skip("chromedriver does not answer")
-        self.base += f"/session/{session}"
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        self.cdp("Emulation.setDeviceMetricsOverride", metrics)
-
-    def ask(self, path: str, body: dict | None = None) -> object:
-        """The driver's answer; its own words where it refuses."""
-        sent = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.base + path, sent, {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.load(answer)["value"]
-        except urllib.error.HTTPError as error:
-            raise Refused(f"{path}: {error.read().decode()[:500]}") from error
-
-    def cdp(self, command: str, parameters: dict) -> None:
-        self.ask("/goog/cdp/execute", {"cmd": command, "params": parameters})
-
-    def open(self, path) -> None:
-        self.ask("/url", {"url": path.as_uri()})
-
-    def js(self, code: str) -> object:
-        return self.ask("/execute/sync", {"script": code, "args": []})
-
-    def errors(self) -> list[str]:
-        return [entry["message"] for entry in self.ask("/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
-
-    def screenshot(self, path) -> None:
-        """A picture of the window. On a busy machine the page may not be drawn yet: the driver is asked again."""
-        for patience in (1, 2, 4, 8, None):
-            try:
-                path.write_bytes(base64.b64decode(self.ask("/screenshot")))
-                return
-            except Refused:
-                if patience is None:
-                    raise
-                time.sleep(patience)
-
-    def close(self) -> None:
-        try:
-            urllib.request.urlopen(urllib.request.Request(self.base, method="DELETE"), timeout=20).close()
-        finally:
-            self.driver.terminate()
-            self.driver.wait(20)
-
-
 @pytest.fixture(scope="module", params=[(1200, 1600), (390, 844)], ids=["desktop", "phone"])
 def browser(request):
-    if shutil.which("chromedriver") is None:
-        pytest.skip("no chromedriver: install Debian's chromium and chromium-driver to test the report in a browser")
-    opened = Browser(*request.param)
-    yield opened
-    opened.close()
+    yield from opened(*request.param)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -282,12 +194,12 @@ def test_limits_of_scaling_and_more_lines_than_colours():
     slow, quick = (Machine(host=host, memory=1e10) for host in (1e-2, 1e-9))
     for machine, there in ((slow, True), (quick, False)):
         report = stretto.analyze(make("sage", 16, 8, 8), data, machine=machine, procs=[1, 2, 4, 8, 16])
-        found = _scaling(report)
+        found = scaling(report)
         assert (HOST in found) == there
         assert found[LIMIT][0][1] == pytest.approx(report.seconds * 1e3)
         drawn = lines(found, "x", "workers", "ms", limits=[HOST, LIMIT])
         assert drawn.count('class="line l0"') == drawn.count('class="line l0 again"') == 2  # the line and its name
-    assert LIMIT in _scaling(stretto.analyze(make("sage", 16, 8, 8), data, machine=slow, procs=[1]))
+    assert LIMIT in scaling(stretto.analyze(make("sage", 16, 8, 8), data, machine=slow, procs=[1]))
 
 
 def test_ops_without_flops_are_on_the_roofline():

@@ -38,6 +38,9 @@ def test_the_grid_is_the_studys():
     assert len(addmm.candidates) * len(hosseini.SPARSITIES) == 64
     (dense,) = [c for c in found if c.op == "spmm, zeros in B"]
     assert {name.rpartition(" ")[2] for name in dense.candidates} == {"0%", "50%", "90%", "99%"}
+    assert {(c.shape, c.factor) for c in found if c.op == "coalesce"} == {
+        (name, factor) for name in ("square", "column") for factor in (1, 2, 4, 8)
+    }
     for op in ("spspmm", "sort", "sort, stable", "transpose", "transpose, sparse", "coalesce"):
         assert all(len(c.candidates) >= 2 for c in found if c.op == op), op
 
@@ -131,6 +134,9 @@ def test_every_row_has_a_spread(monkeypatch):
         row = timing.to_dict()
         assert row["min_ms"] <= row["q20_ms"] <= row["median_ms"] <= row["q80_ms"] <= row["max_ms"]
         assert row["min_ms"] < row["max_ms"]
+    for record in findings._records([cell]):
+        low, high = record["ci_ms"]
+        assert record["min_ms"] <= low <= record["median_ms"] <= high <= record["max_ms"]
 
 
 def test_a_wrong_candidate_is_not_timed():
@@ -168,13 +174,34 @@ def test_findings_follow_the_numbers():
     assert findings.findings([]) == []
 
 
+def test_the_middle_of_many_ratios_judges():
+    """One ratio far from 1 is chance: of an axis that changes nothing it is no proof, of sparsity no disproof."""
+
+    def done(axis, sparsity):
+        found = []
+        for shape, slower in axis.items():
+            for dim in (0, 1):
+                times = {(s, "index_select"): slower if dim else 1.0 for s in hosseini.SPARSITIES}
+                times[0.99, "index_select"] *= sparsity if shape == "tall" else 1.0
+                found.append(timed("index_select", dim, times))
+                found[-1].shape = shape
+        return findings.findings(found)[0]
+
+    lucky = done({"square": 1.0, "cube": 1.0, "tall": 1.3}, 1.2)
+    assert not lucky.holds
+    unlucky = done({"square": 5.0, "cube": 10.0, "tall": 4.0}, 20.0)
+    assert unlucky.holds
+    assert "5.0x in the middle and 10.0x at most (index_select on the cube)" in unlucky.numbers
+    assert "sparsity 1.00x in the middle and 20.00x at most" in unlucky.numbers
+
+
 def test_the_spread_over_all_operands_is_told():
     cell = timed("addmm", 0, {(s, f"{i}"): 1.0 + 0.01 * i for s in hosseini.SPARSITIES for i in range(16)}, ("0", "15"))
     (found,) = findings.findings([cell])
     assert "64 combinations of zeros in addmm differ by 15%" in found.numbers
 
 
-def test_command(tmp_path):
+def test_command(tmp_path, monkeypatch):
     words = ["bench", "ops", "--suite", "hosseini", "--only", "gather", "--json", str(tmp_path / "h.json")]
     result = CliRunner().invoke(cli.app, words)
     assert result.exit_code == 0, result.output
@@ -184,5 +211,11 @@ def test_command(tmp_path):
     told = [r for r in json.loads((tmp_path / "h.json").read_text()) if "finding" in r]
     assert told
     assert all("those that contain 'gather'" in r["judged on"] for r in told)
+    for least, words in ((20, ["--suite", "hosseini"]), (1, ["--suite", "foundation"]), (1, ["--op", "spmm"])):
+        monkeypatch.setattr(hosseini, "REPEATS", REPEATS)
+        refused = CliRunner().invoke(cli.app, ["bench", "ops", *words, "--repeats", str(least - 1)])
+        assert f"'--repeats' is {least - 1}, wanted at least {least}" in str(refused.exception)
+    many = CliRunner().invoke(cli.app, ["bench", "ops", "--suite", "hosseini", "--threads", "100000"])
+    assert "'--threads' is 100000, wanted at most 1024" in str(many.exception)
     missing = CliRunner().invoke(cli.app, ["bench", "ops", "--suite", "hosseini", "--only", "levitate"])
     assert "no cell of the suite" in str(missing.exception)
