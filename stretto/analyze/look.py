@@ -80,7 +80,7 @@ def _on(workload: Workload, data: Any, sizes: Sizes) -> _Seen:
     model, small = workload.model, shrunk(data, sizes)
     with uncached(model):
         trace = Workload(model, small, workload.mode, workload.step).trace()
-        return _Seen(sizes, trace, classify(model, trace, sizes, small))
+        return _Seen(sizes, trace, classify(model, trace, sizes, small, data.num_nodes))
 
 
 def _data_itself(workload: Workload, given: Given, why: str = "") -> Look:
