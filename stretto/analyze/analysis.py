@@ -81,6 +81,7 @@ def analyze(
         targets=sizes.t or sizes.n,
         graphs=max(1, sizes.g),
         edge_products=_edge_products(trace, layers, on_edges),
+        b=_value_bytes(model),
     )
     widths = [max(layer.width_in, layer.width_out) for layer in layers]
     hops = max((layer.hops for layer in layers), default=1)
@@ -122,6 +123,11 @@ def analyze(
             if p > 1
         ],
     )
+
+
+def _value_bytes(model: nn.Module) -> int:
+    """Bytes of what workers exchange: activations and gradients are of the parameters' type."""
+    return max((p.element_size() for p in model.parameters() if p.is_floating_point()), default=4)
 
 
 def _formulas(symbolic: Trace | None) -> dict[str, str]:
