@@ -7,7 +7,6 @@ first foretells for the second is then not what the second does.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +44,8 @@ def look(workload: Workload, given: Given) -> Look:
     """What a step on the data does."""
     if not given.whole:
         return _data_itself(workload, given)
+    if given.sizes.n == 1:  # a probe has more: the gradient of what they share is a sum there, and none here
+        return _data_itself(workload, given, "There is one node")
     try:
         seen = _probed(workload, given.data)
     except Exception as error:  # whatever a model may raise on a graph that is not its own
@@ -91,8 +92,8 @@ def _data_itself(workload: Workload, given: Given, why: str = "") -> Look:
 
 
 def _lifted(workload: Workload, given: Given, first: _Seen, second: _Seen) -> Look:
-    found = rescale(first.trace, first.sizes.table(dataclasses.asdict(given.sizes)))
-    foretold = rescale(first.trace, first.sizes.table(dataclasses.asdict(second.sizes)))
+    found = rescale(first.trace, first.sizes.table(given.sizes.numbers()))
+    foretold = rescale(first.trace, first.sizes.table(second.sizes.numbers()))
     why = difference(foretold, second.trace)
     if not why:
         return Look(found, rescale(first.trace, first.sizes.table(SYMBOLS)), first.layers, True)
