@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import log2
 
 from stretto.analyze.classify import Layer
-from stretto.analyze.specs import Size
+from stretto.analyze.specs import Size, Spec
 from stretto.analyze.trace import OpRecord, Trace
 
 MOVES = ("gather", "scatter", "spmm")
@@ -23,7 +23,7 @@ class Rewrite:
     bytes: float
     sentence: str
     ops: tuple[int, ...] = ()  # those it changes
-    left: float = 0.0  # share of their flops that remains; of hoisted products that is nodes over edges
+    left: float = 0.0  # share of their flops that remains; of hoisted products, nodes over edges of the rest do too
 
 
 def _places(ops: list[OpRecord]) -> tuple[int, ...]:
@@ -47,23 +47,104 @@ def rewrites(trace: Trace, layers: list[Layer], edges: set[int], num_nodes: int)
     for layer in layers:
         inside = set(layer.ops)
         ops = [op for op in trace if op.index in inside or (op.site is not None and op.site in inside)]
-        found += _order(layer, ops) + _fuse(layer, ops, edges) + _hoist(layer, trace, ops, edges, num_nodes)
+        found += _order(layer, trace, ops) + _fuse(layer, ops, edges) + _hoist(layer, trace, ops, edges, num_nodes)
         found += _cache(layer, ops, edges) + _power(layer, trace, edges, num_nodes)
     return found
 
 
-def _order(layer: Layer, ops: list[OpRecord]) -> list[Rewrite]:
+def _order(layer: Layer, trace: Trace, ops: list[OpRecord]) -> list[Rewrite]:
     """(A X) W against A (X W): aggregate at the narrower width."""
-    if layer.kind != "C" or layer.type != "L" or "amax" in layer.reduces or "amin" in layer.reduces:
+    if layer.kind != "C" or layer.type != "L" or set(layer.reduces) - {"sum", "mean"}:
         return []
-    narrow = min(layer.width_in, layer.width_out)
-    if not narrow or layer.aggregated <= narrow:
+    found = _product_after(layer, trace, ops) or _product_before(layer, trace, ops)
+    if found is None or found[0] >= layer.aggregated:
         return []
+    narrow, between, what = found
+    shrink = between | {op.index for op in ops if op.site in between and op.phase == "backward"}
+    wide = [op for op in ops if op.index in shrink and _as_wide(op, layer.aggregated)]
     ratio = narrow / layer.aggregated
-    wide = [op for op in ops if op.cost.family in MOVES]
     flops, moved = (sum(float(getattr(op.cost, what)) for op in wide) * (1 - ratio) for what in ("flops", "bytes"))
-    text = f"multiply by W first: rows of {narrow} instead of {layer.aggregated} values are aggregated"
+    text = f"{what}: rows of {narrow} instead of {layer.aggregated} values are aggregated"
     return [Rewrite(layer.path, "order", flops, moved, text, _places(wide), ratio)]
+
+
+Found = tuple[int, set[int], str] | None  # width of the product's other side, ops that work at its width then, advice
+
+
+def _product_after(layer: Layer, trace: Trace, ops: list[OpRecord]) -> Found:
+    """The product with a weight that takes the sum over neighbours."""
+    for op in ops:
+        if op.phase == "forward" and _by_weight(op, trace) and op.inputs[-1].shape[0] == layer.aggregated:
+            before = _linear_before(trace, _made(op.inputs[-2], op, trace), set(layer.ops), layer.aggregated)
+            if before and _sums(before, layer, trace):
+                return int(op.inputs[-1].shape[1]), before, "multiply by W first"
+    return None
+
+
+def _product_before(layer: Layer, trace: Trace, ops: list[OpRecord]) -> Found:
+    """The product with a weight that made the rows which are then gathered and summed."""
+    sums = [op for op in ops if op.phase == "forward" and op.cost.family in ("scatter", "spmm")]
+    for op in reversed([op for op in sums if _as_wide(op, layer.aggregated)]):
+        between = _linear_before(trace, [op.index], set(layer.ops), layer.aggregated)
+        for product in (trace.ops[i] for i in between or ()):
+            if _by_weight(product, trace) and product.inputs[-1].shape[1] == layer.aggregated:
+                return int(product.inputs[-1].shape[0]), (between or set()) - {product.index}, "aggregate first"
+    return None
+
+
+def _sums(between: set[int], layer: Layer, trace: Trace) -> bool:
+    """Whether rows are summed there, and none picked out of the sums: what is picked may have a weight of its own."""
+    at = [i for i in between if _as_wide(trace.ops[i], layer.aggregated)]
+    sums = [i for i in at if trace.ops[i].cost.family in ("scatter", "spmm")]
+    return bool(sums) and all(i < min(sums) for i in at if trace.ops[i].cost.family == "gather")
+
+
+def _as_wide(op: OpRecord, width: int) -> bool:
+    """Whether rows of this width are what it makes."""
+    return bool(op.outputs) and bool(op.outputs[0].shape) and op.outputs[0].shape[-1] == width
+
+
+def _made(spec: Spec, op: OpRecord, trace: Trace) -> list[int]:
+    """The ops that made an input."""
+    return [i for i in op.deps if spec.key in {out.key for out in trace.ops[i].outputs}]
+
+
+def _by_weight(op: OpRecord, trace: Trace) -> bool:
+    """Whether the op multiplies rows by a matrix that the step does not compute."""
+    if op.cost.family != "gemm" or len(op.inputs) < 2 or any(len(spec.shape) != 2 for spec in op.inputs[-2:]):
+        return False
+    wanted = _made(op.inputs[-1], op, trace)
+    while wanted:
+        before = trace.ops[wanted.pop()]
+        if before.cost.family != "view":
+            return False
+        wanted += before.deps
+    return True
+
+
+def _linear_before(trace: Trace, wanted: list[int], inside: set[int], width: int) -> set[int] | None:
+    """The ops of a layer that led there and act on every column alike, up to its input and to products with a weight;
+    None: others are among them."""
+    found: set[int] = set()
+    while wanted:
+        op = trace.ops[wanted.pop()]
+        if op.index in found or op.index not in inside or not op.outputs or not op.outputs[0].floating:
+            continue
+        name = op.name.split("::")[1].split(".")[0].strip("_")
+        product = _by_weight(op, trace)
+        alike = op.cost.family in (*MOVES, "view", "create") or name in SUMS
+        if product or alike or (name in ("mul", "div") and _scales(op, width)):
+            found.add(op.index)
+            wanted += () if product else op.deps
+        elif _as_wide(op, width):
+            return None  # any other op that is narrower makes one value per row, as a weight of edges
+    return found
+
+
+def _scales(op: OpRecord, width: int) -> bool:
+    """Whether a product of elements multiplies whole rows: all but one factor have the same value along a row."""
+    whole = [s for s in op.inputs if s.shape and s.shape[-1] == width and s.stride[-1] != 0 and s.numel > 1]
+    return len(whole) <= 1
 
 
 def _fuse(layer: Layer, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
@@ -84,31 +165,45 @@ def _fuse(layer: Layer, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
 def _hoist(layer: Layer, trace: Trace, ops: list[OpRecord], edges: set[int], num_nodes: int) -> list[Rewrite]:
     """Products on the edges that are linear in what was gathered from the nodes: do them once per node."""
     products = [op for op in ops if op.cost.family == "gemm" and op.phase == "forward" and _edge_wide(op, edges)]
-    found = [op for op in products if _from_nodes(op, trace, edges)]
+    shares = {op.index: _from_nodes(op, trace, edges) for op in products}
+    found = [op for op in products if shares[op.index]]
     if not found:
         return []
     rows = found[0].outputs[0].shape[0]
-    saved = sum(float(op.cost.flops) for op in found) * (1 - num_nodes / rows)
+    known = sum(float(op.cost.flops) for op in found)
+    share = sum(float(op.cost.flops) * shares[op.index] for op in found) / known
+    saved = known * share * (1 - num_nodes / rows)
     what = "1 product runs" if len(found) == 1 else f"{len(found)} products run"
     text = f"{what} on {rows} edges, linear in what was gathered from the nodes: {num_nodes} nodes are enough"
-    return [Rewrite(layer.path, "hoist", saved, 0.0, text, _places(found))] if saved > 0 else []
+    if share < 1:
+        text += f" for {share:.0%} of the columns"
+    return [Rewrite(layer.path, "hoist", saved, 0.0, text, _places(found), 1 - share)] if saved > 0 else []
 
 
-def _from_nodes(op: OpRecord, trace: Trace, edges: set[int]) -> bool:
-    """Whether only sums and concatenations lie between gathered rows and this product's edge-wide input."""
-    wanted, gathered = list(op.deps), False
-    while wanted:
-        before = trace.ops[wanted.pop()]
-        if not (set(before.outputs[0].shape) & edges if before.outputs else False):
-            continue  # the weight
-        name = before.name.split("::")[1].split(".")[0].strip("_")
-        if before.cost.family == "gather":
-            gathered = True
-        elif before.is_view or name in SUMS:
-            wanted += before.deps
-        else:
-            return False
-    return gathered
+def _from_nodes(op: OpRecord, trace: Trace, edges: set[int]) -> float:
+    """Share of this product's columns that only sums and concatenations separate from rows gathered from nodes."""
+    long = [spec for spec in op.inputs if spec.floating and set(spec.shape) & edges]
+    if len(long) != 1:  # a weight for every edge: a product for every node would have to have them all
+        return 0.0
+    return _gathered(long[0], op, trace, edges)
+
+
+def _gathered(spec: Spec, op: OpRecord, trace: Trace, edges: set[int]) -> float:
+    """Share of the columns of this input that were gathered from nodes: of a sum the least of its terms'."""
+    made = _made(spec, op, trace)
+    if not made:
+        return 0.0  # values of edges, as they were given
+    before = trace.ops[made[-1]]
+    long = [s for s in before.inputs if s.floating and set(s.shape) & edges]
+    name = before.name.split("::")[1].split(".")[0].strip("_")
+    if before.cost.family == "gather":
+        return float(not set(before.inputs[0].shape[:1]) & edges)
+    if not long or not (before.cost.family == "view" or name in SUMS):
+        return 0.0
+    shares = [_gathered(s, before, trace, edges) for s in long]
+    if name == "cat" and len({s.shape[0] for s in long}) == 1:
+        return sum(share * s.row for share, s in zip(shares, long, strict=True)) / sum(s.row for s in long)
+    return min(shares)
 
 
 def _cache(layer: Layer, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
@@ -163,5 +258,6 @@ def chosen(ways: list[Rewrite], what: str = "flops") -> list[Rewrite]:
 def saved_flops(way: Rewrite, trace: Trace, num_nodes: Size) -> Size:
     """Flops that the rule saves in a trace, of numbers or of symbols."""
     if way.rule == "hoist":
-        return sum(trace.ops[i].cost.flops * (1 - num_nodes / trace.ops[i].outputs[0].shape[0]) for i in way.ops)
+        at_nodes = [trace.ops[i].cost.flops * (1 - num_nodes / trace.ops[i].outputs[0].shape[0]) for i in way.ops]
+        return sum(at_nodes) * (1 - way.left)
     return sum(trace.ops[i].cost.flops for i in way.ops) * (1 - way.left)
