@@ -131,6 +131,9 @@ def test_columns_of_nodes_are_hoisted_and_those_of_edges_stay():
     products = 2 * data.num_edges * (2 * 3 * K * K + K)  # a gate and a value, each with a bias
     assert hoist.flops == pytest.approx(products * (2 / 3) * (1 - data.num_nodes / data.num_edges))
     assert "67% of the columns" in hoist.sentence
+    (cost,) = stretto.analyze(pyg.CGConv(K, K), data, machine=Machine(), mode="infer", procs=[1]).costs
+    edges, nodes = 2 * (2 * K * K + K // 3), 2 * (4 * K * K + 2 * K // 3)  # of the products, biases with them
+    assert cost.best_formula == f"{edges + 4 * K} m + {nodes + K} n"
 
 
 class Before(torch.nn.Module):
