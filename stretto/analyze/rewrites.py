@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import log2
@@ -9,6 +10,7 @@ from math import log2
 import sympy
 
 from stretto.analyze.classify import Layer
+from stretto.analyze.lift import Sizes
 from stretto.analyze.specs import Size, Spec
 from stretto.analyze.trace import OpRecord, Trace
 
@@ -44,27 +46,35 @@ def _message(op: OpRecord, layer: Layer, edges: set[int]) -> bool:
     return bool(op.outputs[0].numel >= layer.aggregated * max(edges & set(op.outputs[0].shape)) > max(edges))
 
 
-def rewrites(trace: Trace, layers: list[Layer], edges: set[int], num_nodes: int) -> list[Rewrite]:
-    """Every rule that applies, by layer. trace: at the real sizes; edges: the numbers of edges it may show."""
+def rewrites(trace: Trace, layers: list[Layer], sizes: Sizes, plain: Trace, edges: Collection[int]) -> list[Rewrite]:
+    """Every rule that applies, by layer. trace: at the real sizes, which `sizes` are; plain: the same ops on sizes that
+    tell nodes from edges; edges: the numbers of edges there."""
     found: list[Rewrite] = []
+    edges = set(edges)
     for layer in layers:
         inside = set(layer.ops)
-        ops = [op for op in trace if op.index in inside or (op.site is not None and op.site in inside)]
-        found += _order(layer, trace, ops) + _fuse(layer, ops, edges) + _hoist(layer, trace, ops, edges, num_nodes)
-        found += _cache(layer, ops, edges) + _power(layer, trace, edges, num_nodes)
+        ops = [op for op in plain if op.index in inside or (op.site is not None and op.site in inside)]
+        found += _order(layer, trace, plain, ops) + _fuse(layer, trace, ops, edges)
+        found += _hoist(layer, trace, plain, ops, edges, sizes.n)
+        found += _cache(layer, trace, ops, edges) + _power(layer, sizes)
     return found
 
 
-def _order(layer: Layer, trace: Trace, ops: list[OpRecord]) -> list[Rewrite]:
+def _real(trace: Trace, ops: Iterable[OpRecord]) -> list[OpRecord]:
+    """The same ops at the sizes of another trace."""
+    return [trace.ops[op.index] for op in ops]
+
+
+def _order(layer: Layer, trace: Trace, plain: Trace, ops: list[OpRecord]) -> list[Rewrite]:
     """(A X) W against A (X W): aggregate at the narrower width."""
     if layer.kind != "C" or layer.type != "L" or set(layer.reduces) - {"sum", "mean"}:
         return []
-    found = _product_after(layer, trace, ops) or _product_before(layer, trace, ops)
+    found = _product_after(layer, plain, ops) or _product_before(layer, plain, ops)
     if found is None or found[0] >= layer.aggregated:
         return []
     narrow, between, what = found
     shrink = between | {op.index for op in ops if op.site in between and op.phase == "backward"}
-    wide = [op for op in ops if op.index in shrink and _as_wide(op, layer.aggregated)]
+    wide = _real(trace, (op for op in ops if op.index in shrink and _as_wide(op, layer.aggregated)))
     ratio = narrow / layer.aggregated
     flops, moved = (sum(float(getattr(op.cost, what)) for op in wide) * (1 - ratio) for what in ("flops", "bytes"))
     text = f"{what}: rows of {narrow} instead of {layer.aggregated} values are aggregated"
@@ -150,7 +160,7 @@ def _scales(op: OpRecord, width: int) -> bool:
     return len(whole) <= 1
 
 
-def _fuse(layer: Layer, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
+def _fuse(layer: Layer, trace: Trace, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
     """gather, weight and scatter in one pass: nothing as long as the edges is written or read back."""
     if layer.kind not in ("C", "A"):
         return []
@@ -158,18 +168,20 @@ def _fuse(layer: Layer, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
     wide = [op for op in messages if op.outputs[0].numel >= layer.aggregated * max(edges & set(op.outputs[0].shape))]
     if not wide:
         return []
-    moved = 2.0 * sum(float(op.outputs[0].nbytes) for op in wide)
+    moved = 2.0 * sum(float(op.outputs[0].nbytes) for op in _real(trace, wide))
     what = "1 tensor" if len(wide) == 1 else f"{len(wide)} tensors"
     verb = "is" if len(wide) == 1 else "are"
     text = f"{what} of {layer.aggregated} values per edge {verb} made; a fused product makes none"
     return [Rewrite(layer.path, "fuse", 0.0, moved, text, _places(wide), 1.0)]
 
 
-def _hoist(layer: Layer, trace: Trace, ops: list[OpRecord], edges: set[int], num_nodes: int) -> list[Rewrite]:
+def _hoist(
+    layer: Layer, trace: Trace, plain: Trace, ops: list[OpRecord], edges: set[int], num_nodes: int
+) -> list[Rewrite]:
     """Products on the edges that are linear in what was gathered from the nodes: do them once per node."""
     products = [op for op in ops if op.cost.family == "gemm" and op.phase == "forward" and _edge_wide(op, edges)]
-    shares = {op.index: _from_nodes(op, trace, edges) for op in products}
-    found = [op for op in products if shares[op.index]]
+    shares = {op.index: _from_nodes(op, plain, edges) for op in products}
+    found = _real(trace, (op for op in products if shares[op.index]))
     if not found:
         return []
     rows = found[0].outputs[0].shape[0]
@@ -209,11 +221,11 @@ def _gathered(spec: Spec, op: OpRecord, trace: Trace, edges: set[int]) -> float:
     return min(shares)
 
 
-def _cache(layer: Layer, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
+def _cache(layer: Layer, trace: Trace, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
     found = []
     if layer.constant_input and layer.kind == "C":
         spent = [op for op in ops if op.phase == "forward" and (op.cost.family in MOVES or _message(op, layer, edges))]
-        flops, moved = (sum(float(getattr(op.cost, what)) for op in spent) for what in ("flops", "bytes"))
+        flops, moved = (sum(float(getattr(op.cost, what)) for op in _real(trace, spent)) for what in ("flops", "bytes"))
         what = "A X" if layer.hops <= 1 else f"A^{layer.hops} X"
         text = f"{what} does not depend on any parameter: computed once, it is the same in every step"
         found.append(Rewrite(layer.path, "cache A X", flops, moved, text, _places(spent)))
@@ -226,17 +238,17 @@ def _cache(layer: Layer, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
             and op.outputs[0].numel in edges
             and op.cost.family != "view"
         ]
-        flops, moved = (sum(float(getattr(op.cost, what)) for op in spent) for what in ("flops", "bytes"))
+        flops, moved = (sum(float(getattr(op.cost, what)) for op in _real(trace, spent)) for what in ("flops", "bytes"))
         text = "edge weights are made from the graph alone in every step; made once, they can be kept"
         found.append(Rewrite(layer.path, "cache norm", flops, moved, text, _places(spent)))
     return found
 
 
-def _power(layer: Layer, trace: Trace, edges: set[int], num_nodes: int) -> list[Rewrite]:
+def _power(layer: Layer, sizes: Sizes) -> list[Rewrite]:
     """Several hops: products with X one after the other, or a power of A first."""
     if layer.type not in ("P", "R") or layer.hops < 2:
         return []
-    choice, chain, power = chain_or_power(num_nodes, max(edges), layer.aggregated, layer.hops)
+    choice, chain, power = chain_or_power(sizes.n, max(sizes.edges), layer.aggregated, layer.hops)
     text = f"{layer.hops} products with {layer.aggregated} columns cost {chain:.3g}, the power of A first {power:.3g}"
     return [Rewrite(layer.path, choice, 2 * max(0.0, chain - power), 0.0, text)]
 

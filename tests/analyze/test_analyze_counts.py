@@ -197,6 +197,20 @@ def test_what_one_node_shares_with_itself_is_not_summed(name):
     assert (report.work, report.bytes) == (counted.flops, counted.bytes)
 
 
+@pytest.mark.parametrize("count", [60, 30, 90], ids=["as many edges as nodes", "fewer", "more"])
+def test_what_is_on_edges_is_told_from_nodes(count):
+    """SAGE: a row is gathered and summed for every edge, forward; its first layer needs no gradient there."""
+    data = random(60, 200, 12)
+    data.edge_index = data.edge_index[:, :count]
+    conv = pyg.SAGEConv(12, 8, aggr="sum")
+    report = stretto.analyze(conv, data, machine=Machine(), procs=[1], mode="infer")
+    assert report.split["sparse"]["flops"] == count * 12
+    assert report.split["dense"]["flops"] == 60 * (2 * 2 * 12 * 8 + 2 * 8)
+    assert report.memory["edge tensors made"] == 4 * count * 12
+    (fuse,) = (way for way in report.rewrites if way.rule == "fuse")
+    assert fuse.bytes == 2 * 4 * count * 12  # one gathered row for every edge, written and read
+
+
 def test_symbols():
     data = cora()
     small, sizes = probe(data, {48, 16, 7})
