@@ -16,7 +16,7 @@ from stretto.analyze.depth import depth
 from stretto.analyze.given import Given, given
 from stretto.analyze.graph_stats import Partitioner, graph_stats
 from stretto.analyze.layer_costs import layer_costs, mlp_depth, text
-from stretto.analyze.look import look
+from stretto.analyze.look import Look, look
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.predict import step_seconds, times
 from stretto.analyze.report import Report, inconsistencies
@@ -58,12 +58,11 @@ def analyze(
     stats = graph_stats(subject.edge_index, sizes.n)
     seen = look(workload, subject)
     trace, layers = seen.trace, seen.layers
-    edges = sizes.edges - {0}
-    ways = rewrites(trace, layers, edges, sizes.n)
-    on_edges = _on_edges(trace, edges)
+    ways = rewrites(trace, layers, sizes, seen.plain, seen.edges)
+    on_edges = _on_edges(seen)
     steps = depth(trace, stats.max_degree, symbolic=seen.symbolic)
     seconds = step_seconds(trace, computer)
-    memory = _memory(model, subject, trace, computer, mode)
+    memory = _memory(model, subject, seen, computer, mode)
     splitter = Partitioner(subject.edge_index, sizes.n)
     partitions = [splitter.best(p) for p in procs]
     problem = Problem(
@@ -81,6 +80,7 @@ def analyze(
         targets=sizes.t or sizes.n,
         graphs=max(1, sizes.g),
         edge_products=_edge_products(trace, layers, on_edges),
+        b=_value_bytes(model),
     )
     widths = [max(layer.width_in, layer.width_out) for layer in layers]
     hops = max((layer.hops for layer in layers), default=1)
@@ -124,19 +124,24 @@ def analyze(
     )
 
 
+def _value_bytes(model: nn.Module) -> int:
+    """Bytes of what workers exchange: activations and gradients are of the parameters' type."""
+    return max((p.element_size() for p in model.parameters() if p.is_floating_point()), default=4)
+
+
 def _formulas(symbolic: Trace | None) -> dict[str, str]:
     return {} if symbolic is None else {"flops formula": text(symbolic.flops), "bytes formula": text(symbolic.bytes)}
 
 
-def _on_edges(trace: Trace, edges: set[int]) -> list[bool]:
-    """Op by op, whether it has a tensor, or a matrix, as long as the edges."""
+def _on_edges(seen: Look) -> list[bool]:
+    """Op by op, whether it has a tensor, or a matrix, as long as the edges (in the data, nodes may be as many)."""
     return [
         op.cost.family != "view"
         and bool(
-            {size for spec in (*op.inputs, *op.outputs) for size in spec.shape} & edges
+            {size for spec in (*op.inputs, *op.outputs) for size in spec.shape} & seen.edges
             or matrices((op.args, op.kwargs))
         )
-        for op in trace.ops
+        for op in seen.plain.ops
     ]
 
 
@@ -190,12 +195,14 @@ def _tensors(data: Any) -> list[Tensor]:
     return found + [t for v in values.values() if isinstance(v, dict) for t in _tensors(v)]
 
 
-def _memory(model: nn.Module, given: Given, trace: Trace, machine: Machine, mode: str) -> dict[str, float]:
+def _memory(model: nn.Module, given: Given, seen: Look, machine: Machine, mode: str) -> dict[str, float]:
     parameters = float(sum(p.numel() * p.element_size() for p in model.parameters()))
     inputs = float(sum(v.numel() * v.element_size() for v in _tensors(given.data)))
+    trace = seen.trace
     total = parameters + inputs + trace.peak_bytes
-    edges = {size for size in given.sizes.edges if size > max(given.sizes.nodes)}
-    edge_wide = float(sum(size for _, _, spec, size in trace.takes if spec is not None and set(spec.shape[:1]) & edges))
+    taken = zip(seen.plain.takes, trace.takes, strict=True)
+    long = ((spec, size) for (*_, spec, _), (*_, size) in taken if spec is not None)
+    edge_wide = float(sum(size for spec, size in long if set(spec.shape[:1]) & seen.edges))
     return {
         "parameters": parameters,
         "gradients": parameters if mode == "train" else 0.0,

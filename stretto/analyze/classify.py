@@ -49,10 +49,11 @@ class Label:
     layer: str = "\0input"
     roots: frozenset[tuple[int, int]] = frozenset()  # tensors added to it after an aggregation, and after how many
     origin: int = 0  # the tensor it is a linear map of, before any aggregation
+    drawn: bool = False  # depends on random numbers, which are others in every step
 
     def entering(self, layer: str) -> Label:
         """As another layer sees it."""
-        return self if self.layer == layer else Label(self.feat, self.learned, layer=layer)
+        return self if self.layer == layer else Label(self.feat, self.learned, layer=layer, drawn=self.drawn)
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Layer:
     type: str = "-"
     hops: int = 0
     reduces: list[str] = field(default_factory=list)
+    learned_input: bool = False  # rows that come in depend on parameters: they need gradients
     constant_input: bool = False  # aggregates something that does not depend on parameters
     bent: bool = False  # something non-linear comes between two hops
     norm: bool = False  # makes edge weights from the graph alone, every step
@@ -135,14 +137,16 @@ class _Reader:
         for spec, label in before:
             if layer is not None and label.feat and label.layer != path and set(spec.shape) & self.nodes:
                 layer.width_in = max(layer.width_in, self._row(spec))
+                layer.learned_input |= label.learned
         inputs = [(spec, label.entering(path)) for spec, label in before]
         if op.is_view:
             for spec in op.outputs:
                 self.labels[spec.key] = inputs[0][1] if inputs else Label()
             return
+        drawn = _draws(op) or any(label.drawn for _, label in inputs)
         label = self._label(op, inputs, layer, path)
         for spec in op.outputs:
-            self.labels[spec.key] = replace(label, layer=path)
+            self.labels[spec.key] = replace(label, layer=path, drawn=drawn)
         if layer is not None and op.outputs and op.outputs[0].floating and set(op.outputs[0].shape) & self.nodes:
             layer.width_out = self._row(op.outputs[0])
 
@@ -170,9 +174,11 @@ class _Reader:
         values = [label for spec, label in inputs if spec.floating]
         feat = any(label.feat for label in values)
         learned = any(label.learned for label in values)
-        base = Label(feat, learned, layer=path)
+        base = Label(feat, learned, layer=path, drawn=any(label.drawn for _, label in inputs))
         if op.cost.family in ("create", "draw"):  # as long as its input, but with values of its own
             return Label(layer=path)
+        if self._looks_up(op, inputs):
+            return Label(feat=True, learned=True, layer=path)
         if not inputs or layer is None:
             return base
         family = op.cost.family
@@ -188,6 +194,13 @@ class _Reader:
             return self._on_nodes(op, inputs, base, hops, layer)
         return self._edge_op(op, [(s, label) for s, label in inputs if s.floating], base, hops, layer)
 
+    def _looks_up(self, op: OpRecord, inputs: list[tuple[Spec, Label]]) -> bool:
+        """Whether every node gets a row of a learned table: an embedding by what the node is."""
+        if op.cost.family != "gather" or not op.outputs[0].shape or op.outputs[0].shape[0] not in self.nodes:
+            return False
+        spec, label = inputs[0]
+        return spec.floating and label.learned and not label.feat
+
     def _on_edges(self, op: OpRecord) -> bool:
         shape = op.outputs[0].shape if op.outputs else ()
         return bool(set(shape) & self.edges)
@@ -202,12 +215,8 @@ class _Reader:
         name = op.name.split("::")[1].split(".")[0].strip("_")
         live = [(s, label) for s, label in inputs if label.feat]
         if not live:
-            if (
-                op.cost.family == "pointwise"
-                and op.outputs[0].floating
-                and not base.learned
-                and name in ("mul", "ones")
-            ):
+            constant = not (base.learned or base.drawn)
+            if op.cost.family == "pointwise" and op.outputs[0].floating and constant and name in ("mul", "ones"):
                 layer.norm = True
             return base
         same = {label.kind for _, label in live}
@@ -259,7 +268,7 @@ class _Reader:
             layer.reduces.append(reduce)
             layer.hops = max(layer.hops, label.hops + 1)
             layer.bent |= label.bent and label.hops > 0
-            layer.constant_input |= label.kind == "C" and not label.learned
+            layer.constant_input |= label.kind == "C" and not (label.learned or base.drawn)
         return Label(True, base.learned, hops=label.hops + 1, roots=label.roots)
 
     def _fused(self, op: OpRecord, inputs: list[tuple[Spec, Label]], base: Label, layer: Layer) -> Label:
@@ -284,15 +293,32 @@ class _Reader:
             layer.hops = max(layer.hops, label.hops + 1)
             layer.bent |= label.bent and label.hops > 0
             layer.reduces.append("sum")
-            layer.constant_input = layer.constant_input or not label.learned
+            layer.constant_input |= not (label.learned or base.drawn)
         return Label(True, base.learned, hops=label.hops + 1, roots=label.roots)
 
 
-def classify(model: nn.Module, trace: Trace, sizes: Sizes, data: Any) -> list[Layer]:
-    """The layers of the model in the order they first ran. trace, sizes: of `data`."""
+def _draws(op: OpRecord) -> bool:
+    """Whether the op makes random numbers."""
+    return op.cost.family == "draw" or op.name.startswith("aten::native_dropout")
+
+
+def _tables(model: nn.Module, trace: Trace, num_nodes: int) -> set[int]:
+    """Parameters that have a row for every node: features that are learned. A weight stands right in a product."""
+    from stretto.analyze.specs import storage_key
+
+    products = [op for op in trace if op.cost.family == "gemm" and op.phase == "forward"]
+    weights = {op.inputs[-1].key for op in products if op.inputs}
+    long = {storage_key(p) for p in model.parameters() if p.dim() > 1 and num_nodes and p.size(0) == num_nodes}
+    return long - weights
+
+
+def classify(model: nn.Module, trace: Trace, sizes: Sizes, data: Any, num_nodes: int = 0) -> list[Layer]:
+    """The layers of the model in the order they first ran. trace, sizes: of `data`, which may be a probe; num_nodes: of
+    the data it stands for."""
     from stretto.analyze.specs import storage_key
 
     learned = {storage_key(p) for p in model.parameters()}
+    tables = _tables(model, trace, num_nodes or sizes.n)
     features = {
         storage_key(value)
         for store in getattr(data, "node_stores", [data])
@@ -303,4 +329,8 @@ def classify(model: nn.Module, trace: Trace, sizes: Sizes, data: Any) -> list[La
         and value.size(0) in sizes.nodes
         and not name.endswith("mask")
     }
-    return _Reader(model, trace, sizes, features, learned).read()
+    reader = _Reader(model, trace, sizes, features, learned)
+    if tables:
+        reader.nodes |= {num_nodes or sizes.n}
+        reader.labels |= {key: Label(feat=True, learned=True) for key in tables}
+    return reader.read()

@@ -1,6 +1,6 @@
 """Work and depth of each layer in three forms: as published, as it runs, and re-associated as well as can be.
 
-Each as a formula and as a number. Formulas of what runs are in n, m, a, e, t, g (lift.NAMES) with widths as numbers;
+Each as a formula and as a number. Formulas of what runs are in n, m, a, e, l, t, g (lift.NAMES), widths as numbers;
 published ones are in the letters of published.py and leave constants out.
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import sqrt
 
 from stretto.analyze.graph_stats import Partition, replicas
-from stretto.analyze.strategy import ATTENTION, B, Problem, Strategy, split_memory, wire
+from stretto.analyze.strategy import ATTENTION, Problem, Strategy, split_memory, wire
 
 
 def feature(problem: Problem, part: Partition) -> Strategy | str:
@@ -17,7 +17,7 @@ def feature(problem: Problem, part: Partition) -> Strategy | str:
         what = "the score of an edge" if problem.attends else "a product on edges"
         return f"{what} needs whole rows, and here every worker has some of their columns"
     P, n = part.parts, problem.stats.num_nodes
-    per_worker = B * n * problem.width * (P - 1) / P**2 * 2
+    per_worker = problem.b * n * problem.width * (P - 1) / P**2 * 2
     rounds = 2 * problem.rounds
     moving = wire(problem, per_worker + problem.allreduce(P), rounds * (P - 1))
     compute = problem.compute(1 / P, 1 / P)
@@ -47,7 +47,7 @@ def one_and_a_half(problem: Problem, part: Partition) -> Strategy | str:
     if problem.attends:
         return ATTENTION
     skew = part.blocks[0]
-    per_worker = B * problem.width * (n / copies + n * copies / P)
+    per_worker = problem.b * problem.width * (n / copies + n * copies / P)
     moving = wire(problem, per_worker + problem.allreduce(P), problem.rounds * (P // copies))
     compute = problem.compute(skew / P, 1 / P)
     memory = problem.fixed + (problem.features + problem.activations) * copies / P
@@ -72,7 +72,7 @@ def _grid(
 ) -> Strategy:
     """Matrices cut into blocks along both sides (and a third); words: per worker and step."""
     P = part.parts
-    per_worker = B * words
+    per_worker = problem.b * words
     messages = problem.rounds * 2 * (side - 1)
     moving = wire(problem, per_worker + problem.allreduce(P), messages)
     compute = problem.compute(skew / P, 1 / P)
@@ -125,7 +125,7 @@ def pipeline(problem: Problem, part: Partition) -> Strategy | str:
     if stages < 2 or stages < P:
         return f"{stages} layer{'s' * (stages != 1)} cannot be shared out to {P} stages"
     width = max(layer.width_out for layer in problem.layers)
-    moved = B * n * width * (P - 1) * (2 if problem.train else 1)
+    moved = problem.b * n * width * (P - 1) * (2 if problem.train else 1)
     chunks = 4 * P
     compute = problem.compute(1 / P, 1 / P) * (chunks + P - 1) / chunks
     moving = wire(problem, moved / max(1, P - 1), chunks * 2)

@@ -7,7 +7,6 @@ first foretells for the second is then not what the second does.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +37,8 @@ class Look:
     symbolic: Trace | None  # None: the data itself was traced, and its sizes are numbers
     layers: list[Layer]
     lifted: bool  # from a probe, and a second one agreed
+    plain: Trace  # the same ops as they were seen, on sizes that tell nodes from edges where they are of a probe
+    edges: frozenset[int]  # the numbers of edges there
     remarks: tuple[str, ...] = ()
 
 
@@ -45,6 +46,8 @@ def look(workload: Workload, given: Given) -> Look:
     """What a step on the data does."""
     if not given.whole:
         return _data_itself(workload, given)
+    if given.sizes.n == 1:  # a probe has more: the gradient of what they share is a sum there, and none here
+        return _data_itself(workload, given, "There is one node")
     try:
         seen = _probed(workload, given.data)
     except Exception as error:  # whatever a model may raise on a graph that is not its own
@@ -80,22 +83,24 @@ def _on(workload: Workload, data: Any, sizes: Sizes) -> _Seen:
     model, small = workload.model, shrunk(data, sizes)
     with uncached(model):
         trace = Workload(model, small, workload.mode, workload.step).trace()
-        return _Seen(sizes, trace, classify(model, trace, sizes, small))
+        return _Seen(sizes, trace, classify(model, trace, sizes, small, data.num_nodes))
 
 
 def _data_itself(workload: Workload, given: Given, why: str = "") -> Look:
     with kept(workload.model):
         trace = workload.trace()
         layers = classify(workload.model, trace, given.sizes, given.data)
-    return Look(trace, None, layers, False, (f"{why}: the data itself was traced",) if why else ())
+    edges = frozenset(given.sizes.edges - {0})
+    return Look(trace, None, layers, False, trace, edges, (f"{why}: the data itself was traced",) if why else ())
 
 
 def _lifted(workload: Workload, given: Given, first: _Seen, second: _Seen) -> Look:
-    found = rescale(first.trace, first.sizes.table(dataclasses.asdict(given.sizes)))
-    foretold = rescale(first.trace, first.sizes.table(dataclasses.asdict(second.sizes)))
-    why = difference(foretold, second.trace)
+    found = rescale(first.trace, first.sizes.table(given.sizes.numbers()))
+    foretold = rescale(first.trace, first.sizes.table(second.sizes.numbers()))
+    why, edges = difference(foretold, second.trace), frozenset(first.sizes.edges)
     if not why:
-        return Look(found, rescale(first.trace, first.sizes.table(SYMBOLS)), first.layers, True)
+        symbolic = rescale(first.trace, first.sizes.table(SYMBOLS))
+        return Look(found, symbolic, first.layers, True, first.trace, edges)
     need = max(found.peak_bytes, first.trace.peak_bytes * _growth(first.sizes, given.sizes))
     if need <= ROOM * memory_here(workload.device):
         return _data_itself(workload, given, f"Two probes do not agree ({why})")
@@ -104,7 +109,7 @@ def _lifted(workload: Workload, given: Given, first: _Seen, second: _Seen) -> Lo
         "work, memory and times are guesses from the smaller one, and may be far too low"
     )
     logger.warning("stretto: %s", said)
-    return Look(found, None, first.layers, False, (said,))
+    return Look(found, None, first.layers, False, first.trace, edges, (said,))
 
 
 def _growth(probe: Sizes, sizes: Sizes) -> float:

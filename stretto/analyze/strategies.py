@@ -8,7 +8,7 @@ from math import ceil
 
 from stretto.analyze.graph_stats import Partition
 from stretto.analyze.layouts import feature, one_and_a_half, pipeline, three_d, two_d
-from stretto.analyze.strategy import ATTENTION, B, Problem, Refusal, Strategy, split_memory, wire
+from stretto.analyze.strategy import ATTENTION, Problem, Refusal, Strategy, split_memory, wire
 from stretto.dist import Schedule, Staleness
 
 FANOUT, BATCH = 10, 1024
@@ -45,7 +45,7 @@ def _halo(
     staleness: Staleness | None = None,
 ) -> Strategy:
     P = part.parts
-    moved = B * rows * problem.width
+    moved = problem.b * rows * problem.width
     total = moved + P * problem.allreduce(P)
     rounds = problem.rounds
     messages = part.pairs * rounds + (2 * (P - 1) * P if problem.train else 0)
@@ -57,7 +57,7 @@ def _halo(
     moving = wire(problem, moved * worst + problem.allreduce(P), messages / P)
     seconds = compute + moving if overlap == "none" else max(compute, moving)
     syncs = (rounds + (1 if problem.train else 0)) if overlap != "full" else (1 if problem.train else 0)
-    halo_bytes = B * max(part.halo) * sum(problem.forward_widths) * (2 if overlap == "full" else 1)
+    halo_bytes = problem.b * max(part.halo) * sum(problem.forward_widths) * (2 if overlap == "full" else 1)
     return Strategy(
         name,
         P,
@@ -82,7 +82,7 @@ def _pull(problem: Problem, part: Partition) -> Strategy:
         part,
         sum(part.halo),
         "partition + halo, pull",
-        "b sum_p |B_p| (sum_l k_(l-1) + sum_(l>1) k_(l-1)) + 2 (P-1) |W| b",
+        "b sum_p |B_p| (sum_l k_(l-1) + sum_(l with learned input) k_(l-1)) + 2 (P-1) |W| b",
         f"{sum(part.halo)} rows cross {part.parts} parts ({part.method}), edges {skew:.2f}x uneven",
         "none",
         Staleness(),
@@ -166,7 +166,7 @@ def _sampling(problem: Problem, part: Partition) -> Strategy:
     steps = ceil(problem.targets / (batch * P)) if problem.targets else 1
     share = nodes / max(1, stats.num_nodes)
     compute = problem.compute(share, share) * steps
-    fetch = nodes * problem.layers[0].width_in * B * (1 - 1 / P) if problem.layers else 0.0
+    fetch = nodes * problem.layers[0].width_in * problem.b * (1 - 1 / P) if problem.layers else 0.0
     total = steps * P * (fetch + problem.allreduce(P))
     moving = steps * wire(problem, fetch + problem.allreduce(P), 3 * (P - 1))
     memory = problem.fixed + problem.features / P + problem.activations * share

@@ -1,7 +1,8 @@
 """A way to run a step on P workers: what it is given (Problem), and what it costs (Strategy).
 
-Conventions. b = 4 bytes per value. Halo exchange moves the input rows of every round of aggregation, forward always and
-backward for all but the first layer. The all-reduce of |W| parameters moves 2 (P - 1) / P |W| b per worker.
+Conventions. b bytes per value, as the parameters have. Halo exchange moves the input rows of every round of
+aggregation, forward always and backward for layers whose input depends on parameters: of a plain stack all but the
+first. The all-reduce of |W| parameters moves 2 (P - 1) / P |W| b per worker.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from stretto.analyze.graph_stats import GraphStats
 from stretto.analyze.machine_file import Machine
 from stretto.dist import Schedule, Staleness
 
-B = 4
 ATTENTION = "attention needs its softmax over all neighbours: two rounds or a merge, not partial sums alone"
 
 
@@ -36,6 +36,7 @@ class Problem:
     targets: int
     graphs: int = 1  # that share no edges
     edge_products: bool = False  # some layer multiplies rows of edges by a weight
+    b: int = 4  # bytes of a value
 
     @property
     def attends(self) -> bool:
@@ -49,10 +50,10 @@ class Problem:
 
     @property
     def backward_widths(self) -> list[int]:
-        """The same for gradients; the first layer's input needs none."""
-        if not self.train or not self.layers:
+        """The same for gradients; an input that no parameter is behind needs none."""
+        if not self.train:
             return []
-        return self.forward_widths[max(self.layers[0].hops, 1) :]
+        return [layer.width_in for layer in self.layers if layer.learned_input for _ in range(max(layer.hops, 1))]
 
     @property
     def rounds(self) -> int:
@@ -76,7 +77,7 @@ class Problem:
 
     def allreduce(self, workers: int) -> float:
         """Bytes per worker."""
-        return 2 * (workers - 1) / workers * self.parameters * B if self.train else 0.0
+        return 2 * (workers - 1) / workers * self.parameters * self.b if self.train else 0.0
 
 
 @dataclass(frozen=True)

@@ -177,9 +177,14 @@ def scalar(out: Any, data: Any) -> Tensor:
     if not has_labels(out, data):
         return out.sum()
     mask = train_mask(data)
-    if mask is not None:
-        return F.cross_entropy(out[mask], data.y[mask], ignore_index=IGNORED)
-    return F.cross_entropy(out, data.y, ignore_index=IGNORED)
+    rows, y = (out, data.y) if mask is None else (out[mask], data.y[mask])
+    try:
+        return F.cross_entropy(rows, y, ignore_index=IGNORED)
+    except IndexError:  # asking beforehand would be an op of the step
+        fail(
+            f"analyze: 'y' has labels from {int(y.min())} to {int(y.max())}, but the model's output has {out.size(1)} "
+            "columns, one for each class from 0; pass step= if 'y' is something else"
+        )
 
 
 def _has_tensor(value: Any) -> bool:

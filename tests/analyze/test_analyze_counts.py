@@ -1,6 +1,5 @@
 """Counted from a trace, predicted from a probe, written by hand: three ways to the same number, exactly."""
 
-import dataclasses
 import math
 
 import pytest
@@ -8,8 +7,9 @@ import torch
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
+import stretto.analyze
 from stretto import datasets
-from stretto.analyze import implemented
+from stretto.analyze import Machine, implemented
 from stretto.analyze.lift import SYMBOLS, Sizes, peak, probe, rescale
 from stretto.analyze.models import HEADS, HOPS, MODELS, as_data, make
 from stretto.analyze.workload import Workload
@@ -54,7 +54,7 @@ def test_predicted_from_a_probe_equals_counted(graph, name, mode):
     model = make(name, data.x.size(1), 16, int(data.y.max()) + 1)
     counted = Workload(model, data, mode).trace()
     small, sizes = probe(data, {data.x.size(1), 16, 7, 4})
-    lifted = rescale(Workload(model, small, mode).trace(), sizes.table(dataclasses.asdict(Sizes.of(data))))
+    lifted = rescale(Workload(model, small, mode).trace(), sizes.table(Sizes.of(data).numbers()))
     assert [op.name for op in lifted] == [op.name for op in counted]
     assert lifted.flops == counted.flops
     assert lifted.bytes == counted.bytes
@@ -70,7 +70,7 @@ def forward_flops(name: str, data: Data, model: torch.nn.Module) -> int:
 @pytest.mark.parametrize("name", NINE)
 def test_by_hand_equals_counted(name):
     data = cora()
-    sizes = dataclasses.asdict(Sizes.of(data))
+    sizes = Sizes.of(data).numbers()
     model = make(name, 48, 0, 8, 1)
     conv = model.convs[0] if hasattr(model, "convs") else getattr(model, "conv", model)
     values = {**sizes, "k": 48, "c": 8, "H": HEADS, "K": HOPS}
@@ -162,8 +162,53 @@ def _symbolic_count(name: str, data: Data, width: int) -> float:
     """From the probe, so that wide products need not run at full size."""
     model = make(name, width, width, width, 1)
     small, sizes = probe(data, {width})
-    lifted = rescale(Workload(model, small, "infer").trace(), sizes.table(dataclasses.asdict(Sizes.of(data))))
+    lifted = rescale(Workload(model, small, "infer").trace(), sizes.table(Sizes.of(data).numbers()))
     return float(lifted.flops)
+
+
+class Weighted(torch.nn.Module):
+    """A layer that reads a value of every edge; a loop keeps its own, and a node without one gets one."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.GCNConv(12, 8)
+
+    def forward(self, x, edge_index, edge_weight):
+        return self.conv(x, edge_index, edge_weight)
+
+
+@pytest.mark.parametrize("loops", [0, 1, 5])
+def test_self_loops_are_a_size_of_their_own(loops):
+    data, model = random(60, 200, 12), Weighted()
+    edges = data.edge_index[:, data.edge_index[0] != data.edge_index[1]]
+    data.edge_index = torch.cat([edges, torch.arange(loops).repeat(2, 1)], 1)
+    data.edge_weight = torch.rand(data.num_edges)
+    report, counted = stretto.analyze(model, data, machine=Machine(), procs=[1]), Workload(model, data).trace()
+    assert report.lifted
+    assert (report.work, report.bytes) == (counted.flops, counted.bytes)
+    assert report.trace.peak_bytes == counted.peak_bytes
+
+
+@pytest.mark.parametrize("name", ["gat", "gatv2", "agnn", "arma"])
+def test_what_one_node_shares_with_itself_is_not_summed(name):
+    data = Data(x=torch.randn(1, 12), edge_index=torch.zeros(2, 3, dtype=torch.long), y=torch.zeros(1).long())
+    model = make(name, 12, 16, 5)
+    report, counted = stretto.analyze(model, data, machine=Machine(), procs=[1]), Workload(model, data).trace()
+    assert (report.work, report.bytes) == (counted.flops, counted.bytes)
+
+
+@pytest.mark.parametrize("count", [60, 30, 90], ids=["as many edges as nodes", "fewer", "more"])
+def test_what_is_on_edges_is_told_from_nodes(count):
+    """SAGE: a row is gathered and summed for every edge, forward; its first layer needs no gradient there."""
+    data = random(60, 200, 12)
+    data.edge_index = data.edge_index[:, :count]
+    conv = pyg.SAGEConv(12, 8, aggr="sum")
+    report = stretto.analyze(conv, data, machine=Machine(), procs=[1], mode="infer")
+    assert report.split["sparse"]["flops"] == count * 12
+    assert report.split["dense"]["flops"] == 60 * (2 * 2 * 12 * 8 + 2 * 8)
+    assert report.memory["edge tensors made"] == 4 * count * 12
+    (fuse,) = (way for way in report.rewrites if way.rule == "fuse")
+    assert fuse.bytes == 2 * 4 * count * 12  # one gathered row for every edge, written and read
 
 
 def test_symbols():

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import stretto.analyze
@@ -120,3 +121,13 @@ def test_a_folder_that_is_not_there_is_told_before_the_work(option, tmp_path, mo
     finished = CliRunner().invoke(app, ["analyze", "gcn", option, place])
     assert finished.exit_code != 0
     assert "there is no folder" in str(finished.exception or "") + finished.output
+
+
+def test_labels_without_a_column_are_named():
+    data = as_data(datasets.load_graph("er:40:120"), width=8)
+    data.y = torch.zeros(40, dtype=torch.long)
+    data.y[3] = 9
+    data.train_mask = torch.ones(40, dtype=torch.bool)
+    words = "'y' has labels from 0 to 9, but the model's output has 5 columns"
+    with pytest.raises(StrettoError, match=words):
+        stretto.analyze(make("gcn", 8, 16, 5), data, machine=Machine(), procs=[1])
