@@ -33,6 +33,7 @@ from stretto.tune.timing import waiter
 # Under a dispatch mode autograd's formulas add out of place; a plain step writes into zeros it has just made. So does
 # a watched one: op -> (the formulas that do so, what they run in a plain step, its arguments beyond the op's own).
 aten = torch.ops.aten
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 CHOSEN = ("MaxBackward0", "MinBackward0", "SortBackward0", "SortBackward1", "MedianBackward1", "KthvalueBackward0",
           "ModeBackward0", "TopkBackward0")  # fmt: skip
 IN_PLACE: dict[str, tuple[tuple[str, ...], Any, tuple[Any, ...]]] = {
@@ -229,6 +230,9 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.name(), kwargs or {}
+        if torch.is_inference_mode_enabled() and torch._C._dispatch_has_kernel_for_dispatch_key(name, COMPOSITE):
+            with self:  # composite ops arrive whole there: what they run is what is watched
+                return func._op_dk(COMPOSITE, *args, **kwargs)
         if name in IN_PLACE and not kwargs and not torch.is_grad_enabled():
             formulas, plain, more = IN_PLACE[name]
             node = torch._C._current_autograd_node()

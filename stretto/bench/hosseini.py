@@ -77,17 +77,20 @@ class Setting:
 
     def random(self, *shape: int) -> Tensor:
         """Values in [0, 1)."""
-        return torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(self.device)
+        return torch.rand(shape, generator=self._drawing(0), device=self.device)
 
     def values(self, shape: tuple[int, ...], sparsity: float, seed: int = 0) -> Tensor:
         """Values in [0.5, 1.5), a share of them zero."""
-        generator = torch.Generator().manual_seed(seed)
-        x = torch.rand(shape, generator=generator) + 0.5
-        return (x * (torch.rand(shape, generator=generator) >= sparsity)).to(self.device)
+        generator = self._drawing(seed)
+        x = torch.rand(shape, generator=generator, device=self.device) + 0.5
+        return x * (torch.rand(shape, generator=generator, device=self.device) >= sparsity)
 
     def index(self, shape: tuple[int, ...], limit: int) -> Tensor:
         """Places below a limit."""
-        return torch.randint(max(1, limit), shape, generator=torch.Generator().manual_seed(1)).to(self.device)
+        return torch.randint(max(1, limit), shape, generator=self._drawing(1), device=self.device)
+
+    def _drawing(self, seed: int) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(seed)
 
 
 SETTINGS = {

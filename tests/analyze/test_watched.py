@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.autograd.profiler import profile
-from torch_geometric.nn import SAGEConv
+from torch_geometric.nn import GATConv, SAGEConv
 
 import stretto
 from stretto import datasets
@@ -14,6 +14,7 @@ from stretto.analyze.look import look
 from stretto.analyze.models import as_data, make
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
+from stretto.compile.choose import MOST_STEPS
 from stretto.kernels import native
 
 PLACES = torch.tensor([0, 4, 4])
@@ -86,3 +87,27 @@ def test_memory_of_a_gradient_between_types(aggr):
     trace = workload.trace()
     assert trace.peak_bytes == peak(trace)
     assert trace.peak_bytes == pytest.approx(validate.peak_memory(workload), rel=0.01)
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["stock", "accelerated"])
+def test_composite_ops_are_seen_as_what_they_run_in_inference_mode_too(fast):
+    """There they reach a dispatch mode whole: a linear would be no product."""
+
+    def ops(mode):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Dropout(0.5), torch.nn.LayerNorm(6))
+        conv = GATConv(6, 3, heads=2)
+        conv = stretto.accelerate(conv) if fast else conv
+        x, edges = torch.randn(9, 4), torch.randint(9, (2, 30))
+        with mode():
+            for _ in range(MOST_STEPS):  # plans are settled on
+                conv(net(x), edges)
+            with Recorder(net).recording() as seen:
+                conv(net(x), edges)
+        return seen.trace
+
+    whole, usual = ops(torch.inference_mode), ops(torch.no_grad)
+    assert not whole.unknown
+    real = [[op.name for op in trace if op.cost.family != "view"] for trace in (whole, usual)]
+    assert real[0] == real[1]
+    assert whole.flops == usual.flops > 0

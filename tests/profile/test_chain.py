@@ -13,7 +13,7 @@ import stretto.profile
 from stretto import StrettoError, datasets
 from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
-from stretto.analyze.places import overlap, places_of, results
+from stretto.analyze.places import results
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
 from stretto.kernels import cpu, denormals, native, pool
@@ -21,7 +21,7 @@ from stretto.kernels.denormals import DenormalsAreZero
 from stretto.profile import chain_run
 from stretto.profile import replay as replay_module
 from stretto.profile.chain import Made, Pooled, Tape, _flushing, mapped
-from stretto.profile.chain_run import Reuse, run
+from stretto.profile.chain_run import run
 from stretto.profile.pause import interpret
 from stretto.profile.replay import _pauses, _step, is_index, matched, operands, replay, shuffles, verdict
 
@@ -138,39 +138,6 @@ def test_memory_is_freed_where_the_model_frees_it():
         most = max(most, sum(sizes.get(slot, 0) for slot in live))
     unused = trace.peak_bytes - most  # results that no op reads are not seen above
     assert 0 <= unused <= 0.05 * trace.peak_bytes
-
-
-def test_memory_is_used_again_where_the_model_used_it_again():
-    """Not at once, when it is freed: only when a result of the model came to lie where it was."""
-    first, second, third = (100, 50), (200, 50), (120, 10)  # the third in the place of the first
-    reuse, kept = Reuse([[first], [second], [third]]), [torch.empty(8).untyped_storage() for _ in range(3)]
-    for place, storage in enumerate(kept[:2]):
-        reuse.release(place)
-        reuse.made(place, place, 0)
-        reuse.drop(place, storage)
-    assert set(reuse._held) == {0, 1}
-    reuse.release(2)
-    assert set(reuse._held) == {1}
-
-
-def test_places_overlap_where_they_share_a_byte():
-    assert overlap((10, 5), (14, 1))
-    assert overlap((14, 1), (10, 5))
-    assert overlap((10, 5), (10, 5))
-    assert not overlap((10, 5), (15, 3))
-    assert not overlap((15, 3), (10, 5))
-    assert not overlap((10, 0), (10, 5))
-    x = torch.randn(6, 4)
-    assert places_of((x, None, x.to_sparse())) == [(x.data_ptr(), 96)]
-
-
-def test_a_step_tells_where_its_results_lay():
-    workload = Workload(make("gcn", 12, 8, 4), graph())
-    tape = Tape(workload)
-    step = _step(workload)
-    assert [len(found) for found in step.places] == [len(found) for found in run(tape).places]
-    assert any(address and size for found in step.places for address, size in found)
-    assert len(run(tape, places=step.places).times) == len(tape.calls)
 
 
 def test_what_autograd_ran_it_runs_again(monkeypatch):
