@@ -21,6 +21,7 @@ class Site(NamedTuple):
     changing: those of its tensors, by id, that are others in every step (features after a Dropout, a GAN's noise): what
     an accelerated layer keeps of a constant it cannot keep of them.
     around: what was set around the call, autocast first of all; None: what is set anyway.
+    grads: what came back to each tensor of its result that asks for gradients, by position, where it was seen.
     """
 
     module: nn.Module
@@ -32,11 +33,28 @@ class Site(NamedTuple):
     changing: frozenset[int] = frozenset()
     evaluation: Site | None = None
     around: Surroundings | None = None
+    grads: dict[int, Tensor] | None = None
 
     @classmethod
     def of(cls, module: nn.Module, args: Any, kwargs: Any) -> Site:
         """The site of a call that is being made."""
-        return cls(module, detached(args), detached(kwargs), around=Surroundings.now())
+        return cls(module, detached(args), detached(kwargs), around=Surroundings.now(), grads={})
+
+    def answered(self, out: Any) -> None:
+        """Keep the gradients that will come back to this result."""
+        grads = {} if self.grads is None else self.grads
+        for place, tensor in enumerate(learned(out)):
+            tensor.register_hook(lambda grad, place=place: grads.__setitem__(place, grad.detach()))
+
+    def backward(self, out: Any) -> None:
+        """The backward pass from a result, with the gradients it had in the model: rows without a loss are zeros, and a
+        sum would hand out one number for all. Ones, where none was seen."""
+        ends, grads = learned(out), {} if self.grads is None else self.grads
+        for place, tensor in enumerate(ends):
+            if place not in grads or grads[place].shape != tensor.shape:
+                grads[place] = torch.ones_like(tensor)
+        if ends:
+            torch.autograd.backward(ends, [grads[place] for place in range(len(ends))])
 
     def again(self) -> AbstractContextManager[None]:
         """The block runs in what was set around the call."""
@@ -47,6 +65,11 @@ class Site(NamedTuple):
         before, now = operands((self.args, self.kwargs)), operands((args, kwargs))
         same = {id(a) for a, b in zip(before, now, strict=False) if a is b}
         return self.changing | {id(t) for t in before if t.is_floating_point() and id(t) not in same}
+
+
+def learned(out: Any) -> list[Tensor]:
+    """The tensors of a result that ask for gradients; several of a layer of nodes of several types."""
+    return [t for t in operands(out[0] if isinstance(out, tuple) else out) if t.requires_grad]
 
 
 def detached(value: Any) -> Any:

@@ -44,7 +44,8 @@ FORWARD = ", forward alone"  # behind the name of a site: its calls without grad
 def sites_of(profile: Profile) -> dict[str, Site]:
     """The layers of the model by path, each with the arguments of its first call and how many a step has.
 
-    Two steps are looked at: what is another tensor in the second changes.
+    Two steps are looked at: what is another tensor in the second changes. Of a layer that is called several times the
+    gradients of the first call are the last to come.
     """
     model = profile.workload.model
     modules = dict(model.named_modules())
@@ -61,7 +62,12 @@ def sites_of(profile: Profile) -> dict[str, Site]:
                 again.add(path)
                 seen[path] = first._replace(changing=first.others(args, kwargs))
 
+        def answered(module: nn.Module, args: Any, out: Any, path: str = path) -> None:
+            if again is not None:
+                seen[path].answered(out)
+
         handles.append(modules[path].register_forward_pre_hook(hook, with_kwargs=True))
+        handles.append(modules[path].register_forward_hook(answered))
     try:
         profile.workload.run()
         again = set()
@@ -93,11 +99,9 @@ def _layer_step(layer: nn.Module, site: Site, train: bool) -> Callable[[], objec
         with torch.set_grad_enabled(train):
             with site.again():
                 out = layer(*args, **kwargs)
-            out = out[0] if isinstance(out, tuple) else out
-            learned = [t for t in operands(out) if t.requires_grad]  # several of a layer of nodes of several types
-            if learned:
+            if train:
                 layer.zero_grad(set_to_none=True)
-                torch.autograd.backward([t.sum() for t in learned])
+                site.backward(out)
         return out
 
     return step

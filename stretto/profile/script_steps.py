@@ -31,7 +31,7 @@ from torch_geometric.nn import MessagePassing
 from stretto.analyze.trace import Recorder
 from stretto.analyze.workload import Workload
 from stretto.graph import Graph
-from stretto.profile.call_site import Site, detached, indices
+from stretto.profile.call_site import Site, detached, indices, learned
 from stretto.profile.replay import operands
 from stretto.profile.rounds import Rounds, Signature
 from stretto.profile.surroundings import Surroundings, imported_beside, process_kept
@@ -226,7 +226,9 @@ class Steps:
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         self._depth = max(0, self._depth - 1)
-        ends = [t for t in operands(out) if t.requires_grad] if isinstance(module, MessagePassing) else []
+        ends = learned(out) if isinstance(module, MessagePassing) else []
+        if ends and self.steps <= WARMUP and id(module) in self._layers:
+            self._layers[id(module)].answered(out)
         if ends:
             ends[0].register_hook(lambda _: self._layer_learned.update([id(module)]))
 

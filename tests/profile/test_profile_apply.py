@@ -15,6 +15,7 @@ from stretto.analyze.models import as_data, make
 from stretto.compile.hoist import HOIST
 from stretto.nn.classes import STOCK
 from stretto.profile import recommend
+from stretto.profile.call_site import Site
 from stretto.profile.replay import operands
 from stretto.profile.untouched import untouched
 from stretto.tune.timing import Timing
@@ -207,3 +208,28 @@ def test_a_step_with_an_optimizer_is_refused_before_it_trains():
     model(data).sum().backward()
     optimizer.step()  # afterwards it is the user's again
     assert optimizer.state
+
+
+def gradients_of(module, found):
+    """What comes back to the module's result, in every backward pass from now on."""
+    module.register_full_backward_hook(lambda module, into, out: found.append(out[0].clone()))
+
+
+def test_a_layer_is_timed_with_the_gradients_it_had():
+    """Rows without a loss are zeros there, which is less work; one number for all rows would be more."""
+    model = make("sage", 12, 8, int(data().y.max()) + 1)
+    profile, came = stretto.profile(model, data(), machine=Machine(), repeats=1), []
+    gradients_of(model.convs[0], came)
+    sites = recommend.sites_of(profile)
+    in_model = came[-1]
+    assert 0 < in_model.count_nonzero() < in_model.numel()
+    assert all(list(site.grads) == [0] for site in sites.values())
+    recommend._layer_step(model.convs[0], sites["convs.0"], True)()
+    assert torch.equal(came[-1], in_model)
+
+
+def test_gradients_that_were_not_seen_are_ones():
+    layer, came = torch.nn.Linear(3, 2), []
+    gradients_of(layer, came)
+    recommend._layer_step(layer, Site(layer, (torch.randn(4, 3),), {}), True)()
+    assert torch.equal(came[0], torch.ones(4, 2))
