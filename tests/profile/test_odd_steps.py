@@ -9,8 +9,8 @@ import stretto
 from stretto import datasets
 from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
-from stretto.profile import recommend
-from stretto.profile.chain import Tape
+from stretto.profile import recommend, replay
+from stretto.profile.chain_run import run
 from stretto.profile.replay import fingerprint
 from stretto.tune.timing import Timing
 
@@ -37,6 +37,9 @@ def test_an_error_is_judged_by_the_type():
         stock = [ones.to(dtype)]
         assert recommend.difference(stock, [ones * (1 + allowed / 2)]) == ""
         assert "differ" in recommend.difference(stock, [ones * (1 + allowed * 2)])
+        # Of many outputs none is left out: nor one that is not there.
+        assert "differ" in recommend.difference([*stock, ones], [*stock, ones * 1.1])
+        assert recommend.difference(stock, [*stock, ones]) == "the outputs are other ones"
 
 
 def test_a_graph_without_nodes():
@@ -49,14 +52,12 @@ def test_a_graph_without_nodes():
 
 
 def test_a_step_that_does_not_run_with_other_indices(caplog, monkeypatch):
-    plain = Tape.run
-
-    def run(self, *args, instead=None, **options):
+    def broken(tape, *, instead=None, **options):
         if instead:
             raise IndexError("index 7 is out of bounds")
-        return plain(self, *args, instead=instead, **options)
+        return run(tape, instead=instead, **options)
 
-    monkeypatch.setattr(Tape, "run", run)
+    monkeypatch.setattr(replay, "run", broken)
     data = as_data(datasets.load_graph("er:300:1500"), width=16)
     rows = profiled(make("gcn", 16, 8, 8), data).replay(share=1.0, repeats=1, seconds=0)
     assert rows
