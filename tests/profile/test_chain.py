@@ -250,6 +250,22 @@ def test_a_slower_replay_is_seen(monkeypatch):
         assert row["interval"][0] <= row["ratio"] <= row["interval"][1]
 
 
+def test_the_effect_of_shuffled_indices_is_seen(monkeypatch):
+    """Beside the replay with its own indices stands one with others, whose times are its own."""
+    profile = stretto.profile(make("sage", 12, 8, 4), graph(2000, 20000), machine=Machine(), repeats=1)
+
+    def slow(tape, *, instead=None, **options):
+        recorder = run(tape, instead=instead, **options)
+        if instead:
+            recorder.times = [(name, 5 * seconds, gap) for name, seconds, gap in recorder.times]
+        return recorder
+
+    monkeypatch.setattr(replay_module, "run", slow)
+    rows = [row for row in replay(profile, repeats=3, seconds=0) if "shuffled indices" in row]
+    assert rows
+    assert statistics.median(row["shuffled indices"]["ratio"] / row["real indices"]["ratio"] for row in rows) > 2
+
+
 def test_buffers_of_the_pool_are_taken_and_given_back(monkeypatch):
     """What the step takes from the pool between ops the chain takes too; it keeps none of them between two runs."""
     if native.library() is None:
