@@ -326,6 +326,7 @@ def test_a_gain_is_predicted_as_a_share_of_the_step(monkeypatch):
     done = profile.apply()
     assert done["predicted_ms"] == pytest.approx(1000)
     assert done["agreement"] == pytest.approx(1.0)
+    assert [type(conv) in STOCK for conv in profile.workload.model.convs] == [True, False]  # as advised
     monkeypatch.setattr(recommend, "_in_turns", pace(1.0, layers | {recommend.WHOLE: 0.45}))
     again = stretto.profile(make("gcn", 24, 16, 7), cora(), machine=MACHINE, repeats=1).recommend()
     assert again[0]["share"] == pytest.approx(0.5 / 0.9)  # layers are no more than the whole step
