@@ -118,12 +118,30 @@ def test_published_numbers_by_hand():
     assert evaluate(rows["SGC"].implemented_work, toy) == 4 * 30 * 4 + 10 * 16
 
 
+DENSE = L * m * k**2 + L * n * k**2
+SIDES = {  # as published, as it runs
+    "i": (L * m * d * k**2 + L * n * k**2, PLAIN),
+    "ii": (DENSE, PLAIN),
+    "iii": (L * K * lg(d) + L * K * lg(k), L * lg(d) + L * K * lg(k)),
+    "iv": (sympy.Integer(1), m * k),
+    "v": (m * n * lg(T) + n * k**2, T * m * k + n * k**2),
+    "vi": (PLAIN + published.c**L * n * k**2, published.c**L * n * k**2),
+    "vii": (DEEP, DEEP + 4 * L),
+}
+
+
 def test_seven_inconsistencies_are_shown_with_both_sides():
     assert [item.key for item in INCONSISTENCIES] == ["i", "ii", "iii", "iv", "v", "vi", "vii"]
     report = stretto.analyze(make("gcn", 24, 16, 7), cora(), machine=MACHINE, procs=[1])
-    for row in report.inconsistencies:
+    d_max = report.graph.max_degree
+    sizes = {"n": 2708, "m": 10556, "d": d_max, "k": 24, "L": 2, "K": 2, "T": 1, "c": 10}
+    for item, row in zip(INCONSISTENCIES, report.inconsistencies, strict=True):
+        published_bound, implemented = SIDES[row["key"]]
+        assert sympy.expand(item.published - published_bound) == 0
+        assert sympy.expand(item.implemented - implemented) == 0
         assert row["published bound"] != row["as implemented"]
-        assert row["published"] != row["implemented"]
+        assert row["published"] == evaluate(published_bound, sizes)
+        assert row["implemented"] == evaluate(implemented, sizes) != row["published"]
 
 
 def test_chain_beats_power_for_usual_widths():
