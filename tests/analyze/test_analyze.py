@@ -1,6 +1,7 @@
 """The analyzer: classes from the trace, published bounds, depth, memory, partitions, strategies, the report."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -157,13 +158,14 @@ def test_brent():
 
 
 def test_depth_grows_with_log_degree_and_launches_with_layers():
-    steps = []
-    for size in (17, 257, 4097):  # stars: the degree is the size less one
-        data = as_data(datasets.load_graph(f"star:{size}"), width=4)
-        steps.append(
-            stretto.analyze(make("gcn", 4, 4, 8, 1), data, machine=MACHINE, procs=[1], mode="infer").depth.steps
-        )
-    assert steps[1] - steps[0] == pytest.approx(steps[2] - steps[1], rel=0.2)  # 4 more levels each time
+    for name, sums in (("gcn", 2), ("sage", 1)):  # GCN adds degrees up, too
+        steps = []
+        for size in (17, 257, 4097):  # stars: the degree is the size less one
+            data = as_data(datasets.load_graph(f"star:{size}"), width=4)
+            report = stretto.analyze(make(name, 4, 4, 8, 1), data, machine=MACHINE, procs=[1], mode="infer")
+            steps.append(report.depth.steps)
+            assert report.parallelism == pytest.approx(report.work / steps[-1])
+        assert [b - a for a, b in itertools.pairwise(steps)] == pytest.approx([4 * sums] * 2)  # 4 more levels a sum
     chains = [
         stretto.analyze(make("gcn", 24, 16, 7, layers), cora(), machine=MACHINE, procs=[1]).depth.launches
         for layers in (1, 2, 3)
