@@ -201,6 +201,15 @@ def test_halo_is_what_a_part_by_part_count_finds(method, parts):
         (int(owner[t]), int(s)) for s, t in zip(splitter.source, splitter.target, strict=True) if owner[s] != owner[t]
     }
     assert sum(part.halo) == len(remote)
+    pulls, pushes = {}, {}  # (part of the source, part of the destination) -> different rows
+    for s, t in zip(splitter.source.tolist(), splitter.target.tolist(), strict=True):
+        pair = (int(owner[s]), int(owner[t]))
+        if pair[0] != pair[1]:
+            pulls.setdefault(pair, set()).add(s)
+            pushes.setdefault(pair, set()).add(t)
+    assert sum(part.push) == sum(map(len, pushes.values()))
+    assert part.best == sum(min(len(pulls[pair]), len(pushes[pair])) for pair in pulls)
+    assert part.pairs == len(pulls)
 
 
 def test_edges_of_halo_rows_are_part_of_the_work_where_degrees_count():
