@@ -330,3 +330,6 @@ def test_a_gain_is_predicted_as_a_share_of_the_step(monkeypatch):
     monkeypatch.setattr(recommend, "_in_turns", pace(1.0, layers | {recommend.WHOLE: 0.45}))
     again = stretto.profile(make("gcn", 24, 16, 7), cora(), machine=MACHINE, repeats=1).recommend()
     assert again[0]["share"] == pytest.approx(0.5 / 0.9)  # layers are no more than the whole step
+    timings = {"stock": Timing((2.0,) * 4), "accelerated": Timing((1.0,) * 4)}
+    both = recommend.realised(timings, [{"share": 0.3}, {"share": 0.2}])  # of several layers the sum
+    assert (both["predicted_ms"], both["agreement"]) == (pytest.approx(1000), pytest.approx(1.0))
