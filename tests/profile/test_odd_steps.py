@@ -40,6 +40,7 @@ def test_an_error_is_judged_by_the_type():
         # Of many outputs none is left out: nor one that is not there.
         assert "differ" in recommend.difference([*stock, ones], [*stock, ones * 1.1])
         assert recommend.difference(stock, [*stock, ones]) == "the outputs are other ones"
+    assert recommend.worst([ones, ones], [ones, ones * 1.1]) == pytest.approx(0.1)
 
 
 def test_a_graph_without_nodes():
