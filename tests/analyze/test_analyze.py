@@ -109,6 +109,21 @@ def test_published_rows(row):
     assert sympy.expand(row.depth - depth) == 0
 
 
+CLASS_ROWS = {
+    "GCNConv": "GCN", "SAGEConv": "GraphSAGE mean", "GINConv": "GIN", "GraphConv": "CommNet", "GATConv": "GAT",
+    "TransformerConv": "Vanilla attention", "AGNNConv": "AGNN", "GATv2Conv": "GAT", "GMMConv": "MoNet",
+    "ResGatedGraphConv": "G-GCN", "EdgeConv": "EdgeConv choice 5", "DynamicEdgeConv": "EdgeConv choice 5",
+    "SGConv": "SGC", "ChebConv": "ChebNet", "TAGConv": "TAGCN", "APPNP": "PPNP, ARMA", "ARMAConv": "PPNP, ARMA",
+}  # fmt: skip
+
+
+def test_classes_of_pyg_have_their_row():
+    assert {name for row in ROWS for name in row.pyg} == set(CLASS_ROWS)
+    for name, model in CLASS_ROWS.items():
+        assert published.find(name, "C").model == model
+    assert published.find("SAGEConv", "MP").model == "GraphSAGE pool"
+
+
 def test_published_numbers_by_hand():
     toy = {"n": 10, "m": 30, "d": 8, "k": 4, "L": 2, "K": 2, "T": 4, "c": 3}
     rows = {row.model: row for row in ROWS}
