@@ -273,6 +273,8 @@ def test_out_of_memory_is_foreseen_without_running():
     report = stretto.analyze(make("edgeconv", 24, 16, 7), data, machine=tiny, procs=[1, 2])
     assert report.memory["fits"] == 0
     assert "more than the 0.001 GB" in report.explain()
+    assert {s.fits for s in report.strategies if s.workers == 1} == {False}
+    assert all(s.fits == (s.memory <= 1e6) for s in report.strategies)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -38,7 +38,7 @@ def test_schemes(data):
     sampled, clusters = rows["GraphSAGE, VR-GCN"], rows["Cluster-GCN, GraphSAINT"]
     assert sampled["batches"] == clusters["batches"] == 20
     assert sampled["flops"] > full["flops"]  # support vertices are computed again and again
-    assert sampled["nodes"] <= 200 * (1 + 5 + 25)
+    assert 200 * (1 + 5) < sampled["nodes"] <= 200 * (1 + 5 + 25)
     assert clusters["nodes"] == pytest.approx(200, rel=0.3)
     assert clusters["flops"] < full["flops"]  # edges between clusters are left out
 
