@@ -80,6 +80,22 @@ def test_by_hand_equals_counted(name):
     assert forward_flops(name, data, model) == by_hand + outside
 
 
+def backward_flops(name: str) -> dict[str, int]:
+    """Of two layers, 48 -> 16 -> 7 columns, on Cora: products, and sums of rows."""
+    first, second = 2 * 2708 * 48 * 16, 2 * 2708 * 16 * 7  # the gradient of X, which is no parameter, is not made
+    loss = 140 * 7  # rows with a label go back to their places
+    if name == "gcn":  # multiplies, then sums, with self-loops
+        return {"gemm": first + 2 * second, "scatter": (10556 + 2708) * (16 + 7) + loss}
+    return {"gemm": 2 * (first + 2 * second), "scatter": 10556 * 16 + loss}  # two weights; sums, then multiplies
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage"])
+def test_a_backward_pass_by_hand_equals_counted(name):
+    backward = [op for op in Workload(make(name, 48, 16, 7), cora()).trace() if op.phase == "backward"]
+    for family, flops in backward_flops(name).items():
+        assert sum(op.cost.flops for op in backward if op.cost.family == family) == flops
+
+
 def exponent(counts: list[float], sizes: list[float]) -> float:
     return math.log(counts[-1] / counts[0]) / math.log(sizes[-1] / sizes[0])
 

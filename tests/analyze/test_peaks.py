@@ -44,13 +44,16 @@ def test_least_time_by_hand(close):
     trace = Workload(make("sage", 64, 8, 4), data, "infer").trace()
     op = next(op for op in trace if op.name == "aten::index_select")
     moved = op.inputs[-1].numel * 256
-    wide = dataclasses.replace(MACHINE, peak_stream=[(1.0, 1e15)])  # nothing else takes time
-    rate = peaks.gather_rate(wide, 256, 2000 * 256)
-    want = moved * (close / peaks.gather_rate(wide, 256, 1e4) + (1 - close) / rate)
+    # Nothing else takes time; 2000 rows of 256 bytes lie beyond what is fast.
+    wide = dataclasses.replace(MACHINE, peak_stream=[(1.0, 1e15)], peak_gather=[(256, 1e4, 8e10), (256, 4e5, 4e9)])
+    want = moved * (close / 8e10 + (1 - close) / 4e9)
     assert peaks.seconds(dataclasses.replace(op, close=close), wide) == pytest.approx(want)
     product = next(op for op in trace if op.cost.family == "gemm")
     slow = dataclasses.replace(wide, peak_gemm={"float32": 1.0})
-    assert peaks.seconds(product, slow) == pytest.approx(float(product.cost.flops))
+    assert peaks.seconds(product, slow) == pytest.approx(2 * 2000 * 64 * 8, rel=0.01)  # and a bias
+    narrow = dataclasses.replace(MACHINE, peak_stream=[(1.0, 1e3)])
+    relu = next(op for op in trace if "relu" in op.name)
+    assert peaks.seconds(relu, narrow) == pytest.approx(2 * 2000 * 8 * 4 / 1e3)  # read and written once
 
 
 def test_random_values_are_bound_by_drawing_them():

@@ -122,6 +122,15 @@ def test_what_is_not_there_is_named(monkeypatch):
     assert named["torch_sparse"].startswith("not installed (spmm, spspmm, coalesce")
 
 
+def test_every_candidate_meets_each_share_of_zeros():
+    met = []
+    cell = Cell("look", "1-D", (40_000,), {"look": lambda x: met.append(float((x == 0).float().mean())) or x}, abs)
+    run(cell, 1, TINY)
+    for share in hosseini.SPARSITIES:
+        assert min(abs(zeros - share) for zeros in met) < 0.01
+        assert (share, "look") in cell.timings
+
+
 def test_every_row_has_a_spread(monkeypatch):
     """At least twenty samples, each of its own: quantiles that differ, where the study had none by construction."""
     assert REPEATS >= 20
@@ -139,8 +148,10 @@ def test_every_row_has_a_spread(monkeypatch):
         assert record["min_ms"] <= low <= record["median_ms"] <= high <= record["max_ms"]
 
 
-def test_a_wrong_candidate_is_not_timed():
-    cell = Cell("double", "1-D", (4000,), {"right": lambda x: 2 * x, "wrong": lambda x: 3 * x}, lambda x: 2 * x)
+@pytest.mark.parametrize("wrong", [1.5, 1.001], ids=["another op", "off by a thousandth"])
+def test_a_wrong_candidate_is_not_timed(wrong):
+    ways = {"right": lambda x: 2 * x, "wrong": lambda x: 2 * wrong * x}
+    cell = Cell("double", "1-D", (4000,), ways, lambda x: 2 * x)
     run(cell, 2, TINY)
     assert {name for _, name in cell.timings} == {"right"}
     assert all(reason.startswith("wrong") for reason in cell.reasons.values())
@@ -171,6 +182,10 @@ def test_findings_follow_the_numbers():
         timed("scatter_sum", 0, pair, ("torch", "PyG")),
     ]
     assert [f.holds for f in findings.findings(done)][:2] == [False, False]
+    locality, oblivious = findings.findings(done[:2])
+    assert not locality.holds
+    assert not oblivious.holds
+    assert oblivious.numbers.startswith("no benefit from 99 % zeros in 0 of 1 ops")
     assert findings.findings([]) == []
 
 

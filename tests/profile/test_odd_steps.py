@@ -37,6 +37,10 @@ def test_an_error_is_judged_by_the_type():
         stock = [ones.to(dtype)]
         assert recommend.difference(stock, [ones * (1 + allowed / 2)]) == ""
         assert "differ" in recommend.difference(stock, [ones * (1 + allowed * 2)])
+        # Of many outputs none is left out: nor one that is not there.
+        assert "differ" in recommend.difference([*stock, ones], [*stock, ones * 1.1])
+        assert recommend.difference(stock, [*stock, ones]) == "the outputs are other ones"
+    assert recommend.worst([ones, ones], [ones, ones * 1.1]) == pytest.approx(0.1)
 
 
 def test_a_graph_without_nodes():
@@ -49,12 +53,12 @@ def test_a_graph_without_nodes():
 
 
 def test_a_step_that_does_not_run_with_other_indices(caplog, monkeypatch):
-    def narrow(tape, *, instead=None, **options):
+    def broken(tape, *, instead=None, **options):
         if instead:
             raise IndexError("index 7 is out of bounds")
         return run(tape, instead=instead, **options)
 
-    monkeypatch.setattr(replay, "run", narrow)
+    monkeypatch.setattr(replay, "run", broken)
     data = as_data(datasets.load_graph("er:300:1500"), width=16)
     rows = profiled(make("gcn", 16, 8, 8), data).replay(share=1.0, repeats=1, seconds=0)
     assert rows

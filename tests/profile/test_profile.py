@@ -14,12 +14,14 @@ from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
 from stretto.analyze.trace import Trace
 from stretto.nn.classes import STOCK
+from stretto.profile import bounds
 from stretto.profile.bounds import halved
 from stretto.profile.op_advice import dispatch_table
 from stretto.profile.profiling import Group, groups
 from stretto.profile.replay import capture, fingerprint, regenerate
 from stretto.profile.row_sites import site
 from stretto.profile.sweep import sites
+from stretto.tune.timing import Timing
 
 MACHINE = Machine()
 
@@ -218,6 +220,18 @@ def test_half_of_an_op():
     assert torch.equal(few, columns[:5])
 
 
+@pytest.mark.parametrize(("half", "fits"), [(0.5, {"compute"}), (0.9, {"launch"}), (0.2, set())])
+def test_a_label_is_confirmed_by_half_of_the_op(half, fits, monkeypatch):
+    """Half the rows take half the time where the work is the bound, as long as all of them where the launch is."""
+    taken = {"whole": Timing((1.0,) * 3), "half": Timing((half,) * 3)}
+    monkeypatch.setattr(bounds, "measure", lambda calls, **_: {name: taken[name] for name in calls})
+    profile = stretto.profile(make("gcn", 24, 16, 7), cora(), machine=MACHINE, repeats=1)
+    for label in ("launch", "compute"):
+        for group in profile.groups:
+            group.bound = label
+        assert {row["fits"] for row in profile.check_bounds()} == {label in fits}
+
+
 @pytest.mark.parametrize("shape", ["sorted", "random", "hub", "empty"])
 def test_a_fingerprint_gives_an_index_like_it(shape):
     generator = torch.Generator().manual_seed(0)
@@ -298,7 +312,6 @@ def test_empty_trace_and_group():
 def test_a_gain_is_predicted_as_a_share_of_the_step(monkeypatch):
     """A machine that has become twice as slow since the advice was given changes neither side of the comparison."""
     from stretto.profile import recommend
-    from stretto.tune.timing import Timing
 
     def pace(factor, table):
         return lambda steps, *_: {name: Timing((factor * table[name],) * 4) for name in steps}
@@ -313,6 +326,10 @@ def test_a_gain_is_predicted_as_a_share_of_the_step(monkeypatch):
     done = profile.apply()
     assert done["predicted_ms"] == pytest.approx(1000)
     assert done["agreement"] == pytest.approx(1.0)
+    assert [type(conv) in STOCK for conv in profile.workload.model.convs] == [True, False]  # as advised
     monkeypatch.setattr(recommend, "_in_turns", pace(1.0, layers | {recommend.WHOLE: 0.45}))
     again = stretto.profile(make("gcn", 24, 16, 7), cora(), machine=MACHINE, repeats=1).recommend()
     assert again[0]["share"] == pytest.approx(0.5 / 0.9)  # layers are no more than the whole step
+    timings = {"stock": Timing((2.0,) * 4), "accelerated": Timing((1.0,) * 4)}
+    both = recommend.realised(timings, [{"share": 0.3}, {"share": 0.2}])  # of several layers the sum
+    assert (both["predicted_ms"], both["agreement"]) == (pytest.approx(1000), pytest.approx(1.0))

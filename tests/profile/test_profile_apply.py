@@ -100,8 +100,12 @@ def test_buffers_come_back_even_from_an_error():
     assert model.training
 
 
-def test_a_gain_that_is_not_beyond_doubt_is_not_applied(monkeypatch):
-    profile, done = applied(monkeypatch, step=(0.1, 3.0, 0.5, 0.6, 2.0, 0.7, 0.4, 0.9))
+@pytest.mark.parametrize(
+    "step", [(0.1, 3.0, 0.5, 0.6, 2.0, 0.7, 0.4, 0.9), (0.1, 3.0, 1.5, 1.6, 2.0, 0.7, 1.4, 0.9)], ids=["below", "above"]
+)
+def test_a_gain_that_is_not_beyond_doubt_is_not_applied(monkeypatch, step):
+    profile, done = applied(monkeypatch, step=step)
+    assert (done["speedup"][0] > 1) == (step[2] > 1)
     assert not done["applied"]
     assert done["reason"].startswith("not applied: with 1 layer accelerated the step is ")
     assert done["reason"].endswith("as fast: a tie")

@@ -11,7 +11,7 @@ from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
 from stretto.profile import candidates
 from stretto.profile import sweep_dense as dense
-from stretto.profile.axes import Point, place, points, values
+from stretto.profile.axes import DTYPES, Point, place, points, values
 from stretto.profile.contest import Pace, interval
 from stretto.profile.op_advice import dispatch_table, winner
 from stretto.profile.profiling import Group
@@ -124,11 +124,21 @@ def test_the_winner_may_change_with_the_order():
     assert _by_order(rows) == {"given": "a", "sorted": "b"}
 
 
-def test_a_wrong_candidate_is_never_timed(monkeypatch):
+LIARS = {
+    "another op": lambda x: x + 1,
+    "off by half a thousandth": lambda x: x * 1.0005,
+    "the gradient alone": lambda x: 1.0005 * x - 0.0005 * x.detach(),
+}
+
+
+@pytest.mark.parametrize("lie", LIARS)
+def test_a_wrong_candidate_is_never_timed(monkeypatch, lie):
     index = torch.arange(5)
-    ways = {"index_select": lambda x: x[index], "liar": lambda x: x[index] + 1}
+    ways = {"index_select": lambda x: x[index], "liar": lambda x: LIARS[lie](x[index])}
     monkeypatch.setitem(candidates.FAMILIES, "gather", lambda *_, **__: (ways, {}))
-    rows = run_point("gather", index, 5, BASE, repeats=2)
+    direction = "both" if lie == "the gradient alone" else "forward"
+    rows = run_point("gather", index, 5, dataclasses.replace(BASE, direction=direction), repeats=2)
+    assert "median_ms" in rows[0]
     liar = next(row for row in rows if row["candidate"] == "liar")
     assert liar["reason"].startswith("wrong")
     assert "median_ms" not in liar
@@ -147,6 +157,17 @@ def test_axes():
     zeros = values(1000, dataclasses.replace(BASE, sparsity=0.9))
     assert float((zeros == 0).float().mean()) == pytest.approx(0.9, abs=0.02)
     assert len(set(points(BASE, 2))) == len(list(points(BASE, 2)))
+
+
+def test_orders_laws_and_types_are_what_they_say():
+    at = lambda **axes: place(torch.arange(2000) // 10, 200, dataclasses.replace(BASE, **axes))  # noqa: E731
+    shuffled, ordered = at(order="shuffled")[0], at()[0]
+    assert torch.equal(shuffled.sort().values, ordered)
+    assert float((shuffled.diff() >= 0).float().mean()) < 0.6
+    most = {law: int(at(law=law)[0].bincount().max()) for law in ("regular", "power law")}
+    assert most["power law"] > 2 * most["regular"]  # it has hubs
+    for name, dtype in DTYPES.items():
+        assert values(5, dataclasses.replace(BASE, dtype=name)).dtype == dtype
 
 
 def test_interval_of_a_constant_and_of_noise():

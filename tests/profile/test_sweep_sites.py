@@ -292,6 +292,9 @@ def test_advice_names_what_runs():
     assert op_advice_of(profile, slow, at) == "gather, which runs, is the fastest"
     profile.sweeps = [{**at, **fast, "speedup": (0.7, 0.6, 0.75), "ci_ms": (1.0, 1.0), "edges": 0.25}]
     assert op_advice(profile)[0]["reason"].endswith("which runs: slower (on 25.0% of its rows)")
+    profile.sweeps = [{**at, **fast, "speedup": (1.5, 0.9, 2.0), "ci_ms": (1.0, 1.0)}]
+    (tie,) = op_advice(profile)
+    assert (tie["advice"], tie["saves_ms"]) == ("nothing to gain", 0.0)
 
 
 def test_words_for_an_interval():
