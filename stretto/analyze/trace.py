@@ -138,7 +138,7 @@ class Trace:
 
     @property
     def host_seconds(self) -> float:
-        """Time between ops: Python, autograd, the dispatcher."""
+        """Time between ops in the traced step: Python, autograd, the dispatcher, and what a tracer makes of them."""
         return sum(self.host.values())
 
     @property

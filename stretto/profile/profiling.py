@@ -148,13 +148,22 @@ class Profile:
         return [group.to_dict() for group in self.hot(share)]
 
     def layers(self) -> dict[str, float]:
-        """Seconds by module, host code included, the slowest first."""
+        """Seconds of a plain step by module, host code included, the slowest first. They add up to the step."""
+        trace = self.trace
+        # Between ops a tracer is busy itself: what is left of a plain step is shared out as the traced one was.
+        inside = min(1.0, trace.step_seconds / trace.op_seconds) if trace.op_seconds else 0.0
+        between = self.host_seconds / trace.host_seconds if trace.host_seconds else 0.0
         found: dict[str, float] = {}
-        for op in self.trace:
-            found[op.path] = found.get(op.path, 0.0) + op.seconds
-        for (path, _), seconds in self.trace.host.items():
-            found[path] = found.get(path, 0.0) + seconds
+        for op in trace:
+            found[op.path] = found.get(op.path, 0.0) + op.seconds * inside
+        for (path, _), seconds in trace.host.items():
+            found[path] = found.get(path, 0.0) + seconds * between
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    @property
+    def host_seconds(self) -> float:
+        """What a plain step spends outside ops: Python, autograd, the dispatcher."""
+        return max(0.0, self.trace.step_seconds - self.trace.op_seconds)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in plain values."""
@@ -169,7 +178,7 @@ class Profile:
             "launches": t.launches,
             "attributed": t.attributed,
             "in_ops": t.in_ops,
-            "host_ms": t.host_seconds * 1e3,
+            "host_ms": self.host_seconds * 1e3,
             "overhead": t.traced_seconds / t.step_seconds if t.step_seconds else 0.0,
             "flops": float(t.flops),
             "bytes": float(t.bytes),
@@ -177,7 +186,7 @@ class Profile:
             "unknown_ops": t.unknown,
             "hot": len(self.hot()),
             "groups": [group.to_dict() for group in self.groups],
-            "layers": self.layers(),
+            "layers_ms": {path: seconds * 1e3 for path, seconds in self.layers().items()},
             "roofline": self.roofline(),
             "replays": self.replays,
             "sweeps": self.sweeps,

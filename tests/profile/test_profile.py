@@ -63,8 +63,19 @@ def test_parts_add_up(gcn):
     assert sum(g.seconds for g in gcn.groups) == pytest.approx(
         sum(o.seconds for o in gcn.trace if o.cost.family != "view")
     )
-    assert sum(gcn.layers().values()) == pytest.approx(total)
     assert sum(g.share for g in gcn.groups) == pytest.approx(1)
+
+
+def test_layers_add_up_to_a_plain_step(gcn):
+    """A tracer makes what is between ops several times longer."""
+    found = gcn.to_dict()
+    assert sum(gcn.layers().values()) == pytest.approx(gcn.trace.step_seconds)
+    assert sum(found["layers_ms"].values()) == pytest.approx(found["step_ms"])
+    assert found["host_ms"] == pytest.approx(max(0.0, found["step_ms"] - gcn.trace.op_seconds * 1e3))
+    for step in (0.5, 2.0):  # of the time inside ops, which may be above that of a plain step
+        trace = dataclasses.replace(gcn.trace, step_seconds=step * gcn.trace.op_seconds)
+        other = dataclasses.replace(gcn, trace=trace)
+        assert sum(other.layers().values()) == pytest.approx(trace.step_seconds)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
