@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from stretto import StrettoError, cli
 from stretto.analyze import Machine, workers
 from stretto.errors import fail
-from stretto.profile.command import seconds, show_advice
+from stretto.profile.command import seconds
+from stretto.profile.terminal import show_advice
 
 MACHINE = Machine()
 
