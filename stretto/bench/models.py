@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import torch
 import torch_geometric.nn
 import typer
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -309,7 +310,7 @@ def show(out: Any, result: Result) -> None:
     """One result as a table."""
     mode = "training step" if result.train else "inference"
     title = f"{result.model} {'-'.join(map(str, result.widths))}, {result.graph}, {mode}, {result.threads} threads"
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=escape(title), title_justify="left", title_style="bold")
     table.add_column("candidate")
     for column in ("median ms", "q20 - q80", "peak MiB", "error", "times ours"):
         table.add_column(column, justify="right")
@@ -318,13 +319,13 @@ def show(out: Any, result: Result) -> None:
         peak = "" if o.peak_bytes is None else f"{o.peak_bytes / 2**20:.0f}"
         error = "" if o.error is None else f"{o.error:.1e}"
         if o.timing is None:
-            table.add_row(o.name, "-", o.reason, peak, error, "", style="dim")
+            table.add_row(o.name, "-", escape(o.reason), peak, error, "", style="dim")
             continue
         times = f"{o.timing.median / ours.timing.median:.2f}" if ours and ours.timing else ""
         style = "bold" if o.name == OURS else ""
         table.add_row(o.name, report.milliseconds(o.timing), report.spread(o.timing), peak, error, times, style=style)
     out.print(table)
-    out.print(f"repeat: {result.command()}", soft_wrap=True, style="dim", highlight=False)
+    out.print(f"repeat: {result.command()}", soft_wrap=True, style="dim", highlight=False, markup=False)
     out.print()
 
 

@@ -117,7 +117,11 @@ class _bar:
     """A bar of the budget that is spent, on standard error, with the time left."""
 
     def __init__(self, budget: float) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]:.0f} s left"))
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[left]:.0f} s left"),
+        )
         self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
         self.budget = budget
 
