@@ -308,10 +308,9 @@ def _within(values: dict[str, str], call: Callable[[], None]) -> Callable[[], No
 
 def show(out: Any, result: Result) -> None:
     """One result as a table."""
-    mode = "training step" if result.train else "inference"
-    title = f"{result.model} {'-'.join(map(str, result.widths))}, {result.graph}, {mode}, {result.threads} threads"
-    table = Table(title=escape(title), title_justify="left", title_style="bold")
-    table.add_column("candidate")
+    words = [f"{result.model} {'-'.join(map(str, result.widths))}", result.graph]
+    words += ["training step" if result.train else "inference", f"{result.threads} threads"]
+    table = Table("candidate", title=escape(", ".join(words)), title_justify="left", title_style="bold")
     for column in ("median ms", "q20 - q80", "peak MiB", "error", "times ours"):
         table.add_column(column, justify="right")
     ours = result.get(OURS)
@@ -322,8 +321,8 @@ def show(out: Any, result: Result) -> None:
             table.add_row(o.name, "-", escape(o.reason), peak, error, "", style="dim")
             continue
         times = f"{o.timing.median / ours.timing.median:.2f}" if ours and ours.timing else ""
-        style = "bold" if o.name == OURS else ""
-        table.add_row(o.name, report.milliseconds(o.timing), report.spread(o.timing), peak, error, times, style=style)
+        cells = (report.milliseconds(o.timing), report.spread(o.timing), peak, error, times)
+        table.add_row(o.name, *cells, style="bold" if o.name == OURS else "")
     out.print(table)
     out.print(f"repeat: {result.command()}", soft_wrap=True, style="dim", highlight=False, markup=False)
     out.print()

@@ -285,6 +285,16 @@ def test_advice_and_apply():
         assert all(reasons[path] == "accelerated already" for path in kept)
 
 
+def test_a_prediction_that_agrees_is_no_measurement():
+    """Orders of the products of a layer as wide as its input are predicted to take the same; one of them was timed."""
+    data = as_data(datasets.load_graph("er:1000:4000"), width=24)
+    row = stretto.profile(make("gcn", 24, 24, 24), data, machine=MACHINE, repeats=1).recommend(repeats=2)[1]
+    (runs,) = [plan for plan in row["plans"] if plan["runs"]]
+    others = [plan for plan in row["plans"] if not plan["runs"]]
+    assert {plan["speedup"] for plan in others if "as the one that runs" in plan["by"]} == {None}
+    assert all(plan["speedup"] < 0.99 * runs["speedup"] for plan in others if plan["by"] == "predicted")
+
+
 def test_nothing_to_gain_is_an_answer():
     model = pyg.Linear(24, 7)
 
