@@ -19,7 +19,7 @@ from stretto.analyze.report import finite
 from stretto.analyze.svg import duration
 from stretto.analyze.trace import OpRecord, Trace
 from stretto.analyze.workload import MODES, Workload
-from stretto.errors import expect
+from stretto.errors import expect, told_by
 from stretto.profile.untouched import no_optimizer, untouched
 
 HOT = 0.9
@@ -81,7 +81,8 @@ class Profile:
 
     def hot(self, share: float = HOT) -> list[Group]:
         """The smallest set of groups that covers `share` of the time inside ops, views aside."""
-        expect(0 < share <= 1, f"hot: 'share' is {share}, wanted 0 < share <= 1")
+        number = isinstance(share, (int, float)) and 0 < share <= 1
+        expect(number, f"hot: 'share' is {share!r}, wanted a number, 0 < share <= 1")
         total, found = 0.0, []
         whole = sum(group.seconds for group in self.groups)
         for group in self.groups:
@@ -226,6 +227,7 @@ class Profile:
     __repr__ = __str__  # what a notebook shows
 
 
+@told_by("profile", "analyze")
 def profile(
     model: nn.Module,
     data: Any,
@@ -237,8 +239,8 @@ def profile(
 ) -> Profile:
     """Time every op of one step of `model` on `data`; plain and traced steps take turns.
 
-    data: a PyG Data or HeteroData, a loader (its first batch), or a tuple of what forward takes. step(model, data) ->
-    loss replaces the default; it steps no optimizer, for the model is left as it is.
+    data: a PyG Data or HeteroData, a loader (its first batch), or what forward takes, as a tuple or as a dict by name.
+    step(model, data) -> loss replaces the default; it steps no optimizer, for the model is left as it is.
     """
     expect(isinstance(model, nn.Module), f"profile: 'model' is {type(model).__name__}, wanted a Module")
     expect(mode in MODES, f"profile: 'mode' is {mode!r}, wanted one of {', '.join(MODES)}")

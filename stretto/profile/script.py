@@ -15,7 +15,7 @@ from stretto.analyze import machine_file
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.trace import Recorder, Trace
 from stretto.analyze.workload import Workload, merge_times
-from stretto.errors import StrettoError, expect, fail
+from stretto.errors import StrettoError, expect, fail, told_by
 from stretto.plugin import restore
 from stretto.profile.profiling import Profile, make
 from stretto.profile.recommend import (
@@ -116,6 +116,7 @@ def _remarks(watcher: Watcher, trace: Trace, failure: BaseException | None) -> l
     return said
 
 
+@told_by("profile", "analyze")
 def profile_script(
     script: str, arguments: list[str], machine: Machine | str, *, repeats: int = 5, budget: float = 30.0
 ) -> Profile:
