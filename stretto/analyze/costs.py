@@ -240,7 +240,7 @@ ATEN: dict[str, Formula] = {
     **_same("_sparse_csr_tensor_unsafe _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims_and_tensors", _view),
     **_same("is_coalesced _coalesced_ _sparse_compressed_tensor_unsafe unsafe_split unsafe_split_with_sizes", _view),
     **_same("sum mean amax amin max min prod any all argmax argmin norm linalg_vector_norm", _reduce()),
-    **_same("count_nonzero bincount equal", _reduce()),
+    **_same("count_nonzero bincount equal _is_any_true _is_all_true", _reduce()),
     **_same("var var_mean std logsumexp", _reduce(3)),
     **_same("nonzero masked_select cumsum repeat_interleave", _fixed("scan", 1, lambda s: log2(s.numel))),
     **_same("sort argsort unique _unique2 unique_consecutive topk searchsorted _coalesce", _fixed("sort", 1, _all)),

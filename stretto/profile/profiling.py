@@ -20,6 +20,7 @@ from stretto.analyze.svg import duration
 from stretto.analyze.trace import OpRecord, Trace
 from stretto.analyze.workload import MODES, Workload
 from stretto.errors import expect, told_by
+from stretto.profile.surroundings import anomaly_remarks
 from stretto.profile.untouched import no_optimizer, untouched
 
 HOT = 0.9
@@ -256,7 +257,7 @@ def profile(
     with untouched(model), no_optimizer():
         trace = workload.timed(repeats=repeats)
     found = make(workload, trace, machine_file.get(machine, device=workload.device), type(model).__name__)
-    found.remarks, found.new_graphs = list(remarks), new_graphs
+    found.remarks, found.new_graphs = [*remarks, *anomaly_remarks(trace)], new_graphs
     return found
 
 

@@ -33,6 +33,7 @@ from stretto.profile.recommend import (
 )
 from stretto.profile.rounds import Signature
 from stretto.profile.script_steps import WARMUP, Enough, Steps, Watched, run
+from stretto.profile.surroundings import anomaly_remarks
 from stretto.profile.untouched import untouched
 from stretto.profile.watcher import Watcher
 from stretto.tune.timing import Timing
@@ -114,7 +115,7 @@ def _remarks(watcher: Watcher, trace: Trace, failure: BaseException | None) -> l
     makeup = next(made for made, full in watcher.fulls if full.trace is trace)
     if len(makeup) > 1:
         said.append(f"a step is a round: {len(makeup)} steps of {len(set(makeup))} optimizers")
-    return said
+    return [*said, *anomaly_remarks(trace)]
 
 
 @told_by("profile", "analyze")
