@@ -16,6 +16,7 @@ from stretto.analyze.given import first_batch, is_loader, refuse_a_list
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.predict import ceilings
 from stretto.analyze.report import finite
+from stretto.analyze.specs import matrices
 from stretto.analyze.svg import duration
 from stretto.analyze.trace import OpRecord, Trace
 from stretto.analyze.workload import MODES, Workload
@@ -280,7 +281,14 @@ def _layout(op: OpRecord) -> str:
 
 
 def _strides(op: OpRecord) -> str:
+    if not op.inputs:
+        return _of_matrices(op)
     return ", ".join("x".join(map(str, spec.stride)) or "scalar" for spec in op.inputs)
+
+
+def _of_matrices(op: OpRecord) -> str:
+    """What stands for the type and the strides of matrices where the shapes are theirs."""
+    return ", ".join("sparse" for _ in matrices((op.args, op.kwargs)))
 
 
 def groups(trace: Trace, machine: Machine) -> list[Group]:
@@ -291,7 +299,7 @@ def groups(trace: Trace, machine: Machine) -> list[Group]:
     for op in trace:
         if op.cost.family == "view":
             continue
-        dtypes = ", ".join(str(spec.dtype).removeprefix("torch.") for spec in op.inputs)
+        dtypes = ", ".join(str(spec.dtype).removeprefix("torch.") for spec in op.inputs) or _of_matrices(op)
         key = (op.name, dtypes, _layout(op), op.shapes, op.phase)
         group = table.setdefault(key, Group(op.name, op.cost.family, op.phase, op.shapes, dtypes, key[2], _strides(op)))
         group.ops.append(op.index)

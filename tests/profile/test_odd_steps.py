@@ -9,8 +9,7 @@ import stretto
 from stretto import datasets
 from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
-from stretto.profile import recommend
-from stretto.profile.chain import Tape
+from stretto.profile import recommend, replay
 from stretto.profile.replay import fingerprint
 from stretto.tune.timing import Timing
 
@@ -49,14 +48,14 @@ def test_a_graph_without_nodes():
 
 
 def test_a_step_that_does_not_run_with_other_indices(caplog, monkeypatch):
-    plain = Tape.run
+    plain = replay.run
 
-    def run(self, *args, instead=None, **options):
+    def run(tape, *args, instead=None, **options):
         if instead:
             raise IndexError("index 7 is out of bounds")
-        return plain(self, *args, instead=instead, **options)
+        return plain(tape, *args, instead=instead, **options)
 
-    monkeypatch.setattr(Tape, "run", run)
+    monkeypatch.setattr(replay, "run", run)
     data = as_data(datasets.load_graph("er:300:1500"), width=16)
     rows = profiled(make("gcn", 16, 8, 8), data).replay(share=1.0, repeats=1, seconds=0)
     assert rows
@@ -102,3 +101,16 @@ def test_a_layer_that_answers_for_several_types_is_advised():
     (row,) = stretto.profile(model, (x, edges), step=step, repeats=1, machine=Machine()).recommend(repeats=2)
     assert row["site"] == "0"
     assert row["stock"]["repeats"] == 2
+
+
+def test_ops_on_matrices_alone_have_sizes():
+    matrix = torch.eye(20).to_sparse_csr()
+
+    class Twice(torch.nn.Module):
+        def forward(self, x, edge_index):
+            return (edge_index @ edge_index) @ x
+
+    profile = stretto.profile(Twice(), (torch.randn(20, 4), matrix), mode="infer", repeats=1, machine=Machine())
+    found = {(g.shapes, g.dtypes, g.strides) for g in profile.groups if g.name == "aten::mm"}
+    assert ("20x20 of 20, 20x20 of 20", "sparse, sparse", "sparse, sparse") in found
+    assert "20x20 of 20, 20x20 of 20" in {row["shapes"] for row in profile.replay(share=1.0, repeats=1, seconds=0)}
