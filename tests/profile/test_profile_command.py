@@ -28,12 +28,14 @@ def test_command(tmp_path):
         str(machine),
         "--repeats",
         "1",
+        "--share",  # on a busy machine one op may take 90% of a step
+        "1",
         "--replay",
         "--sweep",
     ]
     result = CliRunner().invoke(cli.app, [*words, "--budget", "0.2s", "--html", str(tmp_path / "p.html")])
     assert result.exit_code == 0, result.output
-    assert "groups take 90%" in result.output
+    assert "groups take 100%" in result.output
     replayed = result.output.partition("replay, ms")[2].partition("within 15%")[0]
     assert "forward" in replayed
     assert "backward" in replayed  # of ops of one name and shape
