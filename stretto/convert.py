@@ -28,7 +28,7 @@ def command(
     """Write a graph to a folder that stretto.loader.Store opens, memory-mapped."""
     out = Console()
     data = read(source)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"writing {folder}")
         store = Store.create(
@@ -38,7 +38,9 @@ def command(
             overwrite=overwrite,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    out.print(f"{store.folder}: {store.num_nodes} nodes, {store.num_edges} edges, {store.nbytes / 1e6:.1f} MB")
+    out.print(
+        f"{store.folder}: {store.num_nodes} nodes, {store.num_edges} edges, {store.nbytes / 1e6:.1f} MB", markup=False
+    )
 
 
 def read(source: str) -> Any:

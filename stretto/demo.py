@@ -14,6 +14,7 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -116,7 +117,7 @@ def _cora(out: Console, epochs: int, seed: int) -> None:
 
 
 def _large(out: Console, graph: str, repeats: int) -> None:
-    table = Table(title=f"training steps on {graph}, {'-'.join(map(str, WIDTHS))}", title_justify="left")
+    table = Table(title=escape(f"training steps on {graph}, {'-'.join(map(str, WIDTHS))}"), title_justify="left")
     table.add_column("model")
     for column in ("stock ms", "stretto ms", "speed-up", "stock peak MiB", "stretto peak MiB", "difference"):
         table.add_column(column, justify="right")
@@ -128,7 +129,7 @@ def _large(out: Console, graph: str, repeats: int) -> None:
         stock, ours = result.get("stock edge_index"), result.get(models.OURS)
         if stock is None or ours is None or stock.timing is None or ours.timing is None:
             reasons = "; ".join(o.reason for o in result.outcomes if o.reason)
-            table.add_row(name, reasons)
+            table.add_row(name, escape(reasons))
             continue
         times = ratio(stock.timing, ours.timing)[0]
         peaks = [f"{o.peak_bytes / 2**20:.0f}" if o.peak_bytes is not None else "" for o in (stock, ours)]

@@ -1,5 +1,7 @@
 """One way to say what was wrong: StrettoError and expect()."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 
@@ -28,3 +30,15 @@ def expect(condition: bool, message: str) -> None:
     """
     if not condition:
         raise StrettoError(message)
+
+
+@contextmanager
+def told_by(who: str, other: str) -> Iterator[None]:
+    """What the part called `other` finds wrong inside the block is told by the one that was called, `who`."""
+    try:
+        yield
+    except StrettoError as error:
+        text = str(error)
+        if text.startswith(f"{other}: "):
+            error.args = (who + text.removeprefix(other),)
+        raise

@@ -41,6 +41,7 @@ class Cost(NamedTuple):
 
 DEGREE = sympy.Symbol("d", positive=True, integer=True)  # the largest in-degree
 TREE = 1 + sympy.log(DEGREE, 2)  # a reduction over the neighbours of a node
+LSTM = 2  # torch's number for it among recurrent networks
 Args = tuple[Any, ...]
 Formula = Callable[[str, Args, dict[str, Any], Any], Cost]
 
@@ -167,11 +168,14 @@ def _scatter(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
     found = tensors(args)
     target, source = found[0], found[-1]
     index = found[1:-1]
-    adds = not (name.startswith("aten::index_put") and not (len(args) > 3 and args[3]))
+    puts = name.startswith("aten::index_put") and not (len(args) > 3 and args[3])
+    adds = not puts and not name.startswith("aten::index_copy")
     plain = name.split(".")[0].endswith("_")
     copies = 0 if plain else 2 * target.nbytes
     width = _expanded(index[0]) if index else 1
-    row = (source.row if name.startswith(("aten::index_add", "aten::index_put")) else width) * source.itemsize
+    row = (
+        source.row if name.startswith(("aten::index_add", "aten::index_put", "aten::index_copy")) else width
+    ) * source.itemsize
     moved = source.numel * source.itemsize
     return Cost(
         "scatter",
@@ -201,6 +205,51 @@ def _fixed(family: str, weight: int, depth: Callable[[Spec], Size]) -> Formula:
     return cost
 
 
+def _weight_norm(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    """w = v g / |v|: squares, their sum, the product; a root and a division for each norm."""
+    v, g = tensors(args)
+    return Cost("norm", 3 * v.numel + 2 * g.numel, bytes_of(args) + bytes_of(out), depth=_whole(v))
+
+
+def _weight_norm_grad(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    """s = sum(grad v); g / |v| (grad - v s / |v|^2) and s / |v|: five for each value, four for each norm."""
+    grad, _, g = tensors(args)[:3]
+    return Cost("norm", 5 * grad.numel + 4 * g.numel, bytes_of(args) + bytes_of(out), depth=_whole(grad))
+
+
+def _self_attention(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    """query [B, L, D], key and value [B, M, D]: projections, scores, their softmax, the sum, one projection more."""
+    (batch, rows, width), others, heads = args[0].shape, args[1].shape[1], args[4]
+    more = dict(zip(("mask", "weights", "mean"), args[9:12], strict=False))
+    scores = batch * heads * rows * others
+    given = 2 * batch * rows + 2 * batch * others  # rows that are projected
+    flops = given * (2 * width**2 + width) + batch * rows * width  # with a bias; queries are scaled
+    flops += 4 * batch * rows * others * width + (5 if more.get("mask") is None else 6) * scores
+    if more.get("weights", True) and more.get("mean", True):  # which are returned, for all heads together
+        flops += scores + batch * rows * others
+    depth = 3 * (1 + log2(width)) + 4 + 3 * log2(others)
+    row = least((rows, others, width // heads))
+    return Cost("gemm", flops, bytes_of(args) + bytes_of(out), row=row, depth=depth)
+
+
+def _lstm(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    """input [T, B, I], weights [4H, I] and [4H, H]: two products, their sum and the biases for each gate; of each unit
+    four gates are bent, and five more make its cell and its state."""
+    mode, biased = args[9], args[12]
+    if mode != LSTM:
+        return unknown(name, args, kwargs, out)
+    (steps, batch, width), hidden = args[0].shape, args[2].shape[1]
+    each = 8 * hidden * (width + hidden) + 4 * hidden * (3 if biased else 1) + 9 * hidden
+    depth = 3 + log2(width) + steps * (7 + log2(hidden))
+    row = least((batch, width, hidden))
+    return Cost("gemm", steps * batch * each, bytes_of(args) + bytes_of(out), row=row, depth=depth)
+
+
+def _unscale(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
+    """Gradients times one number, in place, and whether each is finite."""
+    return Cost("optimizer", 2 * sum(s.numel for s in tensors(args[0])), bytes_of(args) + bytes_of(args[0]))
+
+
 def _last(spec: Spec) -> Size:
     return 2 + 2 * log2(spec.shape[-1]) if spec.shape else 1
 
@@ -227,10 +276,11 @@ ATEN: dict[str, Formula] = {
     **_same("_sparse_mm _sparse_addmm _sparse_mm_reduce_impl", _sparse_product),
     **_same("index_select index gather embedding take", _gather),
     **_same("scatter_add scatter_add_ scatter_reduce scatter_reduce_ index_add index_add_ index_reduce_", _scatter),
+    **_same("index_copy index_copy_", _scatter),
     **_same("index_put index_put_ _index_put_impl_ scatter scatter_", _scatter),
     **_same("clone copy_ _to_copy cat stack repeat constant_pad_nd flip contiguous slice_backward", _copy),
     "embedding_dense_backward": _embedding_grad,
-    **_same("select_backward index_fill_ tril triu lift_fresh_copy roll", _copy),
+    **_same("select_backward index_fill index_fill_ tril triu lift_fresh_copy roll", _copy),
     **_same("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange eye", _create),
     **_same("scalar_tensor fill_ zero_ linspace", _create),
     **_same("rand randn rand_like randn_like randint randperm", _draw),
@@ -238,9 +288,10 @@ ATEN: dict[str, Formula] = {
     **_same("empty empty_like new_empty empty_strided new_empty_strided resize_ set_ _local_scalar_dense", _view),
     **_same("is_same_size sym_size detach_ _unsafe_view lift_fresh sparse_csr_tensor _indices _values _nnz", _view),
     **_same("_sparse_csr_tensor_unsafe _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims_and_tensors", _view),
-    **_same("is_coalesced _coalesced_ _sparse_compressed_tensor_unsafe unsafe_split unsafe_split_with_sizes", _view),
+    **_same("is_coalesced _coalesced_ _sparse_compressed_tensor_unsafe sparse_compressed_tensor", _view),
+    **_same("unsafe_split unsafe_split_with_sizes", _view),
     **_same("sum mean amax amin max min prod any all argmax argmin norm linalg_vector_norm", _reduce()),
-    **_same("count_nonzero bincount equal", _reduce()),
+    **_same("count_nonzero bincount equal _is_any_true _is_all_true", _reduce()),
     **_same("var var_mean std logsumexp", _reduce(3)),
     **_same("nonzero masked_select cumsum repeat_interleave", _fixed("scan", 1, lambda s: log2(s.numel))),
     **_same("sort argsort unique _unique2 unique_consecutive topk searchsorted _coalesce", _fixed("sort", 1, _all)),
@@ -263,6 +314,14 @@ ATEN: dict[str, Formula] = {
     **_same("glu glu_backward", pointwise()),
     **_same("native_dropout native_dropout_backward", pointwise(2)),
     **_same("addcmul addcmul_ addcdiv addcdiv_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_lerp_", pointwise(3)),
+    "linalg_cross": pointwise(3),
+    "_convert_indices_from_coo_to_csr": _fixed("scan", 1, lambda s: 1),  # where an entry is in another row
+    "_convert_indices_from_csr_to_coo": _copy,
+    "_weight_norm_interface": _weight_norm,
+    "_weight_norm_interface_backward": _weight_norm_grad,
+    "_native_multi_head_attention": _self_attention,
+    "mkldnn_rnn_layer": _lstm,
+    "_amp_foreach_non_finite_check_and_unscale_": _unscale,
     "_fused_adam_": _fixed("optimizer", 12, lambda s: 1),
 }
 

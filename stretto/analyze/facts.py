@@ -146,6 +146,7 @@ def advice_line(row: dict[str, Any]) -> str:
 
 
 MOST_PLANS = 4  # of a layer
+ALIKE = "predicted to be as the one that runs"  # how a plan is known of which there is no more to tell
 PLANS = {"c2": "the plan that runs", "c5": "another plan"}
 
 
@@ -159,3 +160,10 @@ def plan_bars(advice: Sequence[dict[str, Any]]) -> list[tuple[str, float, str]]:
             said = f"{row['site']}: {p['plan']}" if p["runs"] else f"{row['site']}, {p['by']}: {p['plan']}"
             found.append((said, p["speedup"], "c2" if p["runs"] else "c5"))
     return found
+
+
+def plans_alike(advice: Sequence[dict[str, Any]]) -> str:
+    """Plans without a bar, which would be that of the one that runs as if both were measured; "" where none is."""
+    found = [(row["site"], [p["plan"] for p in row.get("plans", ()) if p["by"] == ALIKE]) for row in advice]
+    told = [f"{site}: {', '.join(names)}" for site, names in found if names]
+    return f"Not measured, and {ALIKE}: {'; '.join(told)}." if told else ""

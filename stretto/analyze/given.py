@@ -1,7 +1,7 @@
 """What stretto.analyze was handed, made one thing: data to run a step on, its graph, and what must be said about it.
 
 PyG data as they are; the first batch of a loader; HeteroData, whose types together are one graph; the arguments of the
-model's forward as a tuple.
+model's forward as a tuple, or as a dict by name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from stretto.analyze.lift import Sizes
-from stretto.analyze.workload import names_of, train_mask
+from stretto.analyze.workload import by_name, names_of, train_mask
 from stretto.errors import expect, fail
 
 WANTED = "PyG data with an edge_index, HeteroData, a loader of either, or (x, edge_index, ...)"
@@ -46,7 +46,7 @@ def given(model: nn.Module, data: Any) -> Given:
     """The data behind whatever was passed."""
     refuse_a_list(data, "analyze")
     remarks: tuple[str, ...] = ()
-    if isinstance(data, (tuple, list)):
+    if isinstance(data, (tuple, list, dict)):
         data = _named(model, data)
     elif is_loader(data):
         first, remarks = first_batch(data, "analyze")
@@ -63,9 +63,14 @@ def given(model: nn.Module, data: Any) -> Given:
 
 def _named(model: nn.Module, values: Any) -> Any:
     """Arguments of forward as data, each under its parameter's name."""
+    if isinstance(values, dict):
+        return _with_edges(values if by_name(model, values) else {names_of(model)[0]: values})
     names = names_of(model)
     expect(len(values) <= len(names), f"analyze: 'data' has {len(values)} values, forward takes {', '.join(names)}")
-    found = dict(zip(names, values, strict=False))
+    return _with_edges(dict(zip(names, values, strict=False)))
+
+
+def _with_edges(found: dict[str, Any]) -> Any:
     if not isinstance(found.get("edge_index"), Tensor):
         fail(f"analyze: 'data' is {', '.join(found)} of forward, without an edge_index; wanted {WANTED}")
     return Data(**found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from stretto.analyze import charts, facts, peaks
@@ -225,7 +226,8 @@ def profile_page(profile: Profile) -> str:
     plans = facts.plan_bars(planned[:TOP_PLANNED])
     if plans:
         drawn = bars(plans, "speed-up by plan", "x", legend=facts.PLANS)
-        pictures.append(told("Speed-up by plan, over stock", drawn + _more(len(planned) - TOP_PLANNED)))
+        drawn += _note(facts.plans_alike(planned[:TOP_PLANNED])) + _more(len(planned) - TOP_PLANNED)
+        pictures.append(told("Speed-up by plan, over stock", drawn))
     if profile.applied.get("applied"):
         gain = [
             ("predicted", profile.applied["predicted_ms"], "c5"),
@@ -289,8 +291,12 @@ def profile_page(profile: Profile) -> str:
     return page(f"Why is it slow? {profile.model}", subtitle, parts)
 
 
+def _note(text: str) -> str:
+    return f'<p class="dim caption">{escape(text)}</p>' if text else ""
+
+
 def _more(count: int) -> str:
-    return f'<p class="dim caption">{count} more, which save less, are in the advice.</p>' if count > 0 else ""
+    return _note(f"{count} more, which save less, are in the advice." if count > 0 else "")
 
 
 def _swept(row: dict[str, Any]) -> dict[str, Any]:

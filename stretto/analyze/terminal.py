@@ -102,7 +102,7 @@ def show_schemes(out: Console, report: Report) -> None:
     try:
         rows = report.schemes()
     except StrettoError as error:
-        out.print(str(error), style="yellow", highlight=False, soft_wrap=True)
+        out.print(str(error), style="yellow", highlight=False, soft_wrap=True, markup=False)
         return
     made = Table(title="an epoch by training scheme", title_justify="left")
     for column in ("scheme", "batches", "nodes", "edges", "flops", "of full batch", "bound", "of full batch "):

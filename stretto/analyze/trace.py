@@ -26,7 +26,7 @@ from stretto.analyze.clock import device_of
 from stretto.analyze.costs import Cost
 from stretto.analyze.places import Place, pages_handed_out, places_of
 from stretto.analyze.scratch import cast_bytes, scratch_bytes
-from stretto.analyze.specs import Spec, describe, storage_key, tensors
+from stretto.analyze.specs import Spec, describe, matrices, storage_key, tensors
 from stretto.kernels import cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics, tall
 from stretto.tune.timing import waiter
 
@@ -77,7 +77,10 @@ class OpRecord:
 
     @property
     def shapes(self) -> str:
-        """Shapes of the inputs, "2708x1433, 1433x16"."""
+        """Shapes of the dense inputs, "2708x1433, 1433x16"; where none is, of the matrices: "10x10 of 30" entries."""
+        if not self.inputs:
+            found = matrices((self.args, self.kwargs))
+            return ", ".join(f"{m.num_rows}x{m.num_cols} of {m.num_edges}" for m in found)
         return ", ".join("x".join(map(str, spec.shape)) or "scalar" for spec in self.inputs)
 
     @property
@@ -139,7 +142,7 @@ class Trace:
 
     @property
     def host_seconds(self) -> float:
-        """Time between ops: Python, autograd, the dispatcher."""
+        """Time between ops in the traced step: Python, autograd, the dispatcher, and what a tracer makes of them."""
         return sum(self.host.values())
 
     @property

@@ -238,7 +238,9 @@ def names_of(model: nn.Module) -> list[str]:
 def arguments(model: nn.Module, data: Any) -> list[Any]:
     """What to call the model with: data's attributes by the names of forward's parameters, or the data itself."""
     if isinstance(data, (tuple, list)):
-        return list(data)
+        return _in_order(model, data)
+    if isinstance(data, dict):
+        return [] if by_name(model, data) else [data]
     found: list[Any] = []
     plain = _plain_parameters(model)
     for parameter in plain:
@@ -258,6 +260,8 @@ def keywords(model: nn.Module, data: Any) -> dict[str, Any]:
     """The same of what forward takes by name alone."""
     if isinstance(data, (tuple, list)):
         return {}
+    if isinstance(data, dict):
+        return data if by_name(model, data) else {}
     found: dict[str, Any] = {}
     for parameter in _forward_parameters(model):
         if parameter.kind is not parameter.KEYWORD_ONLY:
@@ -268,6 +272,36 @@ def keywords(model: nn.Module, data: Any) -> dict[str, Any]:
         elif parameter.default is inspect.Parameter.empty:
             _lacks(model, parameter)
     return found
+
+
+def _in_order(model: nn.Module, values: Any) -> list[Any]:
+    """Arguments of forward as they come: as many as it takes."""
+    known = _forward_parameters(model)
+    plain = _plain_parameters(model)
+    least = sum(parameter.default is inspect.Parameter.empty for parameter in plain)
+    several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in known)
+    if not (min(least, 1) if several else least) <= len(values) <= (len(values) if several else len(plain)):
+        fail(
+            f"analyze: 'data' is a {type(values).__name__} of {len(values)}, wanted what forward of "
+            f"{type(model).__name__} takes: {', '.join(names_of(model)) or 'nothing'}"
+        )
+    return list(values)
+
+
+def by_name(model: nn.Module, values: dict[Any, Any]) -> bool:
+    """Whether a dict is the arguments of forward by name; otherwise it is the only one that forward takes."""
+    known = _forward_parameters(model)
+    named = [p for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = {p.name for p in named if p.default is inspect.Parameter.empty}
+    any_name = any(p.kind is p.VAR_KEYWORD for p in known)
+    if needed <= values.keys() and (any_name or values.keys() <= {p.name for p in named}):
+        return True
+    if len(_plain_parameters(model)) != 1:
+        fail(
+            f"analyze: 'data' is a dict of {', '.join(map(str, values)) or 'nothing'}, wanted what forward of "
+            f"{type(model).__name__} takes by name: {', '.join(p.name for p in named)}"
+        )
+    return False
 
 
 def _called(data: Any, name: str) -> Any:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -204,7 +205,7 @@ def show(out: Any, rows: list[Row]) -> None:
         mode = "train" if row["train"] else "eval"
         stock, times = row["best_stock_ms"], row["times_stock"]
         table.add_row(
-            f"{row['model']} {row['in']}-{row['out']} {row['graph']} {mode}",
+            escape(f"{row['model']} {row['in']}-{row['out']} {row['graph']} {mode}"),
             f"{row['ours_ms']:.1f}",
             "" if stock is None else f"{stock:.1f}",
             "" if times is None else f"{times:.2f}",

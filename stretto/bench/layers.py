@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch_geometric.nn
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 from torch_geometric.nn.models.schnet import CFConv, ShiftedSoftplus
@@ -251,7 +252,7 @@ def show(out: Any, result: Result) -> None:
     """One result as a table."""
     i, o = result.widths
     title = f"{result.layer} {i}-{o}, {result.graph}, forward + backward, {result.threads} threads"
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=escape(title), title_justify="left", title_style="bold")
     table.add_column("candidate")
     for column in ("median ms", "q20 - q80", "peak MiB", "times ours", "peak, times ours", "error"):
         table.add_column(column, justify="right")
@@ -260,7 +261,7 @@ def show(out: Any, result: Result) -> None:
         peak = "" if outcome.peak_bytes is None else f"{outcome.peak_bytes / 2**20:.0f}"
         error = "" if outcome.error is None else f"{outcome.error:.1e}"
         if outcome.timing is None:
-            table.add_row(outcome.name, "-", outcome.reason, peak, "", "", error, style="dim")
+            table.add_row(outcome.name, "-", escape(outcome.reason), peak, "", "", error, style="dim")
             continue
         times = memory = ""
         if ours is not None and ours.timing is not None:
@@ -271,5 +272,5 @@ def show(out: Any, result: Result) -> None:
     out.print(table)
     ends = f"inputs, outputs and parameters: {result.ends_bytes / 2**20:.0f} MiB"
     out.print(f"ours: {result.plan}; {ends}", soft_wrap=True, style="dim", highlight=False)
-    out.print(f"repeat: {result.command()}", soft_wrap=True, style="dim", highlight=False)
+    out.print(f"repeat: {result.command()}", soft_wrap=True, style="dim", highlight=False, markup=False)
     out.print()

@@ -15,6 +15,7 @@ import torch
 import torch_geometric.loader as pyg
 import torch_geometric.typing
 import typer
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 from torch_geometric.data import Data
@@ -276,7 +277,7 @@ def command(
 
 
 def _table(graph: str, rows: list[Row]) -> Table:
-    table = Table(title=f"loader on {graph}")
+    table = Table(title=escape(f"loader on {graph}"))
     for column in ("measure", "candidate", "ms/batch", "spread", "rate", "ours is"):
         table.add_column(column, justify="right" if column in ("ms/batch", "rate", "ours is") else "left")
     for _, group in itertools.groupby(rows, key=lambda row: row.measure):

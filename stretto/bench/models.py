@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import torch
 import torch_geometric.nn
 import typer
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -307,10 +308,9 @@ def _within(values: dict[str, str], call: Callable[[], None]) -> Callable[[], No
 
 def show(out: Any, result: Result) -> None:
     """One result as a table."""
-    mode = "training step" if result.train else "inference"
-    title = f"{result.model} {'-'.join(map(str, result.widths))}, {result.graph}, {mode}, {result.threads} threads"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("candidate")
+    words = [f"{result.model} {'-'.join(map(str, result.widths))}", result.graph]
+    words += ["training step" if result.train else "inference", f"{result.threads} threads"]
+    table = Table("candidate", title=escape(", ".join(words)), title_justify="left", title_style="bold")
     for column in ("median ms", "q20 - q80", "peak MiB", "error", "times ours"):
         table.add_column(column, justify="right")
     ours = result.get(OURS)
@@ -318,13 +318,13 @@ def show(out: Any, result: Result) -> None:
         peak = "" if o.peak_bytes is None else f"{o.peak_bytes / 2**20:.0f}"
         error = "" if o.error is None else f"{o.error:.1e}"
         if o.timing is None:
-            table.add_row(o.name, "-", o.reason, peak, error, "", style="dim")
+            table.add_row(o.name, "-", escape(o.reason), peak, error, "", style="dim")
             continue
         times = f"{o.timing.median / ours.timing.median:.2f}" if ours and ours.timing else ""
-        style = "bold" if o.name == OURS else ""
-        table.add_row(o.name, report.milliseconds(o.timing), report.spread(o.timing), peak, error, times, style=style)
+        cells = (report.milliseconds(o.timing), report.spread(o.timing), peak, error, times)
+        table.add_row(o.name, *cells, style="bold" if o.name == OURS else "")
     out.print(table)
-    out.print(f"repeat: {result.command()}", soft_wrap=True, style="dim", highlight=False)
+    out.print(f"repeat: {result.command()}", soft_wrap=True, style="dim", highlight=False, markup=False)
     out.print()
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -26,7 +27,7 @@ def console() -> Console:
 @contextmanager
 def progress(total: int, what: str) -> Iterator[Step]:
     """A bar on standard error, on a terminal only; call what it yields with a word for each unit done."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=total)
         yield lambda word: bar.update(task, advance=1, description=f"{what}: {word}")
@@ -45,22 +46,22 @@ def show(out: Console, result: Result) -> None:
     words = [spec.op, spec.graph, f"width {spec.width}", spec.dtype, spec.reduce]
     words += [f"weight {spec.weight}"] * (spec.weight != "none") + [f"{spec.heads} heads"] * (spec.heads > 1)
     words += ["forward + backward" if spec.direction == "both" else "forward", f"{spec.threads} threads"]
-    table = Table(title=", ".join(words), title_justify="left", title_style="bold")
+    table = Table(title=escape(", ".join(words)), title_justify="left", title_style="bold")
     table.add_column("candidate")
     for column in ("median ms", "q20 - q80", "GB/s", "error", "times ours"):
         table.add_column(column, justify="right")
     for row in sorted(result.rows, key=lambda r: r.timing.median if r.timing else float("inf")):
         error = "" if row.error is None else f"{row.error:.1e}"
         if row.timing is None:
-            table.add_row(row.candidate, "-", row.reason, "", error, "", style="dim")
+            table.add_row(row.candidate, "-", escape(row.reason), "", error, "", style="dim")
             continue
         rate = f"{result.bytes / row.timing.median / 1e9:.1f}" if result.bytes else ""
         times = f"{row.timing.median / result.ours.median:.2f}" if result.ours else ""
         style = "bold" if row.candidate == OURS else ""
         table.add_row(row.candidate, milliseconds(row.timing), spread(row.timing), rate, error, times, style=style)
     out.print(table)
-    out.print(summary(result), soft_wrap=True)
-    out.print(f"repeat: {spec.command(result.repeats)}", soft_wrap=True, style="dim", highlight=False)
+    out.print(summary(result), soft_wrap=True, markup=False)
+    out.print(f"repeat: {spec.command(result.repeats)}", soft_wrap=True, style="dim", highlight=False, markup=False)
     out.print()
 
 

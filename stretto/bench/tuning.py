@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
@@ -108,7 +109,7 @@ def show(out: Console, verdicts: list[Verdict]) -> None:
     """The verdicts as a table."""
     first = verdicts[0].spec
     title = f"spmm, {first.graph}, {first.dtype}, weight {first.weight}, {first.threads} threads"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(title), title_justify="left")
     for column in ("width", "chosen", "best of all", "chosen / best", "calls to decide"):
         table.add_column(column, justify="right")
     for v in verdicts:

@@ -7,19 +7,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
-from stretto.analyze.facts import advice_line
 from stretto.analyze.models import MODELS
 from stretto.analyze.subject import subject, writable
-from stretto.analyze.svg import duration, short
 from stretto.bench.report import console
 from stretto.errors import expect, fail
-from stretto.profile.op_advice import KEY, op_advice
-from stretto.profile.profiling import Profile, profile
-from stretto.profile.replay import NEAR, verdict
+from stretto.profile.op_advice import op_advice
+from stretto.profile.profiling import profile
 from stretto.profile.script import alone, apply_script, profile_script
-from stretto.profile.sweep import SKIPPED
+from stretto.profile.terminal import show, show_advice, show_applied, show_replay, show_sweep
 
 
 def command(
@@ -121,7 +117,11 @@ class _bar:
     """A bar of the budget that is spent, on standard error, with the time left."""
 
     def __init__(self, budget: float) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]:.0f} s left"))
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[left]:.0f} s left"),
+        )
         self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
         self.budget = budget
 
@@ -135,83 +135,3 @@ class _bar:
 
     def __exit__(self, *error: object) -> None:
         self.progress.stop()
-
-
-def show(out: Console, found: Profile, share: float) -> None:
-    """The hot ops on a terminal."""
-    t = found.trace
-    out.print(
-        f"{found.model}: {duration(t.step_seconds)} a step, {t.launches} kernels, {t.attributed:.1%} attributed "
-        f"({t.in_ops:.0%} inside ops), traced at {t.traced_seconds / t.step_seconds:.1f}x",
-        soft_wrap=True,
-        highlight=False,
-    )
-    for remark in found.remarks:
-        out.print(remark, soft_wrap=True, highlight=False, markup=False)
-    hot = found.hot(share)
-    title = f"{len(hot)} of {len(found.groups)} groups take {share:.0%} of the time inside ops"
-    table = Table(title=title, title_justify="left")
-    for column in ("op", "phase", "shapes", "where"):
-        table.add_column(column, overflow="fold")
-    for column in ("calls", "ms", "share", "bound", "attainable"):
-        table.add_column(column, justify="right")
-    for g in hot:
-        where = ", ".join(p or "model" for p in g.paths)
-        numbers = (str(len(g.ops)), f"{g.seconds * 1e3:.3f}", f"{g.share:.1%}", g.bound, f"{g.attainable:.0%}")
-        table.add_row(g.name, g.phase, g.shapes, where, *numbers)
-    out.print(table)
-    if t.unknown:
-        out.print(f"no formula for: {', '.join(t.unknown)}", style="yellow")
-
-
-def show_advice(out: Console, found: Profile) -> None:
-    """What to change, by call site."""
-    for row in found.advice:
-        out.print(advice_line(row), soft_wrap=True, highlight=False, markup=False)  # x[index] is no style
-
-
-def show_replay(out: Console, found: Profile) -> None:
-    """In the model, alone, and alone with shuffled indices; ratios are medians over the turns that belong together."""
-    table = Table(title="replay, ms", title_justify="left")
-    for column in ("op", "phase", "shapes"):
-        table.add_column(column, overflow="fold")
-    for column in ("in the model", "real indices", "ratio", "shuffled", "ratio"):
-        table.add_column(column, justify="right")
-    for row in found.replays:
-        other = row.get("shuffled indices")
-        low, high = row["interval"]
-        cells = [short(row["in model ms"]), short(row["real indices"]["median_ms"])]
-        cells += [f"{row['ratio']:.2f} ({low:.2f}-{high:.2f})"]
-        cells += [short(other["median_ms"]), f"{other['ratio']:.2f}"] if other else ["-", "-"]
-        table.add_row(row["op"], row["phase"], row["shapes"], *cells)
-    out.print(table)
-    judged = [verdict(row) for row in found.replays]
-    text = f"{judged.count('met')} of {len(judged)} within {NEAR:.0%} of their time in the model"
-    if judged.count("unsteady"):
-        text += f"; {judged.count('unsteady')} unsteady in the model itself"
-    out.print(text, highlight=False)
-
-
-def show_sweep(out: Console, found: Profile) -> None:
-    """How far the sweep came, and what it left out."""
-    swept = [row for row in found.sweeps if row["axis"] != SKIPPED]
-    ops = len({tuple(row[k] for k in KEY) for row in swept})
-    axes = sorted({row["axis"] for row in swept} - {"base"})
-    out.print(
-        f"sweep: {len(swept)} rows, {ops} ops, axes: {', '.join(axes) or 'none'}", soft_wrap=True, highlight=False
-    )
-    reasons: dict[str, list[str]] = {}
-    for row in found.sweeps:
-        if row["axis"] == SKIPPED and row["op"] not in reasons.setdefault(row["reason"], []):
-            reasons[row["reason"]].append(row["op"])
-    for reason, names in reasons.items():
-        out.print(f"not swept: {', '.join(names)}: {reason}", style="dim", soft_wrap=True, highlight=False)
-
-
-def show_applied(out: Console, found: Profile) -> None:
-    """The realised gain beside the sum predicted."""
-    done = found.applied
-    out.print(done["reason"], highlight=False, soft_wrap=True, markup=False)
-    if done["applied"]:
-        realised, predicted = (duration(done[key] / 1e3) for key in ("realised_ms", "predicted_ms"))
-        out.print(f"realised gain {realised} a step, predicted {predicted}", highlight=False)

@@ -16,10 +16,12 @@ from stretto.analyze.given import first_batch, is_loader, refuse_a_list
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.predict import ceilings
 from stretto.analyze.report import finite
+from stretto.analyze.specs import matrices
 from stretto.analyze.svg import duration
 from stretto.analyze.trace import OpRecord, Trace
 from stretto.analyze.workload import MODES, Workload
-from stretto.errors import expect
+from stretto.errors import expect, told_by
+from stretto.profile.surroundings import anomaly_remarks
 from stretto.profile.untouched import no_optimizer, untouched
 
 HOT = 0.9
@@ -81,7 +83,8 @@ class Profile:
 
     def hot(self, share: float = HOT) -> list[Group]:
         """The smallest set of groups that covers `share` of the time inside ops, views aside."""
-        expect(0 < share <= 1, f"hot: 'share' is {share}, wanted 0 < share <= 1")
+        number = isinstance(share, (int, float)) and 0 < share <= 1
+        expect(number, f"hot: 'share' is {share!r}, wanted a number, 0 < share <= 1")
         total, found = 0.0, []
         whole = sum(group.seconds for group in self.groups)
         for group in self.groups:
@@ -148,13 +151,22 @@ class Profile:
         return [group.to_dict() for group in self.hot(share)]
 
     def layers(self) -> dict[str, float]:
-        """Seconds by module, host code included, the slowest first."""
+        """Seconds of a plain step by module, host code included, the slowest first. They add up to the step."""
+        trace = self.trace
+        # Between ops a tracer is busy itself: what is left of a plain step is shared out as the traced one was.
+        inside = min(1.0, trace.step_seconds / trace.op_seconds) if trace.op_seconds else 0.0
+        between = self.host_seconds / trace.host_seconds if trace.host_seconds else 0.0
         found: dict[str, float] = {}
-        for op in self.trace:
-            found[op.path] = found.get(op.path, 0.0) + op.seconds
-        for (path, _), seconds in self.trace.host.items():
-            found[path] = found.get(path, 0.0) + seconds
+        for op in trace:
+            found[op.path] = found.get(op.path, 0.0) + op.seconds * inside
+        for (path, _), seconds in trace.host.items():
+            found[path] = found.get(path, 0.0) + seconds * between
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    @property
+    def host_seconds(self) -> float:
+        """What a plain step spends outside ops: Python, autograd, the dispatcher."""
+        return max(0.0, self.trace.step_seconds - self.trace.op_seconds)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in plain values."""
@@ -169,7 +181,7 @@ class Profile:
             "launches": t.launches,
             "attributed": t.attributed,
             "in_ops": t.in_ops,
-            "host_ms": t.host_seconds * 1e3,
+            "host_ms": self.host_seconds * 1e3,
             "overhead": t.traced_seconds / t.step_seconds if t.step_seconds else 0.0,
             "flops": float(t.flops),
             "bytes": float(t.bytes),
@@ -177,7 +189,7 @@ class Profile:
             "unknown_ops": t.unknown,
             "hot": len(self.hot()),
             "groups": [group.to_dict() for group in self.groups],
-            "layers": self.layers(),
+            "layers_ms": {path: seconds * 1e3 for path, seconds in self.layers().items()},
             "roofline": self.roofline(),
             "replays": self.replays,
             "sweeps": self.sweeps,
@@ -217,6 +229,7 @@ class Profile:
     __repr__ = __str__  # what a notebook shows
 
 
+@told_by("profile", "analyze")
 def profile(
     model: nn.Module,
     data: Any,
@@ -228,8 +241,8 @@ def profile(
 ) -> Profile:
     """Time every op of one step of `model` on `data`; plain and traced steps take turns.
 
-    data: a PyG Data or HeteroData, a loader (its first batch), or a tuple of what forward takes. step(model, data) ->
-    loss replaces the default; it steps no optimizer, for the model is left as it is.
+    data: a PyG Data or HeteroData, a loader (its first batch), or what forward takes, as a tuple or as a dict by name.
+    step(model, data) -> loss replaces the default; it steps no optimizer, for the model is left as it is.
     """
     expect(isinstance(model, nn.Module), f"profile: 'model' is {type(model).__name__}, wanted a Module")
     expect(mode in MODES, f"profile: 'mode' is {mode!r}, wanted one of {', '.join(MODES)}")
@@ -245,7 +258,7 @@ def profile(
     with untouched(model), no_optimizer():
         trace = workload.timed(repeats=repeats)
     found = make(workload, trace, machine_file.get(machine, device=workload.device), type(model).__name__)
-    found.remarks, found.new_graphs = list(remarks), new_graphs
+    found.remarks, found.new_graphs = [*remarks, *anomaly_remarks(trace)], new_graphs
     return found
 
 
@@ -268,7 +281,14 @@ def _layout(op: OpRecord) -> str:
 
 
 def _strides(op: OpRecord) -> str:
+    if not op.inputs:
+        return _of_matrices(op)
     return ", ".join("x".join(map(str, spec.stride)) or "scalar" for spec in op.inputs)
+
+
+def _of_matrices(op: OpRecord) -> str:
+    """What stands for the type and the strides of matrices where the shapes are theirs."""
+    return ", ".join("sparse" for _ in matrices((op.args, op.kwargs)))
 
 
 def groups(trace: Trace, machine: Machine) -> list[Group]:
@@ -279,7 +299,7 @@ def groups(trace: Trace, machine: Machine) -> list[Group]:
     for op in trace:
         if op.cost.family == "view":
             continue
-        dtypes = ", ".join(str(spec.dtype).removeprefix("torch.") for spec in op.inputs)
+        dtypes = ", ".join(str(spec.dtype).removeprefix("torch.") for spec in op.inputs) or _of_matrices(op)
         key = (op.name, dtypes, _layout(op), op.shapes, op.phase)
         group = table.setdefault(key, Group(op.name, op.cost.family, op.phase, op.shapes, dtypes, key[2], _strides(op)))
         group.ops.append(op.index)

@@ -9,6 +9,7 @@ every large result, an accelerated model keeps it.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from stretto import memory
 from stretto.analyze.classify import layer_paths
 from stretto.analyze.clock import device_of
+from stretto.analyze.facts import ALIKE
 from stretto.analyze.workload import Workload
 from stretto.bench.run import as_alone, relative_error
 from stretto.compile.choose import MOST_STEPS
@@ -37,6 +39,7 @@ REPEATS = 20
 SETTLE = 5  # steps of a script in which the tuner tries its variants; few, for a script may have few
 # Relative error of outputs, ours against stock's, by type; of any other type as of fp32.
 ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+ROUNDED = 5e-3  # two predictions as near as this are told by the same digits
 WHOLE = "stock, the step"
 FORWARD = ", forward alone"  # behind the name of a site: its calls without gradients
 
@@ -228,7 +231,9 @@ def _judged(timings: dict[str, Timing], site: str, tried: Site) -> dict[str, Any
 
 def _plans(site: Site, speedup: float, train: bool) -> list[dict[str, Any]]:
     """The plans of an accelerated layer, each with its speed-up over stock: of the one that runs as it was measured, of
-    the others as the compiler has them beside that one, by measurement where they were tried."""
+    the others as the compiler has them beside that one, by measurement where they were tried. A plan of which
+    the same is predicted as of the one that runs has no speed-up of its own: nobody has seen it run.
+    """
     layer, args, kwargs = site[:3]
     with torch.set_grad_enabled(train), site.again():
         candidates = [c for told in explain(layer, *args, **kwargs).layers[:1] for c in told.candidates]
@@ -241,6 +246,8 @@ def _plans(site: Site, speedup: float, train: bool) -> list[dict[str, Any]]:
         mine, usual = (c.measured_ms, runs.measured_ms) if both else (c.predicted_ms, runs.predicted_ms)
         times = speedup if c is runs else speedup * usual / mine if mine and usual else None
         known = "measured" if both or c is runs else "predicted"
+        if known == "predicted" and mine and usual and math.isclose(mine, usual, rel_tol=ROUNDED):
+            times, known = None, ALIKE
         found.append({"plan": c.plan, "runs": c.chosen, "speedup": times, "by": known})
     return found
 

@@ -14,8 +14,8 @@ from stretto import memory
 from stretto.analyze import machine_file
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.trace import Recorder, Trace
-from stretto.analyze.workload import Workload, merge_times
-from stretto.errors import StrettoError, expect, fail
+from stretto.analyze.workload import Workload, merge_times, same_ops
+from stretto.errors import StrettoError, expect, fail, told_by
 from stretto.plugin import restore
 from stretto.profile.profiling import Profile, make
 from stretto.profile.recommend import (
@@ -33,6 +33,7 @@ from stretto.profile.recommend import (
 )
 from stretto.profile.rounds import Signature
 from stretto.profile.script_steps import WARMUP, Enough, Steps, Watched, run
+from stretto.profile.surroundings import anomaly_remarks
 from stretto.profile.untouched import untouched
 from stretto.profile.watcher import Watcher
 from stretto.tune.timing import Timing
@@ -82,7 +83,8 @@ def _advise(found: Profile, watcher: Watcher, train: bool, budget: float) -> Non
     compiled = compiled_paths(watcher.model)
     if compiled:
         found.remarks.append(COMPILED)
-    sites = watcher.sites
+    often = watcher.closures(found.trace)
+    sites = {path: site._replace(calls=site.calls * often) for path, site in watcher.sites.items()}
     free = {
         path: site
         for path, site in sites.items()
@@ -113,9 +115,10 @@ def _remarks(watcher: Watcher, trace: Trace, failure: BaseException | None) -> l
     makeup = next(made for made, full in watcher.fulls if full.trace is trace)
     if len(makeup) > 1:
         said.append(f"a step is a round: {len(makeup)} steps of {len(set(makeup))} optimizers")
-    return said
+    return [*said, *anomaly_remarks(trace)]
 
 
+@told_by("profile", "analyze")
 def profile_script(
     script: str, arguments: list[str], machine: Machine | str, *, repeats: int = 5, budget: float = 30.0
 ) -> Profile:
@@ -130,6 +133,12 @@ def profile_script(
             raise failure
         wanted = WARMUP + 2 + 2 * repeats
         fail(f"profile: {script} took {watcher.steps} {watcher.unit}, wanted at least {wanted}")
+    if watcher.has_closures and not any(same_ops(trace, one) for one in passes):
+        fail(
+            f"profile: the steps of {script} run other ops each time, wanted some that are alike: LBFGS has more to do "
+            "with each step until its history is full; a smaller history_size is sooner, and max_iter without a line "
+            "search keeps the number of calls of its closure"
+        )
     merge_times(trace, passes, plain or [trace.traced_seconds])
     alone = watcher.workload
     train = watcher.by_optimizer if alone is None else alone.mode == "train"

@@ -16,6 +16,11 @@ from pathlib import Path
 
 import torch
 
+from stretto.analyze.svg import duration
+from stretto.analyze.trace import Trace
+
+CHECK = ("aten::isnan", "aten::_is_any_true", "aten::_local_scalar_dense")  # of one gradient, by anomaly detection
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -66,6 +71,7 @@ def process_kept() -> Iterator[None]:
     afterwards is timed as the script runs."""
     around, grads, folder = Surroundings.now(), torch.is_grad_enabled(), os.getcwd()
     arguments, path = sys.argv, list(sys.path)
+    anomalies = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     start_method = multiprocessing.get_start_method(allow_none=True)
     try:
         yield
@@ -74,8 +80,26 @@ def process_kept() -> Iterator[None]:
         os.chdir(folder)
         torch.set_grad_enabled(grads)
         around._set()
+        torch.autograd.set_detect_anomaly(*anomalies)
         if multiprocessing.get_start_method(allow_none=True) != start_method:
             multiprocessing.set_start_method(start_method, force=True)
+
+
+def anomaly_remarks(trace: Trace) -> list[str]:
+    """What torch.autograd's anomaly detection adds to a step: it looks for NaN in every gradient."""
+    backward = [op for op in trace if op.phase == "backward"]
+    starts = range(len(backward) - len(CHECK) + 1)
+    found = [
+        backward[i : i + len(CHECK)] for i in starts if tuple(op.name for op in backward[i : i + len(CHECK)]) == CHECK
+    ]
+    if not found:
+        return []
+    seconds = sum(op.seconds for check in found for op in check)
+    count = f"{len(CHECK) * len(found)} of {len(trace.ops)} ops"
+    return [
+        f"anomaly detection of torch.autograd is on: {count} of a step look for NaN in its gradients and take "
+        f"{duration(seconds)}, besides what it does between ops; a step without it has none of that"
+    ]
 
 
 def imported_beside(script: str, before: set[str]) -> frozenset[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from stretto.analyze.trace import Recorder, Trace
 from stretto.analyze.workload import ATTEMPTS, same_ops
 from stretto.profile.rounds import Makeup
-from stretto.profile.script_steps import Enough, Steps
+from stretto.profile.script_steps import WARMUP, Enough, Steps
 
 PATIENCE = 4  # times the steps wanted: so many may pass before another step is traced in full
 
@@ -24,25 +24,30 @@ class Watcher(Steps):
         self.passes: list[tuple[Makeup, Recorder]] = []
         self.fulls: list[tuple[Makeup, Recorder]] = []
         self.current: Recorder | None = None
+        self._asked = 0  # calls of closures in this step
+        self._warm = 0  # in the steps to warm up in which calls of layers are counted
+        self._asked_in: dict[int, int] = {}  # id of a trace -> calls of closures in its step
         self._since = 0  # steps since the last one in full
         self._stack = ExitStack()
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         super().before(optimizer, args, kwargs)
-        if self.current is None:
-            return None
-        self.current.phase = "optimizer"
+        if self.current is not None:
+            self.current.phase = "optimizer"
         # A closure is the model again: LBFGS calls it as often as it likes. The first of args is the optimizer.
         return tuple(map(self._as_forward, args)), {name: self._as_forward(v) for name, v in kwargs.items()}
 
     def _as_forward(self, value: Any) -> Any:
         """A closure that runs as the forward pass it is, and leaves the optimizer to go on; anything else as it is."""
-        recorder = self.current
-        if recorder is None or not callable(value):
+        if not callable(value):
             return value
+        recorder = self.current
 
         @wraps(value)
         def closure(*args: Any, **kwargs: Any) -> Any:
+            self._asked += 1
+            if recorder is None:
+                return value(*args, **kwargs)
             recorder.phase = "forward"
             try:
                 return value(*args, **kwargs)
@@ -50,6 +55,17 @@ class Watcher(Steps):
                 recorder.phase = "optimizer"
 
         return closure
+
+    def closures(self, trace: Trace) -> float:
+        """How often a step like the traced one calls its closure, over how often those to warm up did: LBFGS ends a
+        step early when little changes any more. 1 without a closure, or with several optimizers."""
+        now = self._asked_in.get(id(trace), 0)
+        return now * WARMUP / self._warm if now and self._warm and len(self.rounds.kinds) == 1 else 1.0
+
+    @property
+    def has_closures(self) -> bool:
+        """Whether an optimizer was given one."""
+        return any(self._asked_in.values())
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self.current is not None:
@@ -60,17 +76,20 @@ class Watcher(Steps):
         self._stack.close()
         self.current, self._since = None, 0
         self.plain, self.passes, self.fulls = [], [], []
+        self._asked, self._warm, self._asked_in = 0, 0, {}
         super().restart()
 
     def ended(self, seconds: float) -> None:
         self._stack.close()
         makeup = self.rounds.makeup
+        self._warm += self._asked if 1 <= self.steps <= WARMUP else 0
         if self.current is not None:
+            self._asked_in[id(self.current.trace)] = self._asked
             _after_backward(self.current.trace)
             (self.fulls if self.current.full else self.passes).append((makeup, self.current))
         elif self.fulls:
             self.plain.append((makeup, seconds))
-        self.current = None
+        self.current, self._asked = None, 0
 
     def begins(self) -> None:
         if self.fulls and self._served() >= self.repeats:

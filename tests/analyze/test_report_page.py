@@ -245,6 +245,10 @@ def test_what_is_gained_is_told_by_site_and_by_plan():
     plans = [{"plan": f"p{i}", "runs": i == 2, "speedup": float(i), "by": "predicted"} for i in range(1, 7)]
     drawn = facts.plan_bars([{**row, "plans": [*plans, {**plans[0], "speedup": None}]}, row])
     assert [name for name, _, _ in drawn] == ["convs.0: p2", *(f"convs.0, predicted: p{i}" for i in (6, 5, 4))]
+    assert facts.plans_alike([{**row, "plans": plans}, row]) == ""
+    assert facts.plans_alike([{**row, "plans": [*plans, {**plans[0], "speedup": None, "by": facts.ALIKE}]}]).endswith(
+        ": p1."
+    )
 
 
 def test_text_is_escaped():

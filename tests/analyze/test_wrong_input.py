@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch_geometric.data import Data
 from typer.testing import CliRunner
 
 import stretto.analyze
@@ -131,3 +132,54 @@ def test_labels_without_a_column_are_named():
     words = "'y' has labels from 0 to 9, but the model's output has 5 columns"
     with pytest.raises(StrettoError, match=words):
         stretto.analyze(make("gcn", 8, 16, 5), data, machine=Machine(), procs=[1])
+
+
+X, EDGES = torch.randn(20, 8), torch.randint(20, (2, 60))
+
+
+def test_arguments_of_forward_by_name():
+    model, given = make("gcn", 8, 8, 4), {"x": X, "edge_index": EDGES}
+    profile = stretto.profile(model, given, machine=Machine(), repeats=1)
+    assert profile.trace.launches == stretto.profile(model, (X, EDGES), machine=Machine(), repeats=1).trace.launches
+    assert [row["site"] for row in profile.recommend(repeats=1)] == ["convs.0", "convs.1"]
+    assert stretto.analyze(model, given, machine=Machine(), procs=[1]).graph.num_edges == 60
+
+
+class TakesADict(torch.nn.Module):
+    """Forward has one argument, which is a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(8, 2)
+
+    def forward(self, batch):
+        return self.lin(batch["x"])
+
+
+def test_a_dict_may_be_the_argument_itself():
+    assert stretto.profile(TakesADict(), {"x": X}, machine=Machine(), repeats=1).trace.flops > 0
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"x": X}, "a dict of x, wanted what forward of Stack takes by name: x, edge_index"),
+        ({"x": X, "edge_index": EDGES, "other": 1}, "a dict of x, edge_index, other, wanted"),
+        ((), "a tuple of 0, wanted what forward of Stack takes: x, edge_index"),
+        ((X, EDGES, X), "a tuple of 3, wanted"),
+        (Data(edge_index=EDGES), "forward of Stack wants 'x', which the data does not have"),
+        (Data(x=X, edge_index=EDGES, y=torch.arange(20)), "'y' has labels from 0 to 19"),
+    ],
+    ids=["too few", "unknown", "nothing", "too many", "no x", "labels"],
+)
+def test_data_that_forward_does_not_take(data, said):
+    """The error is told by what was called."""
+    with pytest.raises(StrettoError, match=f"^profile: .*{said}"):
+        stretto.profile(make("gcn", 8, 8, 4), data, machine=Machine(), repeats=1)
+
+
+def test_a_share_is_a_number():
+    profile = stretto.profile(make("gcn", 8, 8, 4), (X, EDGES), machine=Machine(), repeats=1)
+    for wrong in ("a", None, 0, 2.0):
+        with pytest.raises(StrettoError, match=r"hot: 'share' is .*, wanted a number, 0 < share <= 1"):
+            profile.hot(wrong)

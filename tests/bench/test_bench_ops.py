@@ -5,10 +5,11 @@ import math
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from stretto import cli
-from stretto.bench import foundation, run, stock
+from stretto.bench import foundation, report, run, stock
 from stretto.bench.case import OURS, Candidate, Spec
 from stretto.bench.cases import CASES, build
 from stretto.bench.run import expected, relative_error
@@ -186,3 +187,15 @@ def test_targets_are_well_formed():
     assert len({t.label for t in foundation.TARGETS}) == len(foundation.TARGETS)
     assert all(t.kind in foundation.KINDS for t in foundation.TARGETS)
     assert all(bool(t.against) == (t.kind in ("speedup", "share")) for t in foundation.TARGETS)
+
+
+@pytest.mark.parametrize("graph", ["[/b].npz", "[x]/cora.npz"])
+def test_brackets_in_the_name_of_a_graph_are_printed(graph, capsys):
+    """rich would take them for a style."""
+    result = run.Result(Spec("spmm", graph, 8), 3, 10, 20, 1.0, 1.0)
+    result.rows.append(run.Row(OURS, None, None, f"no file {graph}"))
+    report.show(Console(width=200), result)
+    said = capsys.readouterr().out
+    assert f"spmm, {graph}, width 8" in said
+    assert f"no file {graph}" in said
+    assert f"--graph {graph}" in said

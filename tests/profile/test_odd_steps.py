@@ -104,3 +104,16 @@ def test_a_layer_that_answers_for_several_types_is_advised():
     (row,) = stretto.profile(model, (x, edges), step=step, repeats=1, machine=Machine()).recommend(repeats=2)
     assert row["site"] == "0"
     assert row["stock"]["repeats"] == 2
+
+
+def test_ops_on_matrices_alone_have_sizes():
+    matrix = torch.eye(20).to_sparse_csr()
+
+    class Twice(torch.nn.Module):
+        def forward(self, x, edge_index):
+            return (edge_index @ edge_index) @ x
+
+    profile = stretto.profile(Twice(), (torch.randn(20, 4), matrix), mode="infer", repeats=1, machine=Machine())
+    found = {(g.shapes, g.dtypes, g.strides) for g in profile.groups if g.name == "aten::mm"}
+    assert ("20x20 of 20, 20x20 of 20", "sparse, sparse", "sparse, sparse") in found
+    assert "20x20 of 20, 20x20 of 20" in {row["shapes"] for row in profile.replay(share=1.0, repeats=1, seconds=0)}

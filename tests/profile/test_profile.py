@@ -65,8 +65,19 @@ def test_parts_add_up(gcn):
     assert sum(g.seconds for g in gcn.groups) == pytest.approx(
         sum(o.seconds for o in gcn.trace if o.cost.family != "view")
     )
-    assert sum(gcn.layers().values()) == pytest.approx(total)
     assert sum(g.share for g in gcn.groups) == pytest.approx(1)
+
+
+def test_layers_add_up_to_a_plain_step(gcn):
+    """A tracer makes what is between ops several times longer."""
+    found = gcn.to_dict()
+    assert sum(gcn.layers().values()) == pytest.approx(gcn.trace.step_seconds)
+    assert sum(found["layers_ms"].values()) == pytest.approx(found["step_ms"])
+    assert found["host_ms"] == pytest.approx(max(0.0, found["step_ms"] - gcn.trace.op_seconds * 1e3))
+    for step in (0.5, 2.0):  # of the time inside ops, which may be above that of a plain step
+        trace = dataclasses.replace(gcn.trace, step_seconds=step * gcn.trace.op_seconds)
+        other = dataclasses.replace(gcn, trace=trace)
+        assert sum(other.layers().values()) == pytest.approx(trace.step_seconds)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
@@ -286,6 +297,16 @@ def test_advice_and_apply():
         kept = {row["site"] for row in advice if row["advice"] == "accelerate"}
         reasons = {row["site"]: row["reason"] for row in again.recommend(repeats=2)}
         assert all(reasons[path] == "accelerated already" for path in kept)
+
+
+def test_a_prediction_that_agrees_is_no_measurement():
+    """Orders of the products of a layer as wide as its input are predicted to take the same; one of them was timed."""
+    data = as_data(datasets.load_graph("er:1000:4000"), width=24)
+    row = stretto.profile(make("gcn", 24, 24, 24), data, machine=MACHINE, repeats=1).recommend(repeats=2)[1]
+    (runs,) = [plan for plan in row["plans"] if plan["runs"]]
+    others = [plan for plan in row["plans"] if not plan["runs"]]
+    assert {plan["speedup"] for plan in others if "as the one that runs" in plan["by"]} == {None}
+    assert all(plan["speedup"] < 0.99 * runs["speedup"] for plan in others if plan["by"] == "predicted")
 
 
 def test_nothing_to_gain_is_an_answer():

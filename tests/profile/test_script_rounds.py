@@ -327,6 +327,20 @@ def test_a_closure_is_the_forward_pass(written):
     assert {g.phase for g in found.groups} == {"forward", "backward", "optimizer"}
 
 
+def test_calls_of_a_closure_are_those_of_the_steps_that_were_timed(written, paced):
+    """LBFGS may call it more often at first."""
+    fewer = "for i in range(int(sys.argv[1])):\n    optimizer.param_groups[0]['max_iter'] = 4 if i < 4 else 2\n"
+    text = CLOSURE.replace("for _ in range(int(sys.argv[1])):\n", fewer)
+    assert fewer in text
+    assert calls(profiled(written(text))) == calls(profiled(written(CLOSURE))) == {"one": (2, 0), "two": (2, 0)}
+
+
+def test_a_history_that_grows_is_told(written):
+    text = CLOSURE.replace("history_size=2", "history_size=1000")
+    with pytest.raises(StrettoError, match="LBFGS has more to do with each step until its history is full"):
+        profiled(written(text), 100)
+
+
 def test_gradients_are_clipped_for_the_update(written):
     """After the backward pass and before the optimizer is no forward pass."""
     phases = {g.phase for g in profiled(written(CLIPS)).groups if "norm" in g.name}

@@ -127,6 +127,27 @@ def test_a_second_run_that_fails_says_so(written, paced, tmp_path):
     assert isinstance(result.exception, FileExistsError)
 
 
+ANOMALIES = TRAIN.replace("torch.manual_seed(0)", "torch.manual_seed(0)\ntorch.autograd.set_detect_anomaly(True)")
+
+
+def test_anomaly_detection_is_told_and_put_back(written, paced):
+    found = profiled(written(ANOMALIES))
+    assert not torch.is_anomaly_enabled()
+    (said,) = [remark for remark in found.remarks if "anomaly detection" in remark]
+    checks = sum(op.name == "aten::isnan" for op in found.trace)
+    assert f"on: {3 * checks} of {len(found.trace.ops)} ops" in said
+    assert found.trace.unknown == []
+    assert not any("anomaly" in remark for remark in profiled(written(TRAIN)).remarks)
+
+
+def test_anomaly_detection_of_ones_own_stays():
+    model, data = SAGEConv(8, 3), (torch.randn(40, 8), torch.randint(40, (2, 160)))
+    with torch.autograd.detect_anomaly():
+        (said,) = profile(model, data, repeats=1, machine=Machine()).remarks
+        assert torch.is_anomaly_enabled()
+    assert said.startswith("anomaly detection of torch.autograd is on")
+
+
 @pytest.mark.parametrize("on", [True, False])
 def test_surroundings_are_set_and_put_back(on):
     with torch.autocast("cpu", dtype=torch.float16, enabled=on):

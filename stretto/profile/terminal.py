@@ -1,0 +1,153 @@
+"""The profile on a terminal. Names of modules, scripts and ops are the user's: a bracket in one is no style."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stretto.analyze.facts import advice_line
+from stretto.analyze.svg import duration, short
+from stretto.analyze.terminal import ROOMY
+from stretto.profile.op_advice import KEY
+from stretto.profile.profiling import Group, Profile
+from stretto.profile.replay import NEAR, verdict
+from stretto.profile.sweep import SKIPPED
+
+
+def show(out: Console, found: Profile, share: float) -> None:
+    """The hot ops on a terminal."""
+    t = found.trace
+    out.print(
+        f"{found.model}: {duration(t.step_seconds)} a step, {t.launches} kernels, {t.attributed:.1%} attributed "
+        f"({t.in_ops:.0%} inside ops), traced at {t.traced_seconds / t.step_seconds:.1f}x",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
+    for remark in found.remarks:
+        out.print(remark, soft_wrap=True, highlight=False, markup=False)
+    hot = found.hot(share)
+    title = f"{len(hot)} of {len(found.groups)} groups take {share:.0%} of the time inside ops"
+    out.print((_hot_wide if out.width >= ROOMY else _hot_narrow)(title, hot))
+    if t.unknown:
+        out.print(f"no formula for: {', '.join(t.unknown)}", style="yellow", highlight=False, markup=False)
+
+
+def _hot_wide(title: str, hot: list[Group]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("op", "phase", "shapes", "where"):
+        table.add_column(column, overflow="fold")
+    for column in ("calls", "ms", "share", "bound", "attainable"):
+        table.add_column(column, justify="right")
+    for g in hot:
+        numbers = (str(len(g.ops)), f"{g.seconds * 1e3:.3f}", f"{g.share:.1%}", g.bound, f"{g.attainable:.0%}")
+        _add(table, (g.name, g.phase, g.shapes, _where(g)), numbers)
+    return table
+
+
+def _hot_narrow(title: str, hot: list[Group]) -> Table:
+    """Shapes and places below the name, where a column for each would fold every one of them."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("op, shapes, where", overflow="fold")
+    for column in ("ms", "share", "bound", "attainable"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for g in hot:
+        calls = f" x{len(g.ops)}" if len(g.ops) > 1 else ""
+        shapes = f"\n  {g.shapes}" if g.shapes else ""
+        said = f"{_short_name(g.name)}{calls}{shapes}\n  {g.phase}, {_where(g)}"
+        bound = g.bound.removeprefix("gather ")
+        _add(table, (said,), (f"{g.seconds * 1e3:.3f}", f"{g.share:.1%}", bound, f"{g.attainable:.0%}"))
+    return table
+
+
+def _replays_wide(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="replay, ms", title_justify="left")
+    for column in ("op", "phase", "shapes"):
+        table.add_column(column, overflow="fold")
+    for column in ("in the model", "real indices", "ratio", "shuffled", "ratio"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        inside, real, ratio, interval, *other = _replayed(row)
+        _add(table, (row["op"], row["phase"], row["shapes"]), (inside, real, f"{ratio} {interval}", *other))
+    return table
+
+
+def _replays_narrow(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="replay, ms", title_justify="left")
+    table.add_column("op, shapes", overflow="fold")
+    for column in ("in the\nmodel", "real\nindices", "ratio", "shuffled,\nratio"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        inside, real, ratio, interval, *other = _replayed(row)
+        shapes = f"\n  {row['shapes']}" if row["shapes"] else ""
+        said = f"{_short_name(row['op'])}{shapes}\n  {row['phase']}"
+        _add(table, (said,), (inside, real, f"{ratio}\n{interval}", "\n".join(other)))
+    return table
+
+
+def _replayed(row: dict[str, Any]) -> list[str]:
+    """Cells of a row: in the model, alone, their ratio and its interval, with shuffled indices, the ratio of these."""
+    other = row.get("shuffled indices")
+    low, high = row["interval"]
+    cells = [short(row["in model ms"]), short(row["real indices"]["median_ms"])]
+    cells += [f"{row['ratio']:.2f}", f"({low:.2f}-{high:.2f})"]
+    return cells + ([short(other["median_ms"]), f"{other['ratio']:.2f}"] if other else ["-", "-"])
+
+
+def _add(table: Table, words: tuple[str, ...], numbers: tuple[str, ...]) -> None:
+    table.add_row(*map(Text, (*words, *numbers)))
+
+
+def _where(group: Group) -> str:
+    return ", ".join(p or "model" for p in group.paths)
+
+
+def _short_name(op: str) -> str:
+    """Without the namespace that nearly all have."""
+    return op.removeprefix("aten::")
+
+
+def show_advice(out: Console, found: Profile) -> None:
+    """What to change, by call site."""
+    for row in found.advice:
+        out.print(advice_line(row), soft_wrap=True, highlight=False, markup=False)  # x[index] is no style
+
+
+def show_replay(out: Console, found: Profile) -> None:
+    """In the model, alone, and alone with shuffled indices; ratios are medians over the turns that belong together."""
+    out.print(_replays_wide(found.replays) if out.width >= ROOMY else _replays_narrow(found.replays))
+    judged = [verdict(row) for row in found.replays]
+    text = f"{judged.count('met')} of {len(judged)} within {NEAR:.0%} of their time in the model"
+    if judged.count("unsteady"):
+        text += f"; {judged.count('unsteady')} unsteady in the model itself"
+    out.print(text, highlight=False)
+
+
+def show_sweep(out: Console, found: Profile) -> None:
+    """How far the sweep came, and what it left out."""
+    swept = [row for row in found.sweeps if row["axis"] != SKIPPED]
+    ops = len({tuple(row[k] for k in KEY) for row in swept})
+    axes = sorted({row["axis"] for row in swept} - {"base"})
+    out.print(
+        f"sweep: {len(swept)} rows, {ops} ops, axes: {', '.join(axes) or 'none'}", soft_wrap=True, highlight=False
+    )
+    reasons: dict[str, list[str]] = {}
+    for row in found.sweeps:
+        if row["axis"] == SKIPPED and row["op"] not in reasons.setdefault(row["reason"], []):
+            reasons[row["reason"]].append(row["op"])
+    for reason, names in reasons.items():
+        out.print(
+            f"not swept: {', '.join(names)}: {reason}", style="dim", soft_wrap=True, highlight=False, markup=False
+        )
+
+
+def show_applied(out: Console, found: Profile) -> None:
+    """The realised gain beside the sum predicted."""
+    done = found.applied
+    out.print(done["reason"], highlight=False, soft_wrap=True, markup=False)
+    if done["applied"]:
+        realised, predicted = (duration(done[key] / 1e3) for key in ("realised_ms", "predicted_ms"))
+        out.print(f"realised gain {realised} a step, predicted {predicted}", highlight=False)
