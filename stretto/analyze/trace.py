@@ -6,13 +6,11 @@ to the forward op it differentiates by autograd's sequence numbers, and so to th
 
 from __future__ import annotations
 
-import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,14 +18,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stretto import kernels
 from stretto.analyze import costs, kernel_costs, locality
 from stretto.analyze.clock import device_of
 from stretto.analyze.costs import Cost
 from stretto.analyze.places import Place, pages_handed_out, places_of
 from stretto.analyze.scratch import cast_bytes, scratch_bytes
 from stretto.analyze.specs import Spec, describe, matrices, storage_key, tensors
-from stretto.kernels import cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics, tall
+from stretto.analyze.watched_kernels import watched_kernels
 from stretto.tune.timing import waiter
 
 # Under a dispatch mode autograd's formulas add out of place; a plain step writes into zeros it has just made. So does
@@ -210,7 +207,7 @@ class Recorder(TorchDispatchMode):
             )
             for handle in handles:
                 stack.callback(handle.remove)
-            stack.enter_context(_watched_kernels(self))
+            stack.enter_context(watched_kernels(self.call))
             stack.enter_context(self)
             self._last = start = time.perf_counter()
             yield self
@@ -364,38 +361,3 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _copied(v) for k, v in value.items()}
     return value
-
-
-def _kernel_modules() -> list[tuple[ModuleType, tuple[str, ...]]]:
-    """Every module whose functions are kernels, and their names; the reference is plain torch and seen op by op."""
-    native = (kernels.cpu, cpu_attention, cpu_chain, cpu_dense, cpu_edge, cpu_statistics, tall)
-    found: list[tuple[ModuleType, tuple[str, ...]]] = [(module, tuple(kernel_costs.KERNELS)) for module in native]
-    triton: Any = sys.modules.get("stretto.kernels.triton")
-    if triton is not None:
-        names = (*kernel_costs.KERNELS, *kernel_costs.ON_A_CARD)
-        found += [(triton, names), (triton.attention_layer, names)]
-    return found
-
-
-@contextmanager
-def _watched_kernels(recorder: Recorder) -> Iterator[None]:
-    """Calls of the native kernels are recorded until the end of the block.
-
-    The functions are replaced inside their modules: ops choose kernels by the identity of the module.
-    """
-    with ExitStack() as stack:
-        tape: Any = sys.modules.get("stretto.kernels.triton.tape")
-        if tape is not None:  # a tape would launch them unseen
-            stack.callback(setattr, tape, "playing", tape.playing)
-            tape.playing = False
-        for module, names in _kernel_modules():
-            for name in names:
-                plain = getattr(module, name, None)
-                if plain is not None:
-                    stack.callback(setattr, module, name, plain)
-                    setattr(module, name, _watched(recorder, name, plain))
-        yield
-
-
-def _watched(recorder: Recorder, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: recorder.call(plain, f"stretto::{name}", args, kwargs, None)

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 import stretto
 from stretto import datasets
 from stretto.analyze import kernel_costs
-from stretto.analyze.trace import _kernel_modules
+from stretto.analyze.watched_kernels import _kernel_modules
 from stretto.analyze.workload import Workload
 from stretto.kernels import denormals, native, tall
 from stretto.kernels.schema import SIGNATURES
