@@ -107,7 +107,7 @@ def analyze(
         inconsistencies=inconsistencies(
             stats,
             max(widths, default=1),
-            len(layers),
+            sum(len(layer.calls) for layer in layers),
             hops,
             max((mlp_depth(model, layer) for layer in layers), default=1),
         ),

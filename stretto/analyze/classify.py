@@ -18,6 +18,7 @@ from stretto.analyze.lift import Sizes
 from stretto.analyze.specs import Spec, matrices
 from stretto.analyze.trace import OpRecord, Trace
 
+KINDS, TYPES = ("-", "C", "A", "MP"), ("-", "L", "P", "R")
 LINEAR = (
     "add",
     "sub",
@@ -74,6 +75,12 @@ class Layer:
     width_out: int = 0
     aggregated: int = 0  # width at which rows are aggregated
     ops: list[int] = field(default_factory=list)
+    calls: list[Layer] = field(default_factory=list)  # a layer may be called several times: each as one of its own
+
+    @property
+    def rounds(self) -> list[tuple[int, bool]]:
+        """What every round of aggregation reads, in order: values of a row, and whether gradients go back to it."""
+        return [(call.width_in, call.learned_input) for call in self.calls for _ in range(max(call.hops, 1))]
 
     @property
     def name(self) -> str:
@@ -85,7 +92,13 @@ def layer_paths(model: nn.Module, trace: Trace) -> list[str]:
     """Paths of the modules that aggregate over edges, outermost first."""
     from torch_geometric.nn import MessagePassing
 
-    found = [name for name, module in model.named_modules() if isinstance(module, MessagePassing)]
+    named = {name for name, _ in model.named_modules()}
+    ran = {name for op in trace for name, _ in op.calls}  # one layer of several owners has a path by each
+    found = [
+        name
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, MessagePassing) and (name in named or name in ran)
+    ]
     if not found:  # also of the model's own forward, whose path is ""
         found = [op.path for op in trace if op.phase == "forward" and op.cost.family in ("scatter", "spmm")]
     paths: list[str] = []
@@ -113,23 +126,32 @@ class _Reader:
             self.labels[key] = Label(feat=True)
         for key in learned:
             self.labels[key] = Label(learned=True)
-        self.layers = {path: Layer(path, trace.classes.get(path, "?")) for path in self.paths}
+        modules = dict(model.named_modules(remove_duplicate=False))
+        self.names = {path: type(modules[path]).__name__ if path in modules else "?" for path in self.paths}
+        self.calls: dict[str, dict[int, Layer]] = {path: {} for path in self.paths}
 
     def read(self) -> list[Layer]:
         for op in self.trace:
-            path = owner(op.path, self.paths)
             if op.phase != "forward":
                 continue
-            self._op(op, path if path is not None else "\0outside")
-        if len(self.layers) > 1 and "" in self.layers and not self.layers[""].hops:
-            del self.layers[""]  # it adds up nodes, not edges: a pooling
-        for layer in self.layers.values():
-            powers = layer.hops > 1 and not layer.bent  # with a GRU in between they are rounds, and no power of A
-            layer.type = "-" if not layer.hops else layer.type if layer.type != "-" else "P" if powers else "L"
-        return list(self.layers.values())
+            path = owner(op.path, self.paths)
+            if path is None:
+                self._op(op, None, "\0outside")
+                continue
+            call = next((count for name, count in op.calls if name == path), 0)
+            layer = self.calls[path].setdefault(call, Layer(path, self.names[path]))
+            self._op(op, layer, f"{path}\0{call}")
+        for calls in self.calls.values():
+            if len(calls) > 1 and 0 in calls and not calls[0].hops:
+                del calls[0]  # of a model that is a layer itself: what is around it, such as the loss
+        layers = {
+            path: _together(Layer(path, self.names[path]), [*calls.values()]) for path, calls in self.calls.items()
+        }
+        if len(layers) > 1 and "" in layers and not layers[""].hops:
+            del layers[""]  # it adds up nodes, not edges: a pooling
+        return list(layers.values())
 
-    def _op(self, op: OpRecord, path: str) -> None:
-        layer = self.layers.get(path)
+    def _op(self, op: OpRecord, layer: Layer | None, path: str) -> None:
         if layer is not None:
             layer.ops.append(op.index)
             self._note_sizes(op)
@@ -264,7 +286,7 @@ class _Reader:
         if width == layer.aggregated:
             # Bent after an earlier hop: that was the node's own update, and the message is a copy all the same.
             kind = "MP" if label.bent and label.kind == "C" and label.learned and not label.hops else label.kind
-            layer.kind = max(layer.kind, kind, key=("-", "C", "A", "MP").index)
+            layer.kind = max(layer.kind, kind, key=KINDS.index)
             layer.reduces.append(reduce)
             layer.hops = max(layer.hops, label.hops + 1)
             layer.bent |= label.bent and label.hops > 0
@@ -295,6 +317,21 @@ class _Reader:
             layer.reduces.append("sum")
             layer.constant_input |= not (label.learned or base.drawn)
         return Label(True, base.learned, hops=label.hops + 1, roots=label.roots)
+
+
+def _together(layer: Layer, calls: list[Layer]) -> Layer:
+    """All calls of a layer as one."""
+    for call in calls:
+        powers = call.hops > 1 and not call.bent  # with a GRU in between they are rounds, and no power of A
+        call.type = "-" if not call.hops else call.type if call.type != "-" else "P" if powers else "L"
+        layer.kind = max(layer.kind, call.kind, key=KINDS.index)
+        layer.type = max(layer.type, call.type, key=TYPES.index)
+        layer.reduces += call.reduces
+        layer.ops += call.ops
+        for most in ("hops", "width_in", "width_out", "aggregated", "learned_input", "constant_input", "bent", "norm"):
+            setattr(layer, most, max(getattr(layer, most), getattr(call, most)))
+    layer.calls = calls
+    return layer
 
 
 def _draws(op: OpRecord) -> bool:

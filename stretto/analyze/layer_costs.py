@@ -73,7 +73,7 @@ def text(expression: Any) -> str:
 
 def mlp_depth(model: nn.Module, layer: Layer) -> int:
     """K of a layer: linear maps inside it, or the kernels of a mixture."""
-    module = dict(model.named_modules()).get(layer.path)
+    module = dict(model.named_modules(remove_duplicate=False)).get(layer.path)
     if module is None:
         return 1
     kernels = getattr(module, "kernel_size", None)
@@ -130,7 +130,7 @@ def _published(model: nn.Module, layer: Layer, stats: GraphStats) -> dict[str, s
     if row is None:
         return {}
     values = {
-        "n": stats.num_nodes, "m": stats.num_edges, "d": max(stats.max_degree, 2), "L": 1,
+        "n": stats.num_nodes, "m": stats.num_edges, "d": max(stats.max_degree, 2), "L": max(len(layer.calls), 1),
         "K": mlp_depth(model, layer), "T": max(layer.hops, 1), "k": max(layer.width_in, layer.width_out, 1), "c": 10,
     }  # fmt: skip
     named = layer.module in row.pyg

@@ -52,12 +52,27 @@ def rewrites(trace: Trace, layers: list[Layer], sizes: Sizes, plain: Trace, edge
     found: list[Rewrite] = []
     edges = set(edges)
     for layer in layers:
-        inside = set(layer.ops)
-        ops = [op for op in plain if op.index in inside or (op.site is not None and op.site in inside)]
-        found += _order(layer, trace, plain, ops) + _fuse(layer, trace, ops, edges)
-        found += _hoist(layer, trace, plain, ops, edges, sizes.n)
-        found += _cache(layer, trace, ops, edges) + _power(layer, sizes)
+        by_call: list[Rewrite] = []
+        for call in layer.calls:
+            inside = set(call.ops)
+            ops = [op for op in plain if op.index in inside or (op.site is not None and op.site in inside)]
+            by_call += _order(call, trace, plain, ops) + _fuse(call, trace, ops, edges)
+            by_call += _hoist(call, trace, plain, ops, edges, sizes.n)
+            by_call += _cache(call, trace, ops, edges) + _power(call, sizes)
+        found += _merged(by_call, len(layer.calls))
     return found
+
+
+def _merged(ways: list[Rewrite], calls: int) -> list[Rewrite]:
+    """One of every rule, for all calls of a layer that it leaves as much of."""
+    found = []
+    for first in {way.rule: way for way in reversed(ways)}.values():
+        same = [way for way in ways if (way.rule, way.left) == (first.rule, first.left)]
+        said = f" (in {len(same)} of {calls} calls)" if calls > 1 else ""
+        flops, moved = sum(way.flops for way in same), sum(way.bytes for way in same)
+        places = tuple(i for way in same for i in way.ops)
+        found.append(Rewrite(first.layer, first.rule, flops, moved, first.sentence + said, places, first.left))
+    return sorted(found, key=lambda way: [other.rule for other in ways].index(way.rule))
 
 
 def _real(trace: Trace, ops: Iterable[OpRecord]) -> list[OpRecord]:

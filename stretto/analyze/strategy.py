@@ -46,14 +46,14 @@ class Problem:
     @property
     def forward_widths(self) -> list[int]:
         """Width of what each round of aggregation reads, in order."""
-        return [layer.width_in for layer in self.layers for _ in range(max(layer.hops, 1))]
+        return [width for layer in self.layers for width, _ in layer.rounds]
 
     @property
     def backward_widths(self) -> list[int]:
         """The same for gradients; an input that no parameter is behind needs none."""
         if not self.train:
             return []
-        return [layer.width_in for layer in self.layers if layer.learned_input for _ in range(max(layer.hops, 1))]
+        return [width for layer in self.layers for width, learned in layer.rounds if learned]
 
     @property
     def rounds(self) -> int:
