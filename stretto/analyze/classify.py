@@ -119,8 +119,8 @@ class _Reader:
     def __init__(self, model: nn.Module, trace: Trace, sizes: Sizes, features: set[int], learned: set[int]) -> None:
         self.trace = trace
         self.paths = layer_paths(model, trace)
-        self.edges = sizes.edges - {0}
-        self.nodes = sizes.nodes
+        self.given = sizes.nodes, sizes.edges - {0}
+        self.nodes, self.edges = self.given
         self.labels: dict[int, Label] = {}
         for key in features:
             self.labels[key] = Label(feat=True)
@@ -132,15 +132,17 @@ class _Reader:
 
     def read(self) -> list[Layer]:
         for op in self.trace:
+            path = owner(op.path, self.paths)
+            if path is not None and op.phase == "forward":
+                self._call(op, path).ops.append(op.index)
+        sizes = {id(call): self._sizes(call) for calls in self.calls.values() for call in calls.values()}
+        for op in self.trace:
             if op.phase != "forward":
                 continue
             path = owner(op.path, self.paths)
-            if path is None:
-                self._op(op, None, "\0outside")
-                continue
-            call = next((count for name, count in op.calls if name == path), 0)
-            layer = self.calls[path].setdefault(call, Layer(path, self.names[path]))
-            self._op(op, layer, f"{path}\0{call}")
+            call = None if path is None else self._call(op, path)
+            self.nodes, self.edges = self.given if call is None else sizes[id(call)]
+            self._op(op, call, "\0outside" if call is None else f"{path}\0{id(call)}")
         for calls in self.calls.values():
             if len(calls) > 1 and 0 in calls and not calls[0].hops:
                 del calls[0]  # of a model that is a layer itself: what is around it, such as the loss
@@ -152,9 +154,6 @@ class _Reader:
         return list(layers.values())
 
     def _op(self, op: OpRecord, layer: Layer | None, path: str) -> None:
-        if layer is not None:
-            layer.ops.append(op.index)
-            self._note_sizes(op)
         before = [(spec, self.labels.get(spec.key, Label())) for spec in op.inputs]
         for spec, label in before:
             if layer is not None and label.feat and label.layer != path and set(spec.shape) & self.nodes:
@@ -172,19 +171,38 @@ class _Reader:
         if layer is not None and op.outputs and op.outputs[0].floating and set(op.outputs[0].shape) & self.nodes:
             layer.width_out = self._row(op.outputs[0])
 
-    def _note_sizes(self, op: OpRecord) -> None:
-        """A layer may have a graph of its own: pooled, or the edges of one type. Its gathers and scatters show it."""
+    def _call(self, op: OpRecord, path: str) -> Layer:
+        """The call of a layer that the op belongs to."""
+        count = next((count for name, count in op.calls if name == path), 0)
+        return self.calls[path].setdefault(count, Layer(path, self.names[path]))
+
+    def _sizes(self, call: Layer) -> tuple[set[int], set[int]]:
+        """Numbers of nodes and of edges there. A layer may have a graph of its own: pooled, or the edges of one type.
+        Its gathers and scatters show it; its edges may be as many as nodes elsewhere, its self-loops as a row is
+        wide."""
+        nodes, edges = self.given
+        ops = [self.trace.ops[i] for i in call.ops]
+        widths = {s.shape[-1] for op in ops for s in op.outputs if s.floating and len(s.shape) > 1}
+        found = [pair for op in ops if (pair := self._rows_and_entries(op)) and pair[1] not in widths]
+        own = found and not any(rows in nodes and entries in edges for rows, entries in found)
+        nodes, edges = (set(), set()) if own else (set(nodes), set(edges))
+        for rows, entries in found:
+            if rows not in edges and entries not in nodes and rows != entries:
+                nodes.add(rows)
+                edges.add(entries)
+        return nodes, edges
+
+    def _rows_and_entries(self, op: OpRecord) -> tuple[int, int] | None:
+        """Of a gather or a scatter: rows of what is read or added to, and how many of them."""
         if op.cost.family not in ("gather", "scatter") or not op.outputs or len(op.inputs) < 2:
-            return
+            return None
         target = op.inputs[0] if op.cost.family == "gather" else op.outputs[0]
         index = next((spec for spec in op.inputs if spec.dtype == torch.int64), None)
         if index is None or not target.shape or not index.shape:
-            return
-        dim = next((d for d, size in enumerate(target.shape) if size in self.nodes), 0)
+            return None
+        dim = next((d for d, size in enumerate(target.shape) if size in self.given[0]), 0)
         rows, entries = target.shape[dim], max(index.shape)
-        if rows and entries and rows not in self.edges and entries not in self.nodes and rows != entries:
-            self.nodes.add(rows)
-            self.edges.add(entries)
+        return (rows, entries) if rows and entries else None
 
     def _row(self, spec: Spec) -> int:
         """Values per node or edge."""
@@ -368,6 +386,6 @@ def classify(model: nn.Module, trace: Trace, sizes: Sizes, data: Any, num_nodes:
     }
     reader = _Reader(model, trace, sizes, features, learned)
     if tables:
-        reader.nodes |= {num_nodes or sizes.n}
+        reader.given[0].add(num_nodes or sizes.n)
         reader.labels |= {key: Label(feat=True, learned=True) for key in tables}
     return reader.read()
