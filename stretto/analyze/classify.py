@@ -8,17 +8,17 @@ Kinds are C, A, MP; types L, P, R.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from stretto.analyze.layer import KINDS, Layer, together
 from stretto.analyze.lift import Sizes
 from stretto.analyze.specs import Spec, matrices
 from stretto.analyze.trace import OpRecord, Trace
 
-KINDS, TYPES = ("-", "C", "A", "MP"), ("-", "L", "P", "R")
 LINEAR = (
     "add",
     "sub",
@@ -44,6 +44,7 @@ class Label:
 
     feat: bool = False  # depends on the features
     learned: bool = False  # depends on parameters
+    grad: bool = False  # gradients go back to it: some of those parameters are not frozen
     kind: str = "node"  # node, C, A, MP: how far the message has come
     bent: bool = False  # passed through something non-linear inside this layer
     hops: int = 0  # aggregations behind it inside this layer
@@ -54,38 +55,7 @@ class Label:
 
     def entering(self, layer: str) -> Label:
         """As another layer sees it."""
-        return self if self.layer == layer else Label(self.feat, self.learned, layer=layer, drawn=self.drawn)
-
-
-@dataclass
-class Layer:
-    """One layer of the model and the facts found about it."""
-
-    path: str
-    module: str
-    kind: str = "-"
-    type: str = "-"
-    hops: int = 0
-    reduces: list[str] = field(default_factory=list)
-    learned_input: bool = False  # rows that come in depend on parameters: they need gradients
-    constant_input: bool = False  # aggregates something that does not depend on parameters
-    bent: bool = False  # something non-linear comes between two hops
-    norm: bool = False  # makes edge weights from the graph alone, every step
-    width_in: int = 0
-    width_out: int = 0
-    aggregated: int = 0  # width at which rows are aggregated
-    ops: list[int] = field(default_factory=list)
-    calls: list[Layer] = field(default_factory=list)  # a layer may be called several times: each as one of its own
-
-    @property
-    def rounds(self) -> list[tuple[int, bool]]:
-        """What every round of aggregation reads, in order: values of a row, and whether gradients go back to it."""
-        return [(call.width_in, call.learned_input) for call in self.calls for _ in range(max(call.hops, 1))]
-
-    @property
-    def name(self) -> str:
-        """Class and type, as "C, L"."""
-        return f"{self.kind}, {self.type}" if self.type != "-" else self.kind
+        return self if self.layer == layer else Label(self.feat, self.learned, self.grad, layer=layer, drawn=self.drawn)
 
 
 def layer_paths(model: nn.Module, trace: Trace) -> list[str]:
@@ -147,7 +117,7 @@ class _Reader:
             if len(calls) > 1 and 0 in calls and not calls[0].hops:
                 del calls[0]  # of a model that is a layer itself: what is around it, such as the loss
         layers = {
-            path: _together(Layer(path, self.names[path]), [*calls.values()]) for path, calls in self.calls.items()
+            path: together(Layer(path, self.names[path]), [*calls.values()]) for path, calls in self.calls.items()
         }
         if len(layers) > 1 and "" in layers and not layers[""].hops:
             del layers[""]  # it adds up nodes, not edges: a pooling
@@ -158,8 +128,11 @@ class _Reader:
         for spec, label in before:
             if layer is not None and label.feat and label.layer != path and set(spec.shape) & self.nodes:
                 layer.width_in = max(layer.width_in, self._row(spec))
-                layer.learned_input |= label.learned
-        inputs = [(spec, label.entering(path)) for spec, label in before]
+                layer.learned_input |= spec.grad
+        inputs = [
+            (spec, label if label.layer == path else replace(label.entering(path), grad=spec.grad))
+            for spec, label in before
+        ]
         if op.is_view:
             for spec in op.outputs:
                 self.labels[spec.key] = inputs[0][1] if inputs else Label()
@@ -214,11 +187,12 @@ class _Reader:
         values = [label for spec, label in inputs if spec.floating]
         feat = any(label.feat for label in values)
         learned = any(label.learned for label in values)
-        base = Label(feat, learned, layer=path, drawn=any(label.drawn for _, label in inputs))
+        grad = any(label.grad for label in values)
+        base = Label(feat, learned, grad, layer=path, drawn=any(label.drawn for _, label in inputs))
         if op.cost.family in ("create", "draw"):  # as long as its input, but with values of its own
             return Label(layer=path)
         if self._looks_up(op, inputs):
-            return Label(feat=True, learned=True, layer=path)
+            return Label(feat=True, learned=True, grad=base.grad, layer=path)
         if not inputs or layer is None:
             return base
         family = op.cost.family
@@ -249,7 +223,7 @@ class _Reader:
         spec, label = table
         if not (label.feat and spec.floating):
             return replace(base, feat=label.feat, learned=label.learned, kind="C" if label.feat else "node")
-        return Label(True, label.learned, "C", label.bent, label.hops, roots=label.roots)
+        return Label(True, label.learned, label.grad, "C", label.bent, label.hops, roots=label.roots)
 
     def _edge_op(self, op: OpRecord, inputs: list[tuple[Spec, Label]], base: Label, hops: int, layer: Layer) -> Label:
         name = op.name.split("::")[1].split(".")[0].strip("_")
@@ -270,7 +244,7 @@ class _Reader:
             if not wide[1].feat:
                 return replace(base, kind="MP", bent=True, hops=hops)
             if narrow[0].numel < wide[0].numel and wide[1].kind in ("C", "A"):
-                return replace(wide[1], feat=True, learned=True, kind="A")
+                return replace(wide[1], feat=True, learned=True, grad=base.grad, kind="A")
             return replace(base, kind="MP", hops=hops, bent=True)
         if name in LINEAR and len(live) == 1 and len({label.feat for _, label in inputs}) == 1:
             return live[0][1]
@@ -300,16 +274,17 @@ class _Reader:
             return base
         width = self._row(source)
         if width > layer.aggregated:  # what came before was narrower: scores, degrees
-            layer.kind, layer.hops, layer.reduces, layer.aggregated = "-", 0, [], width
+            layer.kind, layer.hops, layer.reduces, layer.later, layer.aggregated = "-", 0, [], {}, width
         if width == layer.aggregated:
             # Bent after an earlier hop: that was the node's own update, and the message is a copy all the same.
             kind = "MP" if label.bent and label.kind == "C" and label.learned and not label.hops else label.kind
             layer.kind = max(layer.kind, kind, key=KINDS.index)
             layer.reduces.append(reduce)
+            layer.later |= {label.hops: (width, label.grad)} if label.hops else {}
             layer.hops = max(layer.hops, label.hops + 1)
             layer.bent |= label.bent and label.hops > 0
             layer.constant_input |= label.kind == "C" and not (label.learned or base.drawn)
-        return Label(True, base.learned, hops=label.hops + 1, roots=label.roots)
+        return Label(True, base.learned, base.grad, hops=label.hops + 1, roots=label.roots)
 
     def _fused(self, op: OpRecord, inputs: list[tuple[Spec, Label]], base: Label, layer: Layer) -> Label:
         kernel = op.name.split("::")[1]
@@ -330,26 +305,12 @@ class _Reader:
                 else "C"
             )
             layer.aggregated = self._row(spec)
+            layer.later |= {label.hops: (layer.aggregated, label.grad)} if label.hops else {}
             layer.hops = max(layer.hops, label.hops + 1)
             layer.bent |= label.bent and label.hops > 0
             layer.reduces.append("sum")
             layer.constant_input |= not (label.learned or base.drawn)
-        return Label(True, base.learned, hops=label.hops + 1, roots=label.roots)
-
-
-def _together(layer: Layer, calls: list[Layer]) -> Layer:
-    """All calls of a layer as one."""
-    for call in calls:
-        powers = call.hops > 1 and not call.bent  # with a GRU in between they are rounds, and no power of A
-        call.type = "-" if not call.hops else call.type if call.type != "-" else "P" if powers else "L"
-        layer.kind = max(layer.kind, call.kind, key=KINDS.index)
-        layer.type = max(layer.type, call.type, key=TYPES.index)
-        layer.reduces += call.reduces
-        layer.ops += call.ops
-        for most in ("hops", "width_in", "width_out", "aggregated", "learned_input", "constant_input", "bent", "norm"):
-            setattr(layer, most, max(getattr(layer, most), getattr(call, most)))
-    layer.calls = calls
-    return layer
+        return Label(True, base.learned, base.grad, hops=label.hops + 1, roots=label.roots)
 
 
 def _draws(op: OpRecord) -> bool:

@@ -13,9 +13,9 @@ import sympy
 from torch import nn
 
 from stretto.analyze import published
-from stretto.analyze.classify import Layer
 from stretto.analyze.depth import depth
 from stretto.analyze.graph_stats import GraphStats
+from stretto.analyze.layer import Layer
 from stretto.analyze.lift import SYMBOLS
 from stretto.analyze.look import Look
 from stretto.analyze.rewrites import Rewrite, chosen, saved_flops

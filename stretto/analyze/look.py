@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from stretto.analyze.classify import Layer, classify
+from stretto.analyze.classify import classify
 from stretto.analyze.given import Given
 from stretto.analyze.kept import kept, uncached
+from stretto.analyze.layer import Layer
 from stretto.analyze.lift import PROBES, SYMBOLS, Sizes, difference, rescale, shrunk, usable
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from stretto.analyze import published
-from stretto.analyze.classify import Layer
 from stretto.analyze.costs import DEGREE
 from stretto.analyze.depth import Depth
 from stretto.analyze.given import Given
 from stretto.analyze.graph_stats import GraphStats, Partition
+from stretto.analyze.layer import Layer
 from stretto.analyze.layer_costs import LayerCost
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.predict import bound, times

@@ -9,7 +9,7 @@ from math import log2
 
 import sympy
 
-from stretto.analyze.classify import Layer
+from stretto.analyze.layer import Layer
 from stretto.analyze.lift import Sizes
 from stretto.analyze.specs import Size, Spec
 from stretto.analyze.trace import OpRecord, Trace

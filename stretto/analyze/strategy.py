@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stretto.analyze.classify import Layer
 from stretto.analyze.graph_stats import GraphStats
+from stretto.analyze.layer import Layer
 from stretto.analyze.machine_file import Machine
 from stretto.dist import Schedule, Staleness
 

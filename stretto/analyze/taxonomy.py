@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stretto.analyze.classify import Layer
 from stretto.analyze.graph_stats import GraphStats
+from stretto.analyze.layer import Layer
 
 
 @dataclass(frozen=True)
