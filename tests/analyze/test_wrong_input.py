@@ -131,3 +131,17 @@ def test_labels_without_a_column_are_named():
     words = "'y' has labels from 0 to 9, but the model's output has 5 columns"
     with pytest.raises(StrettoError, match=words):
         stretto.analyze(make("gcn", 8, 16, 5), data, machine=Machine(), procs=[1])
+
+
+@pytest.mark.parametrize("label", [9, -3])
+def test_labels_beyond_the_rows_of_a_probe_are_looked_at(label):
+    data = as_data(datasets.load_graph("er:400:1200"), width=8)
+    data.y = torch.arange(400) % 5
+    data.y[390], data.y[391] = label, -1  # of which the last is none
+    words = f"'y' has labels from {min(0, label)} to {max(4, label)}, but the model's output has 5 columns"
+    with pytest.raises(StrettoError, match=words):
+        stretto.analyze(make("gcn", 8, 16, 5), data, machine=Machine(), procs=[1])
+    for other in ({"mode": "infer"}, {"step": lambda model, data: model(data.x, data.edge_index).sum()}):
+        assert stretto.analyze(make("gcn", 8, 16, 5), data, machine=Machine(), procs=[1], **other).lifted
+    data.train_mask = torch.arange(400) < 300  # no loss is taken of them
+    assert stretto.analyze(make("gcn", 8, 16, 5), data, machine=Machine(), procs=[1]).lifted
