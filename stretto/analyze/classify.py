@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stretto.analyze.layer import KINDS, Layer, together
+from stretto.analyze.layer import KINDS, PICK, Layer, together
 from stretto.analyze.lift import Sizes
 from stretto.analyze.specs import Spec, matrices
 from stretto.analyze.trace import OpRecord, Trace
@@ -198,6 +198,10 @@ class _Reader:
         family = op.cost.family
         hops = max((label.hops for _, label in inputs if label.feat), default=0)
         if family == "gather":
+            source, label = inputs[0]
+            if label.feat and label.kind != "node" and set(source.shape) & self.edges:
+                # Messages in another order, or one picked for every node: a median sorts them.
+                return label if self._on_edges(op) else self._aggregate(op, source, label, base, layer)
             return self._gather(inputs[0], base, layer)
         if family == "scatter":
             source, label = inputs[-1]
@@ -233,6 +237,8 @@ class _Reader:
             if op.cost.family == "pointwise" and op.outputs[0].floating and constant and name in ("mul", "ones"):
                 layer.norm = True
             return base
+        if op.cost.family == "sort":  # messages still, in another order
+            return live[0][1]
         same = {label.kind for _, label in live}
         if name in ("sub", "div"):  # by what was added up of it: a softmax over neighbours, which is no hop
             hops = min(label.hops for _, label in live)
@@ -270,6 +276,7 @@ class _Reader:
 
     def _aggregate(self, op: OpRecord, source: Spec, label: Label, base: Label, layer: Layer) -> Label:
         reduce = str(op.args[4]) if "scatter_reduce" in op.name and len(op.args) > 4 else "sum"
+        reduce = PICK if op.cost.family == "gather" else reduce
         if not label.feat or not set(source.shape) & self.edges or label.kind == "node":
             return base
         width = self._row(source)

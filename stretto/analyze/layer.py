@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 KINDS, TYPES = ("-", "C", "A", "MP"), ("-", "L", "P", "R")
+PICK = "pick"  # one message of all that are sorted, as a median is: what parts of the neighbours have is no partial one
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import sqrt
 
 from stretto.analyze.graph_stats import Partition, replicas
-from stretto.analyze.strategy import ATTENTION, Problem, Strategy, split_memory, wire
+from stretto.analyze.strategy import Problem, Strategy, split_memory, wire
 
 
 def feature(problem: Problem, part: Partition) -> Strategy | str:
@@ -44,8 +44,8 @@ def one_and_a_half(problem: Problem, part: Partition) -> Strategy | str:
     copies = replicas(P)
     if not copies:
         return f"{P} workers cannot be shared out to copies evenly"
-    if problem.attends:
-        return ATTENTION
+    if problem.not_in_parts:
+        return problem.not_in_parts
     skew = part.blocks[0]
     per_worker = problem.b * problem.width * (n / copies + n * copies / P)
     moving = wire(problem, per_worker + problem.allreduce(P), problem.rounds * (P // copies))
@@ -97,8 +97,8 @@ def two_d(problem: Problem, part: Partition) -> Strategy | str:
     P, side = part.parts, round(sqrt(part.parts))
     if P < 4 or side * side != P:
         return f"{P} workers are no square"
-    if problem.attends:
-        return ATTENTION
+    if problem.not_in_parts:
+        return problem.not_in_parts
     n, m = problem.stats.num_nodes, problem.stats.num_edges
     words = (n * problem.width + m * problem.rounds) / side
     text = "(n k + m) / sqrt(P) words per worker and round"
@@ -110,8 +110,8 @@ def three_d(problem: Problem, part: Partition) -> Strategy | str:
     P, side = part.parts, round(part.parts ** (1 / 3))
     if P < 8 or side**3 != P:
         return f"{P} workers are no cube"
-    if problem.attends:
-        return ATTENTION
+    if problem.not_in_parts:
+        return problem.not_in_parts
     n, m = problem.stats.num_nodes, problem.stats.num_edges
     words = (n * problem.width + m * problem.rounds) / side**2
     text = "(n k + m) / P^(2/3) words per worker and round"

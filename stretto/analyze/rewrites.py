@@ -9,7 +9,7 @@ from math import log2
 
 import sympy
 
-from stretto.analyze.layer import Layer
+from stretto.analyze.layer import PICK, Layer
 from stretto.analyze.lift import Sizes
 from stretto.analyze.specs import Size, Spec
 from stretto.analyze.trace import OpRecord, Trace
@@ -177,7 +177,7 @@ def _scales(op: OpRecord, width: int) -> bool:
 
 def _fuse(layer: Layer, trace: Trace, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
     """gather, weight and scatter in one pass: nothing as long as the edges is written or read back."""
-    if layer.kind not in ("C", "A"):
+    if layer.kind not in ("C", "A") or PICK in layer.reduces:
         return []
     messages = [op for op in ops if _edge_wide(op, edges) and op.cost.family in ("gather", "pointwise")]
     wide = [op for op in messages if op.outputs[0].numel >= layer.aggregated * max(edges & set(op.outputs[0].shape))]

@@ -8,7 +8,7 @@ from math import ceil
 
 from stretto.analyze.graph_stats import Partition
 from stretto.analyze.layouts import feature, one_and_a_half, pipeline, three_d, two_d
-from stretto.analyze.strategy import ATTENTION, Problem, Refusal, Strategy, split_memory, wire
+from stretto.analyze.strategy import Problem, Refusal, Strategy, split_memory, wire
 from stretto.dist import Schedule, Staleness
 
 FANOUT, BATCH = 10, 1024
@@ -90,8 +90,8 @@ def _pull(problem: Problem, part: Partition) -> Strategy:
 
 
 def _push(problem: Problem, part: Partition) -> Strategy | str:
-    if problem.attends:
-        return ATTENTION
+    if problem.not_in_parts:
+        return problem.not_in_parts
     return _halo(
         problem,
         part,
@@ -104,8 +104,8 @@ def _push(problem: Problem, part: Partition) -> Strategy | str:
 
 
 def _either(problem: Problem, part: Partition) -> Strategy | str:
-    if problem.attends:
-        return ATTENTION
+    if problem.not_in_parts:
+        return problem.not_in_parts
     if part.best >= min(sum(part.halo), sum(part.push)):
         return "no pair of parts does better than all by the same side"
     return _halo(

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stretto.analyze.graph_stats import GraphStats
-from stretto.analyze.layer import Layer
+from stretto.analyze.layer import PICK, Layer
 from stretto.analyze.machine_file import Machine
 from stretto.dist import Schedule, Staleness
 
 ATTENTION = "attention needs its softmax over all neighbours: two rounds or a merge, not partial sums alone"
+PICKS = "a median needs all neighbours sorted: those of parts do not add up to it"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Problem:
     def attends(self) -> bool:
         """Whether a layer has a softmax over neighbours."""
         return any(layer.kind == "A" for layer in self.layers)
+
+    @property
+    def not_in_parts(self) -> str:
+        """Why neighbours cannot be aggregated part by part; empty: they can."""
+        return ATTENTION if self.attends else PICKS if any(PICK in layer.reduces for layer in self.layers) else ""
 
     @property
     def forward_widths(self) -> list[int]:

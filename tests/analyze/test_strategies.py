@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch_geometric import nn as pyg
 from torch_geometric.data import Batch, Data
 
 import stretto.analyze
@@ -44,6 +45,19 @@ def test_blocks_add_up_partial_sums_which_attention_has_not():
         assert "softmax" in refused[place]
     applied = {(s.name, s.workers) for s in report_of("gcn", procs=[4, 8]).strategies}
     assert applied >= {("1.5-D, replicated", 4), ("2-D", 4), ("3-D", 8)}
+
+
+@pytest.mark.parametrize("conv", [pyg.GraphConv, pyg.SAGEConv])
+def test_a_median_is_an_aggregation_but_not_of_parts(conv):
+    data = as_data(datasets.load_graph("er:200:800"), width=24)
+    model = pyg.Sequential("x, edge_index", [(conv(24, 16, aggr="median"), "x, edge_index -> x")])
+    report = stretto.analyze(model, data, machine=MACHINE, procs=[4, 8])
+    assert [cost.name for cost in report.costs] == ["C, L"]
+    assert {way.rule for way in report.rewrites} <= {"cache A X"}
+    refused = {(r.name, r.workers): r.reason for r in report.refusals}
+    for place in (("partition + halo, push", 4), ("1.5-D, replicated", 4), ("2-D", 4), ("3-D", 8)):
+        assert "median" in refused[place]
+    assert (PULL, 4) in {(s.name, s.workers) for s in report.strategies}
 
 
 def test_layers_as_stages_are_exact_only_for_graphs_apart():
