@@ -85,6 +85,10 @@ class Problem:
         """Bytes per worker."""
         return 2 * (workers - 1) / workers * self.parameters * self.b if self.train else 0.0
 
+    def turns(self, workers: int) -> int:
+        """Messages of a worker in the all-reduce, round a ring; there is none where nothing is trained."""
+        return 2 * (workers - 1) if self.train else 0
+
 
 @dataclass(frozen=True)
 class Strategy:
