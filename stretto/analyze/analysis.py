@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from stretto import memory as memory_state
 from stretto.analyze import machine_file
-from stretto.analyze.classify import Layer
 from stretto.analyze.depth import depth
 from stretto.analyze.given import Given, given
 from stretto.analyze.graph_stats import Partitioner, graph_stats
+from stretto.analyze.layer import Layer
 from stretto.analyze.layer_costs import layer_costs, mlp_depth, text
 from stretto.analyze.look import Look, look
 from stretto.analyze.machine_file import Machine
@@ -107,7 +107,7 @@ def analyze(
         inconsistencies=inconsistencies(
             stats,
             max(widths, default=1),
-            len(layers),
+            sum(len(layer.calls) for layer in layers),
             hops,
             max((mlp_depth(model, layer) for layer in layers), default=1),
         ),
@@ -197,6 +197,7 @@ def _tensors(data: Any) -> list[Tensor]:
 
 def _memory(model: nn.Module, given: Given, seen: Look, machine: Machine, mode: str) -> dict[str, float]:
     parameters = float(sum(p.numel() * p.element_size() for p in model.parameters()))
+    learned = float(sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad))
     inputs = float(sum(v.numel() * v.element_size() for v in _tensors(given.data)))
     trace = seen.trace
     total = parameters + inputs + trace.peak_bytes
@@ -205,7 +206,7 @@ def _memory(model: nn.Module, given: Given, seen: Look, machine: Machine, mode: 
     edge_wide = float(sum(size for spec, size in long if set(spec.shape[:1]) & seen.edges))
     return {
         "parameters": parameters,
-        "gradients": parameters if mode == "train" else 0.0,
+        "gradients": learned if mode == "train" else 0.0,
         "inputs": inputs,
         "activations": float(trace.peak_bytes),  # gradients of parameters included: the step allocates them
         "edge tensors made": edge_wide,

@@ -8,12 +8,13 @@ Kinds are C, A, MP; types L, P, R.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from stretto.analyze.layer import KINDS, PICK, Layer, together
 from stretto.analyze.lift import Sizes
 from stretto.analyze.specs import Spec, matrices
 from stretto.analyze.trace import OpRecord, Trace
@@ -43,6 +44,7 @@ class Label:
 
     feat: bool = False  # depends on the features
     learned: bool = False  # depends on parameters
+    grad: bool = False  # gradients go back to it: some of those parameters are not frozen
     kind: str = "node"  # node, C, A, MP: how far the message has come
     bent: bool = False  # passed through something non-linear inside this layer
     hops: int = 0  # aggregations behind it inside this layer
@@ -53,39 +55,20 @@ class Label:
 
     def entering(self, layer: str) -> Label:
         """As another layer sees it."""
-        return self if self.layer == layer else Label(self.feat, self.learned, layer=layer, drawn=self.drawn)
-
-
-@dataclass
-class Layer:
-    """One layer of the model and the facts found about it."""
-
-    path: str
-    module: str
-    kind: str = "-"
-    type: str = "-"
-    hops: int = 0
-    reduces: list[str] = field(default_factory=list)
-    learned_input: bool = False  # rows that come in depend on parameters: they need gradients
-    constant_input: bool = False  # aggregates something that does not depend on parameters
-    bent: bool = False  # something non-linear comes between two hops
-    norm: bool = False  # makes edge weights from the graph alone, every step
-    width_in: int = 0
-    width_out: int = 0
-    aggregated: int = 0  # width at which rows are aggregated
-    ops: list[int] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """Class and type, as "C, L"."""
-        return f"{self.kind}, {self.type}" if self.type != "-" else self.kind
+        return self if self.layer == layer else Label(self.feat, self.learned, self.grad, layer=layer, drawn=self.drawn)
 
 
 def layer_paths(model: nn.Module, trace: Trace) -> list[str]:
     """Paths of the modules that aggregate over edges, outermost first."""
     from torch_geometric.nn import MessagePassing
 
-    found = [name for name, module in model.named_modules() if isinstance(module, MessagePassing)]
+    named = {name for name, _ in model.named_modules()}
+    ran = {name for op in trace for name, _ in op.calls}  # one layer of several owners has a path by each
+    found = [
+        name
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, MessagePassing) and (name in named or name in ran)
+    ]
     if not found:  # also of the model's own forward, whose path is ""
         found = [op.path for op in trace if op.phase == "forward" and op.cost.family in ("scatter", "spmm")]
     paths: list[str] = []
@@ -106,39 +89,50 @@ class _Reader:
     def __init__(self, model: nn.Module, trace: Trace, sizes: Sizes, features: set[int], learned: set[int]) -> None:
         self.trace = trace
         self.paths = layer_paths(model, trace)
-        self.edges = sizes.edges - {0}
-        self.nodes = sizes.nodes
+        self.given = sizes.nodes, sizes.edges - {0}
+        self.nodes, self.edges = self.given
         self.labels: dict[int, Label] = {}
         for key in features:
             self.labels[key] = Label(feat=True)
         for key in learned:
             self.labels[key] = Label(learned=True)
-        self.layers = {path: Layer(path, trace.classes.get(path, "?")) for path in self.paths}
+        modules = dict(model.named_modules(remove_duplicate=False))
+        self.names = {path: type(modules[path]).__name__ if path in modules else "?" for path in self.paths}
+        self.calls: dict[str, dict[int, Layer]] = {path: {} for path in self.paths}
 
     def read(self) -> list[Layer]:
         for op in self.trace:
             path = owner(op.path, self.paths)
+            if path is not None and op.phase == "forward":
+                self._call(op, path).ops.append(op.index)
+        sizes = {id(call): self._sizes(call) for calls in self.calls.values() for call in calls.values()}
+        for op in self.trace:
             if op.phase != "forward":
                 continue
-            self._op(op, path if path is not None else "\0outside")
-        if len(self.layers) > 1 and "" in self.layers and not self.layers[""].hops:
-            del self.layers[""]  # it adds up nodes, not edges: a pooling
-        for layer in self.layers.values():
-            powers = layer.hops > 1 and not layer.bent  # with a GRU in between they are rounds, and no power of A
-            layer.type = "-" if not layer.hops else layer.type if layer.type != "-" else "P" if powers else "L"
-        return list(self.layers.values())
+            path = owner(op.path, self.paths)
+            call = None if path is None else self._call(op, path)
+            self.nodes, self.edges = self.given if call is None else sizes[id(call)]
+            self._op(op, call, "\0outside" if call is None else f"{path}\0{id(call)}")
+        for calls in self.calls.values():
+            if len(calls) > 1 and 0 in calls and not calls[0].hops:
+                del calls[0]  # of a model that is a layer itself: what is around it, such as the loss
+        layers = {
+            path: together(Layer(path, self.names[path]), [*calls.values()]) for path, calls in self.calls.items()
+        }
+        if len(layers) > 1 and "" in layers and not layers[""].hops:
+            del layers[""]  # it adds up nodes, not edges: a pooling
+        return list(layers.values())
 
-    def _op(self, op: OpRecord, path: str) -> None:
-        layer = self.layers.get(path)
-        if layer is not None:
-            layer.ops.append(op.index)
-            self._note_sizes(op)
+    def _op(self, op: OpRecord, layer: Layer | None, path: str) -> None:
         before = [(spec, self.labels.get(spec.key, Label())) for spec in op.inputs]
         for spec, label in before:
             if layer is not None and label.feat and label.layer != path and set(spec.shape) & self.nodes:
                 layer.width_in = max(layer.width_in, self._row(spec))
-                layer.learned_input |= label.learned
-        inputs = [(spec, label.entering(path)) for spec, label in before]
+                layer.learned_input |= spec.grad
+        inputs = [
+            (spec, label if label.layer == path else replace(label.entering(path), grad=spec.grad))
+            for spec, label in before
+        ]
         if op.is_view:
             for spec in op.outputs:
                 self.labels[spec.key] = inputs[0][1] if inputs else Label()
@@ -150,19 +144,38 @@ class _Reader:
         if layer is not None and op.outputs and op.outputs[0].floating and set(op.outputs[0].shape) & self.nodes:
             layer.width_out = self._row(op.outputs[0])
 
-    def _note_sizes(self, op: OpRecord) -> None:
-        """A layer may have a graph of its own: pooled, or the edges of one type. Its gathers and scatters show it."""
+    def _call(self, op: OpRecord, path: str) -> Layer:
+        """The call of a layer that the op belongs to."""
+        count = next((count for name, count in op.calls if name == path), 0)
+        return self.calls[path].setdefault(count, Layer(path, self.names[path]))
+
+    def _sizes(self, call: Layer) -> tuple[set[int], set[int]]:
+        """Numbers of nodes and of edges there. A layer may have a graph of its own: pooled, or the edges of one type.
+        Its gathers and scatters show it; its edges may be as many as nodes elsewhere, its self-loops as a row is
+        wide."""
+        nodes, edges = self.given
+        ops = [self.trace.ops[i] for i in call.ops]
+        widths = {s.shape[-1] for op in ops for s in op.outputs if s.floating and len(s.shape) > 1}
+        found = [pair for op in ops if (pair := self._rows_and_entries(op)) and pair[1] not in widths]
+        own = found and not any(rows in nodes and entries in edges for rows, entries in found)
+        nodes, edges = (set(), set()) if own else (set(nodes), set(edges))
+        for rows, entries in found:
+            if rows not in edges and entries not in nodes and rows != entries:
+                nodes.add(rows)
+                edges.add(entries)
+        return nodes, edges
+
+    def _rows_and_entries(self, op: OpRecord) -> tuple[int, int] | None:
+        """Of a gather or a scatter: rows of what is read or added to, and how many of them."""
         if op.cost.family not in ("gather", "scatter") or not op.outputs or len(op.inputs) < 2:
-            return
+            return None
         target = op.inputs[0] if op.cost.family == "gather" else op.outputs[0]
         index = next((spec for spec in op.inputs if spec.dtype == torch.int64), None)
         if index is None or not target.shape or not index.shape:
-            return
-        dim = next((d for d, size in enumerate(target.shape) if size in self.nodes), 0)
+            return None
+        dim = next((d for d, size in enumerate(target.shape) if size in self.given[0]), 0)
         rows, entries = target.shape[dim], max(index.shape)
-        if rows and entries and rows not in self.edges and entries not in self.nodes and rows != entries:
-            self.nodes.add(rows)
-            self.edges.add(entries)
+        return (rows, entries) if rows and entries else None
 
     def _row(self, spec: Spec) -> int:
         """Values per node or edge."""
@@ -174,16 +187,21 @@ class _Reader:
         values = [label for spec, label in inputs if spec.floating]
         feat = any(label.feat for label in values)
         learned = any(label.learned for label in values)
-        base = Label(feat, learned, layer=path, drawn=any(label.drawn for _, label in inputs))
+        grad = any(label.grad for label in values)
+        base = Label(feat, learned, grad, layer=path, drawn=any(label.drawn for _, label in inputs))
         if op.cost.family in ("create", "draw"):  # as long as its input, but with values of its own
             return Label(layer=path)
         if self._looks_up(op, inputs):
-            return Label(feat=True, learned=True, layer=path)
+            return Label(feat=True, learned=True, grad=base.grad, layer=path)
         if not inputs or layer is None:
             return base
         family = op.cost.family
         hops = max((label.hops for _, label in inputs if label.feat), default=0)
         if family == "gather":
+            source, label = inputs[0]
+            if label.feat and label.kind != "node" and set(source.shape) & self.edges:
+                # Messages in another order, or one picked for every node: a median sorts them.
+                return label if self._on_edges(op) else self._aggregate(op, source, label, base, layer)
             return self._gather(inputs[0], base, layer)
         if family == "scatter":
             source, label = inputs[-1]
@@ -209,7 +227,7 @@ class _Reader:
         spec, label = table
         if not (label.feat and spec.floating):
             return replace(base, feat=label.feat, learned=label.learned, kind="C" if label.feat else "node")
-        return Label(True, label.learned, "C", label.bent, label.hops, roots=label.roots)
+        return Label(True, label.learned, label.grad, "C", label.bent, label.hops, roots=label.roots)
 
     def _edge_op(self, op: OpRecord, inputs: list[tuple[Spec, Label]], base: Label, hops: int, layer: Layer) -> Label:
         name = op.name.split("::")[1].split(".")[0].strip("_")
@@ -219,6 +237,8 @@ class _Reader:
             if op.cost.family == "pointwise" and op.outputs[0].floating and constant and name in ("mul", "ones"):
                 layer.norm = True
             return base
+        if op.cost.family == "sort":  # messages still, in another order
+            return live[0][1]
         same = {label.kind for _, label in live}
         if name in ("sub", "div"):  # by what was added up of it: a softmax over neighbours, which is no hop
             hops = min(label.hops for _, label in live)
@@ -230,7 +250,7 @@ class _Reader:
             if not wide[1].feat:
                 return replace(base, kind="MP", bent=True, hops=hops)
             if narrow[0].numel < wide[0].numel and wide[1].kind in ("C", "A"):
-                return replace(wide[1], feat=True, learned=True, kind="A")
+                return replace(wide[1], feat=True, learned=True, grad=base.grad, kind="A")
             return replace(base, kind="MP", hops=hops, bent=True)
         if name in LINEAR and len(live) == 1 and len({label.feat for _, label in inputs}) == 1:
             return live[0][1]
@@ -256,20 +276,22 @@ class _Reader:
 
     def _aggregate(self, op: OpRecord, source: Spec, label: Label, base: Label, layer: Layer) -> Label:
         reduce = str(op.args[4]) if "scatter_reduce" in op.name and len(op.args) > 4 else "sum"
+        reduce = PICK if op.cost.family == "gather" else reduce
         if not label.feat or not set(source.shape) & self.edges or label.kind == "node":
             return base
         width = self._row(source)
         if width > layer.aggregated:  # what came before was narrower: scores, degrees
-            layer.kind, layer.hops, layer.reduces, layer.aggregated = "-", 0, [], width
+            layer.kind, layer.hops, layer.reduces, layer.later, layer.aggregated = "-", 0, [], {}, width
         if width == layer.aggregated:
             # Bent after an earlier hop: that was the node's own update, and the message is a copy all the same.
             kind = "MP" if label.bent and label.kind == "C" and label.learned and not label.hops else label.kind
-            layer.kind = max(layer.kind, kind, key=("-", "C", "A", "MP").index)
+            layer.kind = max(layer.kind, kind, key=KINDS.index)
             layer.reduces.append(reduce)
+            layer.later |= {label.hops: (width, label.grad)} if label.hops else {}
             layer.hops = max(layer.hops, label.hops + 1)
             layer.bent |= label.bent and label.hops > 0
             layer.constant_input |= label.kind == "C" and not (label.learned or base.drawn)
-        return Label(True, base.learned, hops=label.hops + 1, roots=label.roots)
+        return Label(True, base.learned, base.grad, hops=label.hops + 1, roots=label.roots)
 
     def _fused(self, op: OpRecord, inputs: list[tuple[Spec, Label]], base: Label, layer: Layer) -> Label:
         kernel = op.name.split("::")[1]
@@ -290,11 +312,12 @@ class _Reader:
                 else "C"
             )
             layer.aggregated = self._row(spec)
+            layer.later |= {label.hops: (layer.aggregated, label.grad)} if label.hops else {}
             layer.hops = max(layer.hops, label.hops + 1)
             layer.bent |= label.bent and label.hops > 0
             layer.reduces.append("sum")
             layer.constant_input |= not (label.learned or base.drawn)
-        return Label(True, base.learned, hops=label.hops + 1, roots=label.roots)
+        return Label(True, base.learned, base.grad, hops=label.hops + 1, roots=label.roots)
 
 
 def _draws(op: OpRecord) -> bool:
@@ -331,6 +354,6 @@ def classify(model: nn.Module, trace: Trace, sizes: Sizes, data: Any, num_nodes:
     }
     reader = _Reader(model, trace, sizes, features, learned)
     if tables:
-        reader.nodes |= {num_nodes or sizes.n}
+        reader.given[0].add(num_nodes or sizes.n)
         reader.labels |= {key: Label(feat=True, learned=True) for key in tables}
     return reader.read()

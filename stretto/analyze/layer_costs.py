@@ -13,9 +13,9 @@ import sympy
 from torch import nn
 
 from stretto.analyze import published
-from stretto.analyze.classify import Layer
 from stretto.analyze.depth import depth
 from stretto.analyze.graph_stats import GraphStats
+from stretto.analyze.layer import Layer
 from stretto.analyze.lift import SYMBOLS
 from stretto.analyze.look import Look
 from stretto.analyze.rewrites import Rewrite, chosen, saved_flops
@@ -73,7 +73,7 @@ def text(expression: Any) -> str:
 
 def mlp_depth(model: nn.Module, layer: Layer) -> int:
     """K of a layer: linear maps inside it, or the kernels of a mixture."""
-    module = dict(model.named_modules()).get(layer.path)
+    module = dict(model.named_modules(remove_duplicate=False)).get(layer.path)
     if module is None:
         return 1
     kernels = getattr(module, "kernel_size", None)
@@ -125,15 +125,23 @@ def _best(symbolic: Trace, mine: set[int], picked: list[Rewrite]) -> str:
     return text(sympy.nsimplify(sympy.expand(total), rational=True))
 
 
+def _is_pygs(module: nn.Module | None, name: str) -> bool:
+    """Whether a class of this name is PyG's, or ours for it: a user's may be called the same and do something else."""
+    own = (c.__module__.partition(".")[0] for c in type(module).__mro__ if c.__name__ == name)
+    return any(package in ("torch_geometric", "stretto") for package in own)
+
+
 def _published(model: nn.Module, layer: Layer, stats: GraphStats) -> dict[str, str | float]:
-    row = published.find(layer.module, layer.kind, layer.type)
+    module = dict(model.named_modules(remove_duplicate=False)).get(layer.path)
+    known = layer.module if _is_pygs(module, layer.module) else ""
+    row = published.find(known, layer.kind, layer.type)
     if row is None:
         return {}
     values = {
-        "n": stats.num_nodes, "m": stats.num_edges, "d": max(stats.max_degree, 2), "L": 1,
+        "n": stats.num_nodes, "m": stats.num_edges, "d": max(stats.max_degree, 2), "L": max(len(layer.calls), 1),
         "K": mlp_depth(model, layer), "T": max(layer.hops, 1), "k": max(layer.width_in, layer.width_out, 1), "c": 10,
     }  # fmt: skip
-    named = layer.module in row.pyg
+    named = known in row.pyg
     formulas = {
         "work": row.work, "depth": row.depth, "implemented work": row.implemented_work,
         "implemented depth": row.implemented_depth,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import sqrt
 
 from stretto.analyze.graph_stats import Partition, replicas
-from stretto.analyze.strategy import ATTENTION, Problem, Strategy, split_memory, wire
+from stretto.analyze.strategy import Problem, Strategy, split_memory, wire
 
 
 def feature(problem: Problem, part: Partition) -> Strategy | str:
@@ -19,15 +19,16 @@ def feature(problem: Problem, part: Partition) -> Strategy | str:
     P, n = part.parts, problem.stats.num_nodes
     per_worker = problem.b * n * problem.width * (P - 1) / P**2 * 2
     rounds = 2 * problem.rounds
-    moving = wire(problem, per_worker + problem.allreduce(P), rounds * (P - 1))
+    messages = rounds * (P - 1) + problem.turns(P)
+    moving = wire(problem, per_worker + problem.allreduce(P), messages)
     compute = problem.compute(1 / P, 1 / P)
     memory = split_memory(problem, 1 / P, 0.0)
     return Strategy(
         "feature-parallel",
         P,
         P * (per_worker + problem.allreduce(P)),
-        rounds * P * (P - 1),
-        rounds + 1,
+        messages * P,
+        rounds + problem.train,
         memory,
         compute,
         moving,
@@ -44,19 +45,20 @@ def one_and_a_half(problem: Problem, part: Partition) -> Strategy | str:
     copies = replicas(P)
     if not copies:
         return f"{P} workers cannot be shared out to copies evenly"
-    if problem.attends:
-        return ATTENTION
+    if problem.not_in_parts:
+        return problem.not_in_parts
     skew = part.blocks[0]
     per_worker = problem.b * problem.width * (n / copies + n * copies / P)
-    moving = wire(problem, per_worker + problem.allreduce(P), problem.rounds * (P // copies))
+    messages = problem.rounds * (P // copies) + problem.turns(P)
+    moving = wire(problem, per_worker + problem.allreduce(P), messages)
     compute = problem.compute(skew / P, 1 / P)
     memory = problem.fixed + (problem.features + problem.activations) * copies / P
     return Strategy(
         "1.5-D, replicated",
         P,
         P * (per_worker + problem.allreduce(P)),
-        problem.rounds * P * (P // copies),
-        problem.rounds + 1,
+        messages * P,
+        problem.rounds + problem.train,
         memory,
         compute,
         moving,
@@ -73,7 +75,7 @@ def _grid(
     """Matrices cut into blocks along both sides (and a third); words: per worker and step."""
     P = part.parts
     per_worker = problem.b * words
-    messages = problem.rounds * 2 * (side - 1)
+    messages = problem.rounds * 2 * (side - 1) + problem.turns(P)
     moving = wire(problem, per_worker + problem.allreduce(P), messages)
     compute = problem.compute(skew / P, 1 / P)
     return Strategy(
@@ -81,7 +83,7 @@ def _grid(
         P,
         P * (per_worker + problem.allreduce(P)),
         messages * P,
-        problem.rounds * side + 1,
+        problem.rounds * side + problem.train,
         problem.fixed + (problem.features + problem.activations) * copies / P,
         compute,
         moving,
@@ -97,8 +99,8 @@ def two_d(problem: Problem, part: Partition) -> Strategy | str:
     P, side = part.parts, round(sqrt(part.parts))
     if P < 4 or side * side != P:
         return f"{P} workers are no square"
-    if problem.attends:
-        return ATTENTION
+    if problem.not_in_parts:
+        return problem.not_in_parts
     n, m = problem.stats.num_nodes, problem.stats.num_edges
     words = (n * problem.width + m * problem.rounds) / side
     text = "(n k + m) / sqrt(P) words per worker and round"
@@ -110,8 +112,8 @@ def three_d(problem: Problem, part: Partition) -> Strategy | str:
     P, side = part.parts, round(part.parts ** (1 / 3))
     if P < 8 or side**3 != P:
         return f"{P} workers are no cube"
-    if problem.attends:
-        return ATTENTION
+    if problem.not_in_parts:
+        return problem.not_in_parts
     n, m = problem.stats.num_nodes, problem.stats.num_edges
     words = (n * problem.width + m * problem.rounds) / side**2
     text = "(n k + m) / P^(2/3) words per worker and round"
@@ -125,10 +127,11 @@ def pipeline(problem: Problem, part: Partition) -> Strategy | str:
     if stages < 2 or stages < P:
         return f"{stages} layer{'s' * (stages != 1)} cannot be shared out to {P} stages"
     width = max(layer.width_out for layer in problem.layers)
-    moved = problem.b * n * width * (P - 1) * (2 if problem.train else 1)
+    ways = 2 if problem.train else 1  # rows forward, their gradients back
+    moved = problem.b * n * width * (P - 1) * ways
     chunks = 4 * P
     compute = problem.compute(1 / P, 1 / P) * (chunks + P - 1) / chunks
-    moving = wire(problem, moved / max(1, P - 1), chunks * 2)
+    moving = wire(problem, moved / max(1, P - 1), chunks * ways)
     memory = problem.fixed / P + problem.features + problem.activations / P
     exact = problem.graphs >= chunks  # a chunk of one graph would have to wait for the rows of all others
     said = "" if exact else "; a chunk reads rows of the other chunks as they were a step before"
@@ -136,8 +139,8 @@ def pipeline(problem: Problem, part: Partition) -> Strategy | str:
         "pipelined by layers",
         P,
         moved,
-        chunks * (P - 1) * 2,
-        2 * (P - 1),
+        chunks * (P - 1) * ways,
+        ways * (P - 1),
         memory,
         compute,
         moving,

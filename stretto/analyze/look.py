@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from stretto.analyze.classify import Layer, classify
+from stretto.analyze.classify import classify
 from stretto.analyze.given import Given
 from stretto.analyze.kept import kept, uncached
+from stretto.analyze.layer import Layer
 from stretto.analyze.lift import PROBES, SYMBOLS, Sizes, difference, rescale, shrunk, usable
 from stretto.analyze.trace import Trace
-from stretto.analyze.workload import Workload
+from stretto.analyze.workload import LabelError, Workload, labels_of
 from stretto.bench import machine as facts
 from stretto.errors import fail
 
@@ -50,6 +51,8 @@ def look(workload: Workload, given: Given) -> Look:
         return _data_itself(workload, given, "There is one node")
     try:
         seen = _probed(workload, given.data)
+    except LabelError:  # the data's, which a step on them would not get by either
+        raise
     except Exception as error:  # whatever a model may raise on a graph that is not its own
         logger.warning("stretto: the model does not run on a probe (%s); the data itself is traced", error)
         return _data_itself(workload, given, f"The model does not run on a smaller graph ({type(error).__name__})")
@@ -82,7 +85,7 @@ def _probed(workload: Workload, data: Any) -> tuple[_Seen, _Seen]:
 def _on(workload: Workload, data: Any, sizes: Sizes) -> _Seen:
     model, small = workload.model, shrunk(data, sizes)
     with uncached(model):
-        trace = Workload(model, small, workload.mode, workload.step).trace()
+        trace = Workload(model, small, workload.mode, workload.step, labels_of(data)).trace()
         return _Seen(sizes, trace, classify(model, trace, sizes, small, data.num_nodes))
 
 

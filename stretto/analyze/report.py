@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from stretto.analyze import published
-from stretto.analyze.classify import Layer
 from stretto.analyze.costs import DEGREE
 from stretto.analyze.depth import Depth
 from stretto.analyze.given import Given
 from stretto.analyze.graph_stats import GraphStats, Partition
+from stretto.analyze.layer import Layer
 from stretto.analyze.layer_costs import LayerCost
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.predict import bound, times
@@ -195,7 +195,7 @@ class Report:
             expect(value >= 1, f"schemes: '{name}' is {value}, wanted at least 1")
         one = self.graph.num_nodes and not self.given.hetero and not self.given.sizes.g
         expect(bool(one), "schemes: only one graph with nodes of one type is counted by schemes, and not an empty one")
-        rounds = sum(max(layer.hops, 1) for layer in self.layers)
+        rounds = sum(len(layer.rounds) for layer in self.layers)
         width = max((max(layer.width_in, layer.width_out) for layer in self.layers), default=1)
         found = schemes(self.workload, layers=max(rounds, 1), width=width, fanout=fanout, batch=batch)
         return [asdict(scheme) for scheme in found]

@@ -9,7 +9,7 @@ from math import log2
 
 import sympy
 
-from stretto.analyze.classify import Layer
+from stretto.analyze.layer import PICK, Layer
 from stretto.analyze.lift import Sizes
 from stretto.analyze.specs import Size, Spec
 from stretto.analyze.trace import OpRecord, Trace
@@ -52,12 +52,27 @@ def rewrites(trace: Trace, layers: list[Layer], sizes: Sizes, plain: Trace, edge
     found: list[Rewrite] = []
     edges = set(edges)
     for layer in layers:
-        inside = set(layer.ops)
-        ops = [op for op in plain if op.index in inside or (op.site is not None and op.site in inside)]
-        found += _order(layer, trace, plain, ops) + _fuse(layer, trace, ops, edges)
-        found += _hoist(layer, trace, plain, ops, edges, sizes.n)
-        found += _cache(layer, trace, ops, edges) + _power(layer, sizes)
+        by_call: list[Rewrite] = []
+        for call in layer.calls:
+            inside = set(call.ops)
+            ops = [op for op in plain if op.index in inside or (op.site is not None and op.site in inside)]
+            by_call += _order(call, trace, plain, ops) + _fuse(call, trace, ops, edges)
+            by_call += _hoist(call, trace, plain, ops, edges, sizes.n)
+            by_call += _cache(call, trace, ops, edges) + _power(call, sizes)
+        found += _merged(by_call, len(layer.calls))
     return found
+
+
+def _merged(ways: list[Rewrite], calls: int) -> list[Rewrite]:
+    """One of every rule, for all calls of a layer that it leaves as much of."""
+    found = []
+    for first in {way.rule: way for way in reversed(ways)}.values():
+        same = [way for way in ways if (way.rule, way.left) == (first.rule, first.left)]
+        said = f" (in {len(same)} of {calls} calls)" if calls > 1 else ""
+        flops, moved = sum(way.flops for way in same), sum(way.bytes for way in same)
+        places = tuple(i for way in same for i in way.ops)
+        found.append(Rewrite(first.layer, first.rule, flops, moved, first.sentence + said, places, first.left))
+    return sorted(found, key=lambda way: [other.rule for other in ways].index(way.rule))
 
 
 def _real(trace: Trace, ops: Iterable[OpRecord]) -> list[OpRecord]:
@@ -162,7 +177,7 @@ def _scales(op: OpRecord, width: int) -> bool:
 
 def _fuse(layer: Layer, trace: Trace, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
     """gather, weight and scatter in one pass: nothing as long as the edges is written or read back."""
-    if layer.kind not in ("C", "A"):
+    if layer.kind not in ("C", "A") or PICK in layer.reduces:
         return []
     messages = [op for op in ops if _edge_wide(op, edges) and op.cost.family in ("gather", "pointwise")]
     wide = [op for op in messages if op.outputs[0].numel >= layer.aggregated * max(edges & set(op.outputs[0].shape))]

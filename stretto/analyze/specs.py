@@ -5,7 +5,7 @@ Sizes are integers in a trace and may be sympy expressions in a lifted one; ever
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class Spec:
     stride: tuple[int, ...]
     dtype: torch.dtype
     key: int = 0  # identity of the storage while the trace ran
+    grad: bool = field(default=False, compare=False)  # autograd wants a gradient of it: not of what is frozen, detached
 
     @property
     def itemsize(self) -> int:
@@ -91,7 +92,7 @@ def describe(value: Any) -> Any:
     """The value with every tensor and matrix inside replaced by what is kept of it."""
     if isinstance(value, Tensor):
         if value.layout == torch.strided:
-            return Spec(tuple(value.shape), value.stride(), value.dtype, storage_key(value))
+            return Spec(tuple(value.shape), value.stride(), value.dtype, storage_key(value), value.requires_grad)
         return _sparse(value)
     if isinstance(value, Csr):
         index = value.col if value.col is not None else value.edge_id

@@ -8,7 +8,7 @@ from math import ceil
 
 from stretto.analyze.graph_stats import Partition
 from stretto.analyze.layouts import feature, one_and_a_half, pipeline, three_d, two_d
-from stretto.analyze.strategy import ATTENTION, Problem, Refusal, Strategy, split_memory, wire
+from stretto.analyze.strategy import Problem, Refusal, Strategy, split_memory, wire
 from stretto.dist import Schedule, Staleness
 
 FANOUT, BATCH = 10, 1024
@@ -48,7 +48,7 @@ def _halo(
     moved = problem.b * rows * problem.width
     total = moved + P * problem.allreduce(P)
     rounds = problem.rounds
-    messages = part.pairs * rounds + (2 * (P - 1) * P if problem.train else 0)
+    messages = part.pairs * rounds + P * problem.turns(P)
     share = max(problem.edge_share(*own) for own in zip(part.edges, part.rows, strict=True))
     # A layer that multiplies first does so for the rows it pulled too.
     rows_held = max(own + pulled for own, pulled in zip(part.rows, part.halo, strict=True))
@@ -90,8 +90,8 @@ def _pull(problem: Problem, part: Partition) -> Strategy:
 
 
 def _push(problem: Problem, part: Partition) -> Strategy | str:
-    if problem.attends:
-        return ATTENTION
+    if problem.not_in_parts:
+        return problem.not_in_parts
     return _halo(
         problem,
         part,
@@ -104,8 +104,8 @@ def _push(problem: Problem, part: Partition) -> Strategy | str:
 
 
 def _either(problem: Problem, part: Partition) -> Strategy | str:
-    if problem.attends:
-        return ATTENTION
+    if problem.not_in_parts:
+        return problem.not_in_parts
     if part.best >= min(sum(part.halo), sum(part.push)):
         return "no pair of parts does better than all by the same side"
     return _halo(
@@ -123,7 +123,7 @@ def _overlapped(problem: Problem, part: Partition) -> Strategy:
     """As pull; rows that need no others are computed while rows are under way, the sum of gradients follows."""
     plan, P = _pull(problem, part), part.parts
     n = max(1, problem.stats.num_nodes)
-    gradients = wire(problem, problem.allreduce(P), 2 * (P - 1)) if problem.train else 0.0
+    gradients = wire(problem, problem.allreduce(P), problem.turns(P))
     halo, seconds = plan.communicate - gradients, 0.0
     for own, edges, inner, pulled in zip(part.rows, part.edges, part.interior, part.halo, strict=True):
         compute = problem.compute(problem.edge_share(edges, own), (own + pulled) / n)
@@ -168,13 +168,14 @@ def _sampling(problem: Problem, part: Partition) -> Strategy:
     compute = problem.compute(share, share) * steps
     fetch = nodes * problem.layers[0].width_in * problem.b * (1 - 1 / P) if problem.layers else 0.0
     total = steps * P * (fetch + problem.allreduce(P))
-    moving = steps * wire(problem, fetch + problem.allreduce(P), 3 * (P - 1))
+    messages = P - 1 + problem.turns(P)
+    moving = steps * wire(problem, fetch + problem.allreduce(P), messages)
     memory = problem.fixed + problem.features / P + problem.activations * share
     return Strategy(
         "data-parallel sampling",
         P,
         total,
-        steps * 3 * (P - 1) * P,
+        steps * messages * P,
         steps,
         memory,
         compute,

@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stretto.analyze.classify import Layer
 from stretto.analyze.graph_stats import GraphStats
+from stretto.analyze.layer import PICK, Layer
 from stretto.analyze.machine_file import Machine
 from stretto.dist import Schedule, Staleness
 
 ATTENTION = "attention needs its softmax over all neighbours: two rounds or a merge, not partial sums alone"
+PICKS = "a median needs all neighbours sorted: those of parts do not add up to it"
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,21 @@ class Problem:
         return any(layer.kind == "A" for layer in self.layers)
 
     @property
+    def not_in_parts(self) -> str:
+        """Why neighbours cannot be aggregated part by part; empty: they can."""
+        return ATTENTION if self.attends else PICKS if any(PICK in layer.reduces for layer in self.layers) else ""
+
+    @property
     def forward_widths(self) -> list[int]:
         """Width of what each round of aggregation reads, in order."""
-        return [layer.width_in for layer in self.layers for _ in range(max(layer.hops, 1))]
+        return [width for layer in self.layers for width, _ in layer.rounds]
 
     @property
     def backward_widths(self) -> list[int]:
         """The same for gradients; an input that no parameter is behind needs none."""
         if not self.train:
             return []
-        return [layer.width_in for layer in self.layers if layer.learned_input for _ in range(max(layer.hops, 1))]
+        return [width for layer in self.layers for width, learned in layer.rounds if learned]
 
     @property
     def rounds(self) -> int:
@@ -78,6 +84,10 @@ class Problem:
     def allreduce(self, workers: int) -> float:
         """Bytes per worker."""
         return 2 * (workers - 1) / workers * self.parameters * self.b if self.train else 0.0
+
+    def turns(self, workers: int) -> int:
+        """Messages of a worker in the all-reduce, round a ring; there is none where nothing is trained."""
+        return 2 * (workers - 1) if self.train else 0
 
 
 @dataclass(frozen=True)

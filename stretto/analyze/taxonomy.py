@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stretto.analyze.classify import Layer
 from stretto.analyze.graph_stats import GraphStats
+from stretto.analyze.layer import Layer
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _forms(model: nn.Module, stats: GraphStats, layers: list[Layer], data: Any, 
     experts = _gated(model)
     n, m, d = stats.num_nodes, stats.num_edges, stats.max_degree
     width = max((max(layer.width_in, layer.width_out) for layer in layers), default=1)
-    depth = sum(max(layer.hops, 1) for layer in layers)
+    depth = sum(len(layer.rounds) for layer in layers)
     mlp = _mlp_depth(model, layers)
     stages = 3 if layers else 0
     return [

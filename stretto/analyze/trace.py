@@ -60,6 +60,7 @@ class OpRecord:
     close: float = 1.0  # of rows at places that an index names, the share used shortly before or next to the last
     seconds: float = 0.0  # in the pass whose parts add up to the step
     typical: float = 0.0  # median over all passes
+    calls: tuple[tuple[str, int], ...] = ()  # modules that it ran inside, each with the number of its call
     runs: str = ""  # on a processor, where ops take memory for themselves: "kernel" (ours) or "aten"
 
     @property
@@ -179,7 +180,8 @@ class Recorder(TorchDispatchMode):
         self.times: list[tuple[str, float, float]] = []  # (op, seconds, seconds since the op before)
         self.own = 0.0  # seconds of the tracer itself
         self._names: dict[int, str] = {}
-        self._stack: list[str] = []
+        self._stack: list[tuple[str, int]] = []  # modules, and which of their calls
+        self._calls: dict[str, int] = {}
         self._inside = False
         self._producer: dict[int, int] = {}
         self._sites: dict[int, tuple[int, str]] = {}  # sequence number -> (op, path)
@@ -218,11 +220,12 @@ class Recorder(TorchDispatchMode):
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         if id(module) not in self._names:  # a script's model: its first call names it
-            self._name(module, type(module).__name__ if not self._stack else f"{self._stack[-1]}.?")
+            self._name(module, type(module).__name__ if not self._stack else f"{self._stack[-1][0]}.?")
         name = self._names[id(module)]
-        if self._stack and not name.startswith(self._stack[-1]):  # a module shared by several: as seen from this one
-            name = f"{self._stack[-1]}.{name.rpartition('.')[2]}"
-        self._stack.append(name)
+        if self._stack and not name.startswith(self._stack[-1][0]):  # a module shared by several: as seen from this one
+            name = f"{self._stack[-1][0]}.{name.rpartition('.')[2]}"
+        self._calls[name] = self._calls.get(name, 0) + 1
+        self._stack.append((name, self._calls[name]))
 
     def _leave_module(self, module: nn.Module, args: Any, out: Any) -> None:
         if self._stack:
@@ -281,7 +284,7 @@ class Recorder(TorchDispatchMode):
         """Module, phase and, in the backward pass, the forward op that is being differentiated."""
         node = torch._C._current_autograd_node()
         if node is None:
-            return (self._stack[-1] if self._stack else ""), self.phase, None
+            return (self._stack[-1][0] if self._stack else ""), self.phase, None
         site, path = self._sites.get(node._sequence_nr(), (None, ""))
         return path, "backward", site
 
@@ -300,7 +303,7 @@ class Recorder(TorchDispatchMode):
         record = OpRecord(
             len(self.trace.ops), name, path, phase, args, kwargs, describe(out), tags, is_view, site, deps, Cost("?")
         )
-        record.cost = record.recount()
+        record.cost, record.calls = record.recount(), tuple(self._stack)
         if record.cost.random:
             self._inside = True  # looking at an index is no part of the step
             index = locality.index_of(given)

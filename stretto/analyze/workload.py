@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from stretto.analyze.clock import device_of
 from stretto.analyze.kept import kept
 from stretto.analyze.trace import Recorder, Trace
-from stretto.errors import expect, fail
+from stretto.errors import StrettoError, expect, fail
 from stretto.kernels import pool
 from stretto.tune.timing import waiter
 
@@ -35,14 +35,22 @@ ALIASES = {
 }
 
 
+class LabelError(StrettoError):
+    """A label that the output has no column for."""
+
+
 @dataclass
 class Workload:
-    """One step of `model` on `data`. step(model, data) -> loss or output replaces the default one."""
+    """One step of `model` on `data`. step(model, data) -> loss or output replaces the default one.
+
+    labels: the least and the largest label of the data that `data` is a probe of, where it has any.
+    """
 
     model: nn.Module
     data: Any
     mode: str = "train"
     step: Callable[[nn.Module, Any], Any] | None = None
+    labels: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         expect(self.mode in MODES, f"analyze: 'mode' is {self.mode!r}, wanted one of {', '.join(MODES)}")
@@ -65,7 +73,7 @@ class Workload:
                     self._forward()
                 return
             with torch.enable_grad():
-                loss = scalar(self._forward(), self.data)
+                loss = scalar(self._forward(), self.data, self.labels)
             if recorder is not None:
                 recorder.phase = "backward"
             if loss.requires_grad:
@@ -160,31 +168,48 @@ def merge_times(trace: Trace, passes: list[Recorder], plain: list[float]) -> Non
     trace.step_seconds = statistics.median(plain)
 
 
-def scalar(out: Any, data: Any) -> Tensor:
+def scalar(out: Any, data: Any, labels: tuple[int, int] | None = None) -> Tensor:
     """A loss: of a scalar itself, cross entropy over the train mask where there are labels for it, else a sum.
 
-    Of a dict the sum over its values, of a tuple or list that of the first that has a tensor.
+    Of a dict the sum over its values, of a tuple or list that of the first that has a tensor. labels: the range that
+    the output must have columns for, where `data` are not all there are.
     """
     if isinstance(out, dict):
         values = [scalar(v, None) for v in out.values() if _has_tensor(v)]
         out = sum(values, torch.zeros(())) if values else None
     elif isinstance(out, (tuple, list)):
-        return scalar(next((v for v in out if _has_tensor(v)), None), data)
+        return scalar(next((v for v in out if _has_tensor(v)), None), data, labels)
     if not isinstance(out, Tensor):
         fail(f"analyze: a step gives {type(out).__name__}, wanted a tensor to take gradients of; pass step=")
     if out.dim() == 0:
         return out
     if not has_labels(out, data):
         return out.sum()
+    if labels is not None and not (labels[0] >= 0 and labels[1] < out.size(1)):
+        _no_column(out, *labels)
     mask = train_mask(data)
     rows, y = (out, data.y) if mask is None else (out[mask], data.y[mask])
     try:
         return F.cross_entropy(rows, y, ignore_index=IGNORED)
     except IndexError:  # asking beforehand would be an op of the step
-        fail(
-            f"analyze: 'y' has labels from {int(y.min())} to {int(y.max())}, but the model's output has {out.size(1)} "
-            "columns, one for each class from 0; pass step= if 'y' is something else"
-        )
+        _no_column(out, int(y.min()), int(y.max()))
+
+
+def _no_column(out: Tensor, low: int, high: int) -> NoReturn:
+    raise LabelError(
+        f"analyze: 'y' has labels from {low} to {high}, but the model's output has {out.size(1)} columns, one for each "
+        f"class from 0 ({IGNORED} is no label); pass step= if 'y' is something else"
+    )
+
+
+def labels_of(data: Any) -> tuple[int, int] | None:
+    """The least and the largest label that a loss is taken of."""
+    y, mask = getattr(data, "y", None), train_mask(data)
+    if not isinstance(y, Tensor) or y.dim() != 1 or y.is_floating_point() or y.dtype == torch.bool:
+        return None
+    y = y if mask is None or len(mask) != len(y) else y[mask]
+    y = y[y != IGNORED]
+    return (int(y.min()), int(y.max())) if y.numel() else None
 
 
 def _has_tensor(value: Any) -> bool:

@@ -55,7 +55,7 @@ def sites_of(profile: Profile) -> dict[str, Site]:
     seen: dict[str, Site] = {}
     again: set[str] | None = None  # met in the second step
     handles = []
-    for path in layer_paths(model, profile.trace):
+    for path in (path for path in layer_paths(model, profile.trace) if path in modules):
 
         def hook(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
             first = seen.get(path) or Site.of(module, args, kwargs)._replace(calls=0, new_graph=profile.new_graphs)

@@ -279,3 +279,20 @@ def test_what_print_and_a_notebook_show():
     found = stretto.profile(make("gcn", 8, 4, 8), as_data(datasets.load_graph("er:40:80"), width=8), machine=Machine())
     assert repr(found) == str(found)
     assert str(found).startswith("Stack, train: ")
+
+
+def test_a_users_class_is_not_the_one_of_pyg_that_it_is_called_as():
+    class GATConv(pyg.MessagePassing):
+        """A copy, with nothing of attention."""
+
+        def __init__(self):
+            super().__init__(aggr="add")
+            self.lin = torch.nn.Linear(24, 8)
+
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=self.lin(x))
+
+    (cost,) = stretto.analyze(GATConv(), cora(), machine=MACHINE, procs=[1]).costs
+    assert (cost.name, cost.published["row"], cost.published["found by"]) == ("C, L", "GCN", "its class and type")
+    (cost,) = stretto.analyze(pyg.GATConv(24, 8), cora(), machine=MACHINE, procs=[1]).costs
+    assert (cost.published["row"], cost.published["found by"]) == ("GAT", "its name")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch_geometric import nn as pyg
 from torch_geometric.data import Batch, Data
 
 import stretto.analyze
@@ -44,6 +45,19 @@ def test_blocks_add_up_partial_sums_which_attention_has_not():
         assert "softmax" in refused[place]
     applied = {(s.name, s.workers) for s in report_of("gcn", procs=[4, 8]).strategies}
     assert applied >= {("1.5-D, replicated", 4), ("2-D", 4), ("3-D", 8)}
+
+
+@pytest.mark.parametrize("conv", [pyg.GraphConv, pyg.SAGEConv])
+def test_a_median_is_an_aggregation_but_not_of_parts(conv):
+    data = as_data(datasets.load_graph("er:200:800"), width=24)
+    model = pyg.Sequential("x, edge_index", [(conv(24, 16, aggr="median"), "x, edge_index -> x")])
+    report = stretto.analyze(model, data, machine=MACHINE, procs=[4, 8])
+    assert [cost.name for cost in report.costs] == ["C, L"]
+    assert {way.rule for way in report.rewrites} <= {"cache A X"}
+    refused = {(r.name, r.workers): r.reason for r in report.refusals}
+    for place in (("partition + halo, push", 4), ("1.5-D, replicated", 4), ("2-D", 4), ("3-D", 8)):
+        assert "median" in refused[place]
+    assert (PULL, 4) in {(s.name, s.workers) for s in report.strategies}
 
 
 def test_layers_as_stages_are_exact_only_for_graphs_apart():
@@ -124,3 +138,26 @@ def test_one_node_needs_one_worker(edges):
     data = Data(x=torch.randn(1, 24), edge_index=torch.zeros(2, edges, dtype=torch.long), y=torch.tensor([1]))
     report = report_of("gcn", data, procs=[1, 2, 4])
     assert report.best.workers == 1
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_the_sum_of_gradients_is_a_round_of_messages_and_a_wait_where_something_is_trained(mode):
+    """By hand: a GCN of two layers reads rows of 24 and 16, and in training sends gradients of the 16 back."""
+    train, parts, copies, side = mode == "train", 8, 2, 2
+    report = report_of("gcn", procs=[parts], mode=mode)
+    plans = {s.name: s for s in report.strategies if s.workers == parts}
+    rounds, ring = 2 + train, 2 * (parts - 1) * train
+    messages = {
+        "feature-parallel": 2 * rounds * (parts - 1) + ring,
+        "1.5-D, replicated": rounds * parts // copies + ring,
+        "3-D": rounds * 2 * (side - 1) + ring,
+    }
+    for name, each in messages.items():
+        assert plans[name].messages == parts * each, name
+    waits = {"feature-parallel": 2 * rounds, "1.5-D, replicated": rounds, "3-D": rounds * side, PULL: rounds}
+    for name, between in waits.items():
+        assert plans[name].syncs == between + train, name
+    seen = plans["data-parallel sampling"]
+    assert seen.messages % (parts * (parts - 1 + ring)) == 0
+    (stages,) = [s for s in report_of("gcn", procs=[2], mode=mode).strategies if s.name == "pipelined by layers"]
+    assert (stages.messages, stages.syncs) == (8 * (1 + train), 1 + train)

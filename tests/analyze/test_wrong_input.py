@@ -183,3 +183,17 @@ def test_a_share_is_a_number():
     for wrong in ("a", None, 0, 2.0):
         with pytest.raises(StrettoError, match=r"hot: 'share' is .*, wanted a number, 0 < share <= 1"):
             profile.hot(wrong)
+
+
+@pytest.mark.parametrize("label", [9, -3])
+def test_labels_beyond_the_rows_of_a_probe_are_looked_at(label):
+    data = as_data(datasets.load_graph("er:400:1200"), width=8)
+    data.y = torch.arange(400) % 5
+    data.y[390], data.y[391] = label, -1  # of which the last is none
+    words = f"'y' has labels from {min(0, label)} to {max(4, label)}, but the model's output has 5 columns"
+    with pytest.raises(StrettoError, match=words):
+        stretto.analyze(make("gcn", 8, 16, 5), data, machine=Machine(), procs=[1])
+    for other in ({"mode": "infer"}, {"step": lambda model, data: model(data.x, data.edge_index).sum()}):
+        assert stretto.analyze(make("gcn", 8, 16, 5), data, machine=Machine(), procs=[1], **other).lifted
+    data.train_mask = torch.arange(400) < 300  # no loss is taken of them
+    assert stretto.analyze(make("gcn", 8, 16, 5), data, machine=Machine(), procs=[1]).lifted
