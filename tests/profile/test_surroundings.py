@@ -97,7 +97,16 @@ def test_a_step_of_ones_own_under_autocast():
     assert [row["site"] for row in advice] == ["1"]
 
 
-def test_what_a_script_sets_is_put_back(written, paced):
+@pytest.fixture
+def no_start_method():
+    """As a process begins; other tests of this one may have chosen how to start processes."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(None, force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+def test_what_a_script_sets_is_put_back(written, paced, no_start_method):
     script = written(SETS)
     before = Surroundings.now(), torch.is_grad_enabled(), os.getcwd(), multiprocessing.get_start_method(allow_none=True)
     found = profiled(script)
