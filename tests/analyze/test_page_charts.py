@@ -48,10 +48,13 @@ def test_every_picture_and_table_begins_with_what_to_see(profile, report):
 
 def test_bars_add_up_to_the_step(profile, report):
     step = profile.trace.step_seconds * 1e3
-    inside = profile.trace.op_seconds * 1e3  # a noisy traced pass may take longer inside ops than the plain step
-    for rows in (charts.ops_timed(profile), charts.layers_timed(profile)):
-        assert sum(ms for _, ms, _ in rows) == pytest.approx(max(step, inside), rel=0.2)
-        assert sum(ms for _, ms, _ in rows) >= 0.999 * step
+    in_groups = sum(group.seconds for group in profile.groups) * 1e3
+    for rows, inside in (
+        (charts.ops_timed(profile), in_groups),
+        (charts.layers_timed(profile), profile.trace.op_seconds * 1e3),
+    ):
+        # A traced pass on a busy machine may take longer inside ops than a plain step: then nothing is left of that.
+        assert sum(ms for _, ms, _ in rows) == pytest.approx(max(step, inside))
     rows = report.rows()
     for found in (charts.ops_predicted(report, rows), charts.layers_predicted(report, rows)):
         assert sum(ms for _, ms, _ in found) == pytest.approx(report.seconds * 1e3)
