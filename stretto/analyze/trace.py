@@ -108,7 +108,7 @@ class Trace:
     step_seconds: float = 0.0  # plain step, without the tracer
     traced_seconds: float = 0.0  # step under the tracer
     tracer_seconds: float = 0.0  # of which the tracer's own
-    tail_seconds: float = 0.0  # after the last op: what no op and no module accounts for
+    tail_seconds: float = 0.0  # after the last op and autograd's end: what no op and no module accounts for
 
     def __iter__(self) -> Iterator[OpRecord]:
         return iter(self.ops)
@@ -179,6 +179,7 @@ class Recorder(TorchDispatchMode):
         self.captured: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}  # op -> (function, args, kwargs)
         self.times: list[tuple[str, float, float]] = []  # (op, seconds, seconds since the op before)
         self.own = 0.0  # seconds of the tracer itself
+        self.ending = 0.0  # seconds that autograd took to end, after its last op
         self._names: dict[int, str] = {}
         self._stack: list[tuple[str, int]] = []  # modules, and which of their calls
         self._calls: dict[str, int] = {}
@@ -217,6 +218,11 @@ class Recorder(TorchDispatchMode):
             self.trace.traced_seconds, self.trace.tail_seconds = end - start, end - self._last
             self.trace.tracer_seconds = self.own
         self._alive.clear()
+
+    def backward_ended(self) -> None:
+        """Autograd has returned: what passed since its last op was its own work, on a card that of a thread's end."""
+        now = time.perf_counter()
+        self.ending, self._last = now - self._last, now
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         if id(module) not in self._names:  # a script's model: its first call names it

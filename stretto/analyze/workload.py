@@ -78,6 +78,8 @@ class Workload:
                 recorder.phase = "backward"
             if loss.requires_grad:
                 loss.backward()
+                if recorder is not None:
+                    recorder.backward_ended()
         finally:
             self.model.train(training)
 
@@ -163,6 +165,8 @@ def merge_times(trace: Trace, passes: list[Recorder], plain: list[float]) -> Non
         op.typical = statistics.median(p.times[i][1] for p in same)
         where = (op.path, op.phase)
         trace.host[where] = trace.host.get(where, 0.0) + chosen.times[i][2]
+    if chosen.ending:
+        trace.host["", "backward"] = trace.host.get(("", "backward"), 0.0) + chosen.ending
     trace.traced_seconds, trace.tracer_seconds = chosen.trace.traced_seconds, chosen.own
     trace.tail_seconds = chosen.trace.tail_seconds
     trace.step_seconds = statistics.median(plain)

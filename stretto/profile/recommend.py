@@ -23,8 +23,9 @@ from stretto.analyze.facts import ALIKE
 from stretto.analyze.workload import Workload
 from stretto.bench.run import as_alone, relative_error
 from stretto.compile.choose import MOST_STEPS
-from stretto.graph import Graph
+from stretto.profile import in_step
 from stretto.profile.call_site import Site, each_tensor, indices
+from stretto.profile.in_step import with_new_graph
 from stretto.profile.op_advice import op_advice, verdict
 from stretto.profile.replay import operands
 from stretto.profile.sweep import TIE
@@ -82,16 +83,6 @@ def sites_of(profile: Profile) -> dict[str, Site]:
     return seen
 
 
-def with_new_graph(step: Callable[[], object]) -> Callable[[], object]:
-    """The step as it is on a graph that was never seen before."""
-
-    def call() -> object:
-        Graph.cache_clear()
-        return step()
-
-    return call
-
-
 def _layer_step(layer: nn.Module, site: Site, train: bool) -> Callable[[], object]:
     def anew(tensor: Tensor) -> Tensor:
         """Another tensor in the place of one that changes: of the same numbers, in the same memory."""
@@ -126,16 +117,16 @@ def recommend(profile: Profile, *, repeats: int = REPEATS, budget: float | None 
     """Advice by call site: layers to accelerate, and single ops where the sweep found a faster candidate."""
     workload = profile.workload
     sites = sites_of(profile)
-    return [*layer_advice(sites, workload.mode == "train", repeats, budget, step=workload.run), *op_advice(profile)]
+    return [*layer_advice(sites, workload.mode == "train", repeats, budget, workload), *op_advice(profile)]
 
 
 def layer_advice(
-    sites: dict[str, Site], train: bool, repeats: int, budget: float | None, step: Callable[[], object] | None = None
+    sites: dict[str, Site], train: bool, repeats: int, budget: float | None, workload: Workload | None = None
 ) -> list[dict[str, Any]]:
     """Each layer alone, stock against accelerated, on the inputs it had; all of them in turns.
 
-    step: of the whole model, timed in the same turns; "share" of it is what a layer saves, whatever the machine does
-    by the time that the advice is followed.
+    workload: of the whole model, whose step is timed in the same turns; "share" of it is what a layer saves, whatever
+    the machine does by the time that the advice is followed. On a card it is also timed with each layer accelerated.
     """
     from stretto import accelerate
     from stretto.nn.classes import fast_of, stock_of
@@ -167,10 +158,12 @@ def layer_advice(
             for _ in range(MOST_STEPS):
                 steps[key]()
             tried.setdefault(row["site"], site._replace(module=fast))
+        if workload is not None and in_step.hidden(workload.device):
+            steps[in_step.name_of(row["site"])] = in_step.step_with(workload, path, site.new_graph)
     if not steps:
         return rows
-    if step is not None:
-        steps[WHOLE] = as_alone(WHOLE, step)
+    if workload is not None:
+        steps[WHOLE] = as_alone(WHOLE, workload.run)
     timings = _in_turns(steps, repeats, budget, device_of(next(iter(sites.values()))[0]))
     for row in rows:
         if f"stock, {row['site']}" in timings:
@@ -178,6 +171,9 @@ def layer_advice(
             row["plans"] = _plans(tried[row["site"]], row["speedup"][0], train and row["calls"] > 0)
     if WHOLE in timings:
         set_shares(rows, timings[WHOLE].median)
+        for row in rows:
+            if in_step.name_of(row["site"]) in timings:
+                row |= in_step.gain(row, timings[WHOLE], timings[in_step.name_of(row["site"])])
     return rows
 
 
@@ -207,11 +203,11 @@ def _judged(timings: dict[str, Timing], site: str, tried: Site) -> dict[str, Any
     better = low > TIE
     calls, forward = tried.calls, tried.forward
     sides = {"stock": slow.median, "accelerated": fast.median}
-    in_step = {}  # ms of all its calls in a step; where no gradient comes back to any, that is what was timed
+    spent = {}  # ms of all its calls in a step; where no gradient comes back to any, that is what was timed
     for side, learning in sides.items():
         extra = timings.get(f"{side}, {site}{FORWARD}")
-        in_step[side] = (learning * calls + (learning if extra is None else extra.median) * forward) * 1e3
-    saves = max(0.0, in_step["stock"] - in_step["accelerated"]) if better else 0.0
+        spent[side] = (learning * calls + (learning if extra is None else extra.median) * forward) * 1e3
+    saves = max(0.0, spent["stock"] - spent["accelerated"]) if better else 0.0
     often = f", called {calls:.3g} times a step" if calls not in (0, 1) else ""
     often += f", {forward:.3g} time{'s' * (forward != 1)} a step without gradients" if forward else ""
     often += ", every step with another graph" if tried.new_graph else ""
@@ -220,7 +216,7 @@ def _judged(timings: dict[str, Timing], site: str, tried: Site) -> dict[str, Any
         "advice": "accelerate" if better else "nothing to gain",
         "speedup": (times, low, high),
         "saves_ms": saves,
-        "stock_ms": in_step["stock"],
+        "stock_ms": spent["stock"],
         "calls": calls,
         "forward": forward,
         "reason": f"{times:.2f}x ({low:.2f}-{high:.2f}) alone, on its own inputs" + verdict(low, high) + often,

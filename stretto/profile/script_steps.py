@@ -82,6 +82,8 @@ class Watched(Workload):
         ]
         if ends and self.mode == "train":
             torch.autograd.backward([t for t, _ in ends], [g for _, g in ends])
+            if recorder is not None:
+                recorder.backward_ended()
 
     def _forward(self) -> Any:
         return [call.again() for call in self.calls]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from stretto import StrettoError, datasets
 from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
 from stretto.analyze.trace import Trace
+from stretto.analyze.workload import Workload
 from stretto.nn.classes import STOCK
 from stretto.profile import bounds
 from stretto.profile.bounds import halved
@@ -56,6 +58,17 @@ def check_time(trace):
     assert parts == pytest.approx(trace.traced_seconds, rel=1e-6)
     net = trace.traced_seconds - trace.tracer_seconds
     assert trace.attributed == pytest.approx(1 - trace.tail_seconds / net, abs=1e-6)
+
+
+def test_the_end_of_backward_is_autograds():
+    """Hooks of parameters, and on a card the end of a thread, come after the last op."""
+    model = make("gcn", 24, 16, 7)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: time.sleep(0.02))
+    trace = Workload(model, cora()).timed(repeats=1)
+    check_time(trace)
+    assert trace.host["", "backward"] >= 0.02
+    assert trace.attributed >= 0.95
 
 
 def test_parts_add_up(gcn):

@@ -1,0 +1,85 @@
+"""What a layer saves in a step of which the host hides a part: the step runs with that layer alone accelerated."""
+
+import pytest
+import torch
+
+import stretto
+from stretto import datasets
+from stretto.analyze import Machine
+from stretto.analyze.models import as_data, make
+from stretto.nn.classes import STOCK
+from stretto.profile import in_step, recommend
+from stretto.tune.timing import Timing
+
+
+def profiled(monkeypatch):
+    """As on a card, where calls return before they are done."""
+    monkeypatch.setattr(in_step, "hidden", lambda device: True)
+    data = as_data(datasets.load_graph("er:60:200"), width=12)
+    return stretto.profile(make("gcn", 12, 8, 8), data, machine=Machine(), repeats=1)
+
+
+def paced(monkeypatch, table):
+    """Every step has its seconds in the table; the steps that ran are noted."""
+    ran = {}
+
+    def in_turns(steps, *_):
+        ran.update(steps)
+        return {name: Timing((table[name],) * 6) for name in steps}
+
+    monkeypatch.setattr(recommend, "_in_turns", in_turns)
+    return ran
+
+
+ALONE = {"stock, convs.0": 0.6, "accelerated, convs.0": 0.1, "stock, convs.1": 0.3, "accelerated, convs.1": 0.3}
+
+
+def test_what_a_layer_saves_is_what_the_step_saves(monkeypatch):
+    profile = profiled(monkeypatch)
+    steps = {recommend.WHOLE: 1.0, in_step.name_of("convs.0"): 0.8, in_step.name_of("convs.1"): 0.9}
+    paced(monkeypatch, ALONE | steps)
+    first, second = profile.recommend()
+    assert (first["advice"], first["share"], first["saves_ms"]) == (
+        "accelerate",
+        pytest.approx(0.2),
+        pytest.approx(200),
+    )
+    assert first["reason"].endswith("; 1.25x (1.25-1.25) in the step")
+    assert second["advice"] == "nothing to gain"  # alone it is no faster
+    assert (second["share"], second["saves_ms"]) == (0, 0)
+
+
+def test_a_layer_that_costs_the_step_time_saves_none(monkeypatch):
+    profile = profiled(monkeypatch)
+    steps = {recommend.WHOLE: 1.0, in_step.name_of("convs.0"): 1.1, in_step.name_of("convs.1"): 1.0}
+    paced(monkeypatch, ALONE | steps)
+    first = profile.recommend()[0]
+    assert (first["share"], first["saves_ms"]) == (0, 0)
+
+
+def test_one_layer_of_a_copy_is_accelerated(monkeypatch):
+    profile = profiled(monkeypatch)
+    model = profile.workload.model
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    seen = []
+    plain = in_step.Workload.run
+
+    def run(self, *args):
+        seen.append([type(conv) in STOCK for conv in self.model.convs])
+        return plain(self, *args)
+
+    monkeypatch.setattr(in_step.Workload, "run", run)
+    profile.recommend(repeats=2, budget=None)
+    assert [True, False] in seen
+    assert [False, True] in seen
+    assert [False, False] in seen  # the whole step, stock
+    assert [True, True] not in seen  # that would be no prediction
+    assert not any(type(module) in STOCK for module in model.modules())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert all("in the step" in row["reason"] for row in profile.advice)
+
+
+def test_a_processor_hides_nothing():
+    assert not in_step.hidden(torch.device("cpu"))
+    assert in_step.hidden(torch.device("cuda"))
