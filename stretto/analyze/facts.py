@@ -137,8 +137,9 @@ def part_row(p: Any) -> dict[str, Any]:
 def advice_line(row: dict[str, Any]) -> str:
     """What to do at a call site, what it is predicted to save, and why."""
     gain = f", saves {duration(row['saves_ms'] / 1e3)} a step" if row["saves_ms"] > 0 else ""
+    where = " of it" if row.get("in_step") else " alone"
     if gain and row.get("share"):  # alone a layer may find less free memory than in a step, and take longer
-        gain = f", saves {row['share']:.0%} of a step ({duration(row['saves_ms'] / 1e3)} alone)"
+        gain = f", saves {row['share']:.0%} of a step ({duration(row['saves_ms'] / 1e3)}{where})"
     order = row.get("reorder", "")
     order = "" if order in ("", "no", "not measured") else f"; with its index {order}"
     which = f" [{row['shapes']}] {row['phase']}" if "shapes" in row else ""  # of an op

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import inspect
@@ -9,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -61,6 +62,10 @@ class Workload:
     def device(self) -> torch.device:
         """Where it runs."""
         return device_of(self.model)
+
+    def copied(self) -> Workload:
+        """The same step of a copy of its model."""
+        return replace(self, model=copy.deepcopy(self.model))
 
     def run(self, recorder: Recorder | None = None) -> None:
         """One step; gradients are cleared before it."""

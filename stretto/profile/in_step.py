@@ -6,7 +6,6 @@ saved is then another number. So the step itself runs with one layer accelerated
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -43,9 +42,8 @@ def step_with(workload: Workload, path: str, new_graph: bool) -> Callable[[], ob
     """The workload's step, of a copy of its model whose layer at `path` is accelerated and has its plans."""
     from stretto import accelerate
 
-    model = copy.deepcopy(workload.model)
-    accelerate(model.get_submodule(path))
-    changed = Workload(model, workload.data, workload.mode, workload.step)
+    changed = workload.copied()
+    accelerate(changed.model.get_submodule(path))
     run = with_new_graph(changed.run) if new_graph else changed.run
     for _ in range(MOST_STEPS):
         run()
@@ -59,6 +57,6 @@ def gain(row: dict[str, Any], whole: Timing, changed: Timing) -> dict[str, Any]:
     saves = max(0.0, whole.median - changed.median) if advised else 0.0
     return {
         "saves_ms": saves * 1e3,
-        "share": saves / whole.median if whole.median else 0.0,
+        "in_step": True,  # not alone
         "reason": f"{row['reason']}; {times:.2f}x ({low:.2f}-{high:.2f}) in the step",
     }

@@ -170,10 +170,10 @@ def layer_advice(
             row |= _judged(timings, row["site"], tried[row["site"]])
             row["plans"] = _plans(tried[row["site"]], row["speedup"][0], train and row["calls"] > 0)
     if WHOLE in timings:
-        set_shares(rows, timings[WHOLE].median)
         for row in rows:
             if in_step.name_of(row["site"]) in timings:
                 row |= in_step.gain(row, timings[WHOLE], timings[in_step.name_of(row["site"])])
+        set_shares(rows, timings[WHOLE].median)
     return rows
 
 
@@ -181,7 +181,7 @@ def set_shares(rows: list[dict[str, Any]], step_seconds: float) -> None:
     """What each layer saves as a share of the step. Alone, layers may find less free memory than in a step, or a busier
     machine; they are no more than all of it."""
     known = [row for row in rows if "stock_ms" in row]
-    whole = max(step_seconds * 1e3, sum(row["stock_ms"] for row in known))
+    whole = max(step_seconds * 1e3, sum(row["stock_ms"] for row in known if "in_step" not in row))
     for row in known:
         row["share"] = row["saves_ms"] / whole if whole else 0.0
 
@@ -294,7 +294,7 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
     if not chosen:
         return nothing(profile.advice)
     workload = profile.workload
-    fast = Workload(copy.deepcopy(workload.model), workload.data, workload.mode, workload.step)
+    fast = workload.copied()
     accelerate_sites(fast.model, chosen)
     before, after = outputs(workload), outputs(fast)
     reason = difference(before, after)

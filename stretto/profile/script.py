@@ -17,6 +17,7 @@ from stretto.analyze.trace import Recorder, Trace
 from stretto.analyze.workload import Workload, merge_times, same_ops
 from stretto.errors import StrettoError, expect, fail, told_by
 from stretto.plugin import restore
+from stretto.profile import in_step
 from stretto.profile.profiling import Profile, make
 from stretto.profile.recommend import (
     REPEATS,
@@ -90,8 +91,16 @@ def _advise(found: Profile, watcher: Watcher, train: bool, budget: float) -> Non
         for path, site in sites.items()
         if not any(path == above or not above or path.startswith(f"{above}.") for above in compiled)
     }
+    # Where a layer alone says little, what the step asks of the models is timed with it accelerated, too.
+    step = watcher.workload if in_step.hidden(watcher.device) and not compiled else None
     with untouched(watcher.model):
-        found.advice = layer_advice(free, train, REPEATS, budget)
+        try:
+            found.advice = layer_advice(free, train, REPEATS, budget, step)
+        except torch.OutOfMemoryError as error:  # beside what the script still holds
+            if step is None:
+                raise
+            found.remarks.append(f"layers were timed alone: with the step, {named(error).splitlines()[0]}")
+            found.advice = layer_advice(free, train, REPEATS, budget)
     found.advice += [unchanged(path, site, IN_COMPILE) for path, site in sites.items() if path not in free]
     set_shares(found.advice, found.trace.step_seconds)
 

@@ -6,6 +6,7 @@ that makes none, a step goes from one call of its first model to the next: infer
 
 from __future__ import annotations
 
+import copy
 import runpy
 import sys
 import time
@@ -14,7 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,11 @@ class Watched(Workload):
     def __init__(self, model: nn.Module, calls: list[Call]) -> None:
         super().__init__(model, None, "train" if any(call.grads for call in calls) else "infer")
         self.calls = calls
+
+    def copied(self) -> Watched:
+        model = copy.deepcopy(self.model)
+        copies = {id(one): other for one, other in zip(self.model.modules(), model.modules(), strict=True)}
+        return Watched(model, [replace(call, module=copies[id(call.module)]) for call in self.calls])
 
     def run(self, recorder: Recorder | None = None) -> None:
         """The calls, then the gradients of all of them from those that their outputs had in the script."""

@@ -6,10 +6,29 @@ import torch
 import stretto
 from stretto import datasets
 from stretto.analyze import Machine
+from stretto.analyze.facts import advice_line
 from stretto.analyze.models import as_data, make
 from stretto.nn.classes import STOCK
-from stretto.profile import in_step, recommend
+from stretto.profile import in_step, recommend, script
 from stretto.tune.timing import Timing
+
+SCRIPT = """
+import torch
+from torch_geometric.nn import GCNConv
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = torch.nn.ModuleList([GCNConv(12, 8), GCNConv(8, 4)])
+    def forward(self, x, edge_index):
+        return self.convs[1](self.convs[0](x, edge_index).relu(), edge_index)
+x, edge_index = torch.randn(40, 12), torch.randint(40, (2, 160))
+net, head = Net(), torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=1e-3)
+for _ in range(60):
+    optimizer.zero_grad()
+    head(net(x, edge_index)).sum().backward()
+    optimizer.step()
+"""
 
 
 def profiled(monkeypatch):
@@ -47,6 +66,7 @@ def test_what_a_layer_saves_is_what_the_step_saves(monkeypatch):
     assert first["reason"].endswith("; 1.25x (1.25-1.25) in the step")
     assert second["advice"] == "nothing to gain"  # alone it is no faster
     assert (second["share"], second["saves_ms"]) == (0, 0)
+    assert "saves 20% of a step (200 ms of it)" in advice_line(first)
 
 
 def test_a_layer_that_costs_the_step_time_saves_none(monkeypatch):
@@ -78,6 +98,41 @@ def test_one_layer_of_a_copy_is_accelerated(monkeypatch):
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert all("in the step" in row["reason"] for row in profile.advice)
+
+
+def test_layers_of_a_script_are_timed_in_what_it_asks_of_its_models(monkeypatch, written):
+    monkeypatch.setattr(in_step, "hidden", lambda device: True)
+    seen = []
+    plain = script.Watched.run
+
+    def run(self, *args):
+        fast = [type(conv) in STOCK for conv in self.model.get_submodule("Net").convs]
+        before = [call.module for call in self.calls]
+        plain(self, *args)
+        seen.append((fast, all(one in set(self.model.modules()) for one in before)))
+
+    monkeypatch.setattr(script.Watched, "run", run)
+    found = script.profile_script(written(SCRIPT), [], Machine(), repeats=2, budget=None)
+    ran = [fast for fast, _ in seen]
+    assert [True, False] in ran
+    assert [False, True] in ran
+    assert [False, False] in ran
+    assert [True, True] not in ran
+    assert all(own for _, own in seen)  # a copy calls its own modules, never the script's
+    assert [row["site"] for row in found.advice] == ["Net.convs.0", "Net.convs.1"]
+    assert all("in the step" in row["reason"] and row["in_step"] for row in found.advice)
+
+
+def test_a_card_that_is_full_leaves_layers_alone(monkeypatch, written):
+    monkeypatch.setattr(in_step, "hidden", lambda device: True)
+
+    def full(*_):
+        raise torch.OutOfMemoryError("out of memory\nand much more")
+
+    monkeypatch.setattr(in_step, "step_with", full)
+    found = script.profile_script(written(SCRIPT), [], Machine(), repeats=2, budget=None)
+    assert "layers were timed alone: with the step, OutOfMemoryError: out of memory" in found.remarks
+    assert all("alone, on its own inputs" in row["reason"] and "in_step" not in row for row in found.advice)
 
 
 def test_a_processor_hides_nothing():
