@@ -68,7 +68,8 @@ def test_a_model_on_a_card(card, name, fast):
     assert fast or any(r["candidate"] == "stretto" and "median_ms" in r for r in swept)  # there it is what runs
     assert {r["device"] for r in swept} == {"cuda"}
     assert not [r for r in swept if r["candidate"] == "stretto" and r["reason"]]
-    found.recommend()
+    advice = found.recommend()
+    assert all(row["in_step"] for row in advice if "stock_ms" in row)  # alone, a layer is mostly its host code
     assert found.apply()["reason"]
 
 
