@@ -1,8 +1,8 @@
 """`stretto bench analysis`: how far the analyzer's predictions are from what is measured here.
 
 Step time of {6 models} x {4 graphs} x {1, 2 threads} against the prediction; rank correlation and regret over plans
-(the model as given, accelerated) and strategies (--workers 2: partitioned over two processes); peak memory; replay of
-hot ops against their time in the model; overhead of the profiler.
+(the model as given, accelerated, with other orders in its layers) and strategies (--workers 2: over two processes);
+peak memory; replay of hot ops against their time in the model; overhead of the profiler.
 
 Medians are compared with a machine file of medians; the fastest run stands beside, and its distance from the median and
 the load before and after tell whether anything else was running. Each number of threads can be run on its own.
@@ -12,7 +12,7 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Annotated, Any
 
 import torch
@@ -22,14 +22,12 @@ from rich.table import Table
 
 from stretto import datasets
 from stretto.analyze import machine_file, validate
-from stretto.analyze.analysis import analyze
-from stretto.analyze.graph_stats import Partitioner
 from stretto.analyze.machine_file import Machine
 from stretto.analyze.models import as_data, make
 from stretto.analyze.predict import step_seconds
 from stretto.analyze.subject import usable, writable
 from stretto.analyze.workload import Workload
-from stretto.bench import machine, report
+from stretto.bench import analysis_plans, machine, report
 from stretto.bench.analysis_replays import ALLOWED, HIDDEN, HOT, in_processes
 from stretto.bench.run import threads as limited
 from stretto.compile.choose import MOST_STEPS
@@ -81,22 +79,13 @@ class Findings:
 
     def to_rows(self) -> list[dict[str, Any]]:
         """As JSON keeps them."""
-        cells = [vars(cell) | {"ratio": cell.ratio, "regret": cell.regret} for cell in self.cells]
+        cells = [
+            vars(cell) | {"ratio": cell.ratio, "regret": cell.regret, "tau": analysis_plans.tau(cell.rows)}
+            for cell in self.cells
+        ]
         about = {"load": self.load, "seconds": self.seconds, "overhead": self.overhead,
                  "attributed": self.attributed, "machine": machine.facts()}  # fmt: skip
         return [*cells, *self.memory, *self.replays, *self.labels, *self.reached, *self.gains, about]
-
-
-def strategy_rows(workload: Workload, computer: Machine, workers: int) -> list[dict[str, Any]]:
-    """The step partitioned over `workers` processes of one thread each, if the model can be; else nothing."""
-    report = analyze(workload.model, workload.data, machine=computer, procs=[1, workers])
-    splitter = Partitioner(workload.data.edge_index, report.graph.num_nodes)
-    timed = [r for r in validate.partitioned(report, splitter, workers, 5) if r["what"].endswith(validate.REPRICED)]
-    return [
-        {"plan": f"{workers} workers, pull", "predicted": r["predicted"], "measured": r["measured"],
-         "fastest": r["measured"]}
-        for r in timed
-    ]  # fmt: skip
 
 
 def run_pair(
@@ -121,17 +110,18 @@ def run_pair(
             for plan in plans.values():
                 for _ in range(MOST_STEPS):
                     plan.run()
-            predicted = {name: step_seconds(plan.trace(), computer) for name, plan in plans.items()}
-            calls = {name: plan.run for name, plan in plans.items()}
+            ways = plans | (analysis_plans.other_plans(plans["accelerated"]) if "accelerated" in plans else {})
+            predicted = {name: step_seconds(plan.trace(), computer) for name, plan in ways.items()}
             timings = measure(
-                calls, repeats=repeats, warmup=1, budget=budget, sample_seconds=SAMPLE, device=data.x.device
-            )
+                {name: plan.run for name, plan in ways.items()},
+                repeats=repeats, warmup=1, budget=budget * len(ways), sample_seconds=SAMPLE, device=data.x.device,
+            )  # fmt: skip
             rows = [
                 {"plan": name, "predicted": predicted[name], "measured": t.median, "fastest": t.best}
                 for name, t in timings.items()
             ]
             if workers > 1 and count == 1:
-                rows += strategy_rows(workload, computer, workers)
+                rows += analysis_plans.strategies(workload, computer, workers)
             found.cells.append(Cell(model, graph, count, rows))
     with limited(min(computers)):
         for name, plan in plans.items():
@@ -164,7 +154,7 @@ def command(
     graphs: Annotated[str, typer.Option(help="Graphs, separated by commas.")] = ",".join(GRAPHS),
     threads: Annotated[str, typer.Option(help="Numbers of threads; empty: one, and one per core.")] = "",
     repeats: Annotated[int, typer.Option(help="Steps of each plan to time.")] = 7,
-    budget: Annotated[float, typer.Option(help="Seconds for the steps of one model on one graph.")] = 2.0,
+    budget: Annotated[float, typer.Option(help="Seconds for the steps of one plan of one model on one graph.")] = 1.0,
     workers: Annotated[int, typer.Option(help="Also partition the step over so many processes; 0: not.")] = 0,
     replays: Annotated[float, typer.Option(help="Seconds to replay the ops beside each model; 0: not.")] = 4.0,
     processes: Annotated[
@@ -261,11 +251,20 @@ def summary(found: Findings) -> dict[str, tuple[str, str]]:
         rows = [row for cell in cells for row in cell.rows]
         within = sum(0.5 <= cell.ratio <= 2 for cell in cells)
         tau = validate.kendall_tau([r["predicted"] for r in rows], [r["measured"] for r in rows])
+        pairs = [analysis_plans.order(cell.rows) for cell in cells]
+        taus = [t for t in (analysis_plans.tau(cell.rows) for cell in cells) if t is not None]
         worst = max(cells, key=lambda c: c.regret)
         words = f"{count} thread{'s' if count > 1 else ''}"
         by_threads |= {
             f"{words}: step time predicted within 2x": (f"{within} of {len(cells)} cells", "80%"),
-            f"{words}: Kendall tau of predicted and measured over plans and strategies": (f"{tau:.2f}", "0.8"),
+            f"{words}: Kendall tau over plans and strategies of one model on one graph": (
+                f"{mean(taus):.2f}, the mean of {len(taus)} cells (least {min(taus):.2f}); "
+                f"{sum(right for right, _ in pairs)} of {sum(map(sum, pairs))} pairs in the order predicted"
+                if taus
+                else "-",
+                "0.8",
+            ),
+            f"{words}: Kendall tau over all rows": (f"{tau:.2f}", "0.8"),
             f"{words}: largest regret of the plan predicted fastest": (
                 f"{worst.regret:.0%} ({worst.model}, {worst.graph})",
                 "15%",

@@ -154,11 +154,8 @@ def _others(decision: Decision | None) -> list[Any]:
 
 def _with_plan(decision: Any, plan: Any, call: Callable[[], object]) -> Callable[[], object]:
     def go() -> object:
-        chosen, decision.chosen = decision.chosen, plan
-        try:
+        with decision.instead(plan):
             return call()
-        finally:
-            decision.chosen = chosen
 
     return go
 

@@ -10,7 +10,8 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +58,15 @@ class Decision:
     def trying(self) -> bool:
         """Whether the step that runs now is timed to settle on a plan."""
         return self.chosen is None and not saved_elsewhere()
+
+    @contextmanager
+    def instead(self, plan: Any) -> Iterator[None]:
+        """What was chosen is `plan` for the length of the block: to time the plans that were not."""
+        before, self.chosen = self.chosen, plan
+        try:
+            yield
+        finally:
+            self.chosen = before
 
 
 class Chooser:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from stretto import settings
-from stretto.compile import Order, Trial, best_order
+from stretto.compile import CHOOSER, Order, Trial, best_order
 from stretto.compile.cost import gat_on_cpu, gat_on_gpu
 from stretto.graph import Graph
 from stretto.nn import adjacency, edges, folds
@@ -216,13 +216,14 @@ def ordered(conv: Any, graph: Graph, x: Tensor, weight: Tensor) -> tuple[bool, T
     i, heads, columns = x.size(1), conv.heads, weight.size(0)
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     # with all that a decision rests on
-    fixed, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    state = (settings.torch_kernels(), saved_elsewhere(), fixed, threads)
-    mark = ("order of GAT", i, heads, columns, x.dtype, wanted, *state)
+    fixed, threads, saved = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), saved_elsewhere()
+    mark = ("order of GAT", i, heads, columns, x.dtype, wanted, settings.torch_kernels(), saved, fixed, threads)
     settled = graph._derived.get(mark)
     if settled is not None:
-        note_order(conv, *settled)
-        return settled[0].name == FOLDED, None
+        decision, key = settled
+        order = decision.steady if saved else decision.chosen
+        note_order(conv, order, key)
+        return order.name == FOLDED, None
     sizes = {"n": graph.num_rows, "m": graph.num_cols, "E": graph.num_edges, "i": i, "o": columns, "h": heads}
     size = x.element_size()
     reuse = Order(REUSE, (columns,), graph.num_cols * columns * size)
@@ -239,7 +240,7 @@ def ordered(conv: Any, graph: Graph, x: Tensor, weight: Tensor) -> tuple[bool, T
     order, trial, key = best_order("GAT", priced, sizes, x, wanted)
     note_order(conv, order, key)
     if trial is None:
-        graph._derived[mark] = (order, key)
+        graph._derived[mark] = (CHOOSER.decision(key), key)
     return order.name == FOLDED, trial
 
 
