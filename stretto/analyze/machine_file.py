@@ -28,7 +28,7 @@ from stretto.tune import store
 
 logger = logging.getLogger("stretto")
 
-KIND = "analysis-8"
+KIND = "analysis-9"
 BUSY = 0.75  # share of the cores that others may take before a measurement is doubted
 
 Curve = Sequence[tuple[float, ...]]  # (size, near, far) or (size, rate)
@@ -74,6 +74,7 @@ class Machine:
     link_bandwidth: float = 1e9  # byte/s between two workers
     link: str = "assumed"  # where these two come from: assumed, measured here, or given in a file
     beside: float = 1.0  # time of a worker's own ops while the others run, over their time alone: 1 unless they share
+    hidden: float = 1.0  # share of an exchange that passes while they compute: less where their own cores carry it
     workers: int = 1  # workers that can run at once here
     busy: float = 0.0  # load of the system while it was measured; a busy machine looks slower than it is
 
@@ -105,7 +106,8 @@ class Machine:
 
 
 # Fields that may be 0, or empty; of all others a 0 would be a machine that never finishes.
-MAY_BE_ZERO = ("launch", "host", "host_far", "kernel", "kernel_far", "link_latency", "busy", "peak_launch", "peak_draw")
+MAY_BE_ZERO = {"launch", "host", "host_far", "kernel", "kernel_far", "link_latency", "hidden", "busy"}
+MAY_BE_ZERO |= {"peak_launch", "peak_draw"}
 MAY_BE_EMPTY = ("own_gemm", "peak_gemm", "peak_stream", "peak_gather")
 TABLES = ("gemm", "own_gemm", "gather", "scatter", "scatter_max", "spmm", "peak_gather")  # two sizes, then rates
 WHOLE = ("threads", "workers")
@@ -126,6 +128,7 @@ def check(content: Any, where: str) -> None:
         elif isinstance(usual, (int, float)):
             fine = _number(value) and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
             expect(fine, f"{where}: {name!r} is {value!r}, wanted a number above 0")
+            expect(name != "hidden" or value <= 1, f"{where}: {name!r} is {value!r}, wanted a share, 0 to 1")
             expect(name not in WHOLE or int(value) == value, f"{where}: {name!r} is {value!r}, wanted a whole number")
         else:
             _check_points(name, value, where)
@@ -184,11 +187,10 @@ def _link() -> dict[str, Any]:
     from stretto.analyze import workers
 
     try:
-        latency, bandwidth, beside = workers.link()
+        return {**workers.link(), "link": "measured"}
     except StrettoError as error:
         logger.warning("stretto: the link between two processes was not measured (%s): it is assumed", error)
         return {}
-    return {"link_latency": latency, "link_bandwidth": bandwidth, "beside": beside, "link": "measured"}
 
 
 def get(

@@ -8,7 +8,7 @@ from math import ceil
 
 from stretto.analyze.graph_stats import Partition
 from stretto.analyze.layouts import feature, one_and_a_half, pipeline, three_d, two_d
-from stretto.analyze.strategy import Problem, Refusal, Strategy, split_memory, wire
+from stretto.analyze.strategy import Problem, Refusal, Strategy, side_by_side, split_memory, wire
 from stretto.dist import Schedule, Staleness
 
 FANOUT, BATCH = 10, 1024
@@ -55,7 +55,7 @@ def _halo(
     compute = problem.compute(share, rows_held / max(1, problem.stats.num_nodes))
     worst = max(part.halo) / max(1, sum(part.halo)) if sum(part.halo) else 1 / P
     moving = wire(problem, moved * worst + problem.allreduce(P), messages / P)
-    seconds = compute + moving if overlap == "none" else max(compute, moving)
+    seconds = compute + moving if overlap == "none" else side_by_side(problem, compute, moving)
     syncs = (rounds + (1 if problem.train else 0)) if overlap != "full" else (1 if problem.train else 0)
     halo_bytes = problem.b * max(part.halo) * sum(problem.forward_widths) * (2 if overlap == "full" else 1)
     return Strategy(
@@ -119,23 +119,34 @@ def _either(problem: Problem, part: Partition) -> Strategy | str:
     )
 
 
+def _hides(problem: Problem) -> str:
+    """How much of an exchange hides, to go on with what it hides behind."""
+    hidden = problem.machine.hidden
+    return "the exchange hides" if hidden == 1 else f"{hidden:.0%} of the exchange hides"
+
+
 def _overlapped(problem: Problem, part: Partition) -> Strategy:
-    """As pull; rows that need no others are computed while rows are under way, the sum of gradients follows."""
+    """As pull; rows that need no others are computed while rows are under way, the sum of gradients follows.
+
+    A layer runs for either kind of row, so that the host code around its ops runs twice.
+    """
     plan, P = _pull(problem, part), part.parts
     n = max(1, problem.stats.num_nodes)
     gradients = wire(problem, problem.allreduce(P), problem.turns(P))
     halo, seconds = plan.communicate - gradients, 0.0
+    again = problem.compute(0.0, 0.0)
     for own, edges, inner, pulled in zip(part.rows, part.edges, part.interior, part.halo, strict=True):
         compute = problem.compute(problem.edge_share(edges, own), (own + pulled) / n)
         interior = compute * inner / max(1, edges)
-        seconds = max(seconds, max(interior, halo) + compute - interior)
+        seconds = max(seconds, side_by_side(problem, interior, halo) + compute - interior + again)
     share = sum(part.interior) / max(1, sum(part.edges))
     return dataclasses.replace(
         plan,
         name=OVERLAPPED,
         seconds=seconds + gradients,
-        reason=f"the exchange hides behind the {share:.0%} of the edges that lead to rows which need no others",
-        formula="bytes as pull; time max(interior, exchange) + boundary + sum of gradients",
+        reason=f"{_hides(problem)} behind the {share:.0%} of the edges that lead to rows which need no others",
+        formula="bytes as pull; time interior + exchange - min(interior, hidden exchange) + boundary + host code again "
+        "+ sum of gradients",
         schedule=Schedule("async", "async"),
     )
 
@@ -146,8 +157,9 @@ def _stale(problem: Problem, part: Partition) -> Strategy:
         part,
         sum(part.halo),
         STALE,
-        "bytes as pull; time max(compute, exchange); T^R = 1 for features and gradients, all other T = 0, all L = 1",
-        "the exchange hides behind the next step's compute; "
+        "bytes as pull; time compute + exchange - min(compute, hidden exchange); "
+        "T^R = 1 for features and gradients, all other T = 0, all L = 1",
+        f"{_hides(problem)} behind the next step's compute; "
         f"{part.cut / max(1, sum(part.edges)):.0%} of the edges read rows that are one step old",
         "full",
         Staleness.halo(1),

@@ -131,6 +131,11 @@ def wire(problem: Problem, bytes_per_worker: float, messages: float) -> float:
     return messages * link.link_latency + bytes_per_worker / link.link_bandwidth
 
 
+def side_by_side(problem: Problem, compute: float, moving: float) -> float:
+    """Seconds of computing while an exchange is under way: as much of it passes unseen as the machine hides."""
+    return compute + moving - min(compute, problem.machine.hidden * moving)
+
+
 def split_memory(problem: Problem, share: float, halo: float) -> float:
     """Bytes of a worker that holds this share of the rows, and so many bytes of others'."""
     return problem.fixed + (problem.features + problem.activations) * share + halo

@@ -287,8 +287,7 @@ def _repriced(report: Report, part: Partition, name: str, found: dict[str, Any])
     from stretto.analyze.workers import link
 
     assert report.problem is not None
-    latency, bandwidth, beside = link()
-    here = dataclasses.replace(report.machine, link_latency=latency, link_bandwidth=bandwidth, beside=beside)
+    here = dataclasses.replace(report.machine, **link())
     problem = dataclasses.replace(report.problem, machine=here)
     plan = next(s for s in strategies(problem, [part]) if s.name == name)
     what = f"step, {plan.name}, {plan.workers} workers, {REPRICED}"

@@ -11,9 +11,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import ceil
 from typing import Any, NoReturn
 
@@ -226,6 +227,9 @@ def converse() -> dict[str, float]:
         rows = table.index_select(0, index)
         torch.zeros_like(table).index_add_(0, index, rows).relu_() @ square
 
+    def exchange(mine: Tensor, other: Tensor) -> None:
+        swap([(1 - rank, mine)], [(1 - rank, other)])
+
     def seconds(call: Callable[[], None]) -> float:
         start = time.perf_counter()
         call()
@@ -233,30 +237,41 @@ def converse() -> dict[str, float]:
 
     taken = {}
     for name, values, turns in (("short", 2, SWAPS), ("long", PAYLOAD // 4, LONG)):
-        mine, other = torch.zeros(values), torch.zeros(values)
+        rows = torch.zeros(values), torch.zeros(values)
         samples = []
         for _ in range(turns + 2):
             work()
-            samples.append(seconds(lambda mine=mine, other=other: swap([(1 - rank, mine)], [(1 - rank, other)])))  # type: ignore[misc]
-        usual = sorted(samples[2:])[
-            : ceil(0.9 * turns)
-        ]  # a mean, since a step is the sum of some; the worst are not its
-        taken[name] = statistics.mean(usual)
-    for turn in (0, 1, None):  # one alone, the other alone, both
-        dist.barrier()
-        if turn in (rank, None):
-            taken["alone" if turn == rank else "both"] = statistics.median(seconds(work) for _ in range(TURNS))
-    return taken
+            samples.append(seconds(partial(exchange, *rows)))
+        # a mean, since a step is the sum of some; the worst are not its
+        taken[name] = statistics.mean(sorted(samples[2:])[: ceil(0.9 * turns)])
+
+    def meanwhile() -> None:
+        flight = pool.submit(exchange, *rows)
+        work()
+        flight.result()
+
+    parts = (((0,), "alone", work), ((1,), "alone", work), ((0, 1), "both", work), ((0, 1), "meanwhile", meanwhile))
+    times: dict[str, list[float]] = {name: [] for _, name, _ in parts}
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(TURNS):
+            for who, name, call in parts:
+                dist.barrier()
+                if rank in who:
+                    times[name].append(seconds(call))
+    return taken | {name: statistics.median(found) for name, found in times.items()}
 
 
 @cache
-def link() -> tuple[float, float, float]:
-    """Two processes of this machine: seconds of an exchange, bytes per second of a long one, and how much longer their
-    own work takes while both run; measured once."""
-    found = launch(converse, 2, limit=LINK_LIMIT, calm=True)
+def link() -> dict[str, Any]:
+    """Between two processes of this machine, as fields of a machine file; measured once."""
+    found = launch(converse, 2, limit=LINK_LIMIT)
     taken = {name: statistics.mean(one[name] for one in found) for name in found[0]}
-    beside = max(1.0, taken["both"] / taken["alone"])
-    return taken["short"], PAYLOAD / max(taken["long"] - taken["short"], 1e-9), beside
+    return {
+        "link_latency": taken["short"],
+        "link_bandwidth": PAYLOAD / max(taken["long"] - taken["short"], 1e-9),
+        "beside": max(1.0, taken["both"] / taken["alone"]),
+        "hidden": min(1.0, max(0.0, 1 - (taken["meanwhile"] - taken["both"]) / taken["long"])),
+    }
 
 
 # ---- runs ----
@@ -274,7 +289,7 @@ def run_pull(
     owner = torch.from_numpy(np.ascontiguousarray(splitter.assign(parts, method)))
     for degrees in (False, True):
         given = (workload.model, workload.data, owner, layers, degrees, repeats)
-        found = launch(by_hooks, parts, *given, limit=LIMIT, calm=True)
+        found = launch(by_hooks, parts, *given, limit=LIMIT)
         error = _error(found, wanted)
         if error <= ALLOWED:
             return {**_together(found), "error": error, "degrees": degrees}
@@ -297,8 +312,7 @@ def run_engine(
     warmup = WARMUP + staleness.memory_steps
     schedule = schedule or Schedule()
     given = (workload.model, workload.data, owner, staleness, schedule, warmup, repeats)
-    calm = not staleness.memory_steps and schedule.macro == "sync"
-    found = launch(by_engine, parts, *given, limit=LIMIT, calm=calm)
+    found = launch(by_engine, parts, *given, limit=LIMIT)
     error = _error(found, wanted)
     if error > ALLOWED:
         _differs(parts, error)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from stretto.dist.gloo_threads import calm_gloo
 from stretto.errors import expect, fail
 
 LIMIT = 300.0  # seconds until ranks that do not end are ended
@@ -40,12 +41,10 @@ def launch(
     limit: float = LIMIT,
     timeout: float = 60.0,
     threads: int = 1,
-    calm: bool = False,
 ) -> list[Any]:
     """function(*args) in `ranks` processes with a process group; their results by rank.
 
     limit: seconds for all of it. timeout: seconds that torch.distributed waits for another rank. threads: of each rank.
-    calm: ranks wait for their messages and compute nothing meanwhile (see calm_gloo).
     """
     expect(ranks >= 1, f"launch: 'ranks' is {ranks}, wanted 1 or more")
     expect(dist.is_available() and dist.is_gloo_available(), "launch: this torch has no torch.distributed with gloo")
@@ -54,7 +53,7 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
         try:
             Path(folder, "path.pickle").write_bytes(pickle.dumps(sys.path))
-            torch.save((function, args, timeout, threads, calm), Path(folder, "given.pt"))
+            torch.save((function, args, timeout, threads), Path(folder, "given.pt"))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             fail(f"launch: the ranks cannot be given their arguments: {error}")
         return _Ranks(Path(folder), ranks).results(time.monotonic() + limit, limit)
@@ -124,34 +123,17 @@ def _settle(rank: int, ranks: int) -> None:
         os.sched_setaffinity(0, own_cores(rank, ranks, os.sched_getaffinity(0)))
 
 
-def calm_gloo() -> int:
-    """Let gloo's own threads run only where nothing else wants to; how many there are.
-
-    While a message is handed over under a lock, gloo's thread asks for that lock again and again without sleeping. On a
-    core that it shares with the holder it runs for a whole turn of the scheduler, milliseconds, before the holder can
-    go on (Linux 6.18, two cores: an exchange of 23 kB took 2.9 ms on average, 0.4 ms so). Not for messages that are to
-    travel while all cores compute: they would wait.
-    """
-    found = 0
-    for comm in Path("/proc/self/task").glob("*/comm"):
-        if comm.read_text().startswith("gloo") and hasattr(os, "SCHED_IDLE"):
-            os.sched_setscheduler(int(comm.parent.name), os.SCHED_IDLE, os.sched_param(0))
-            found += 1
-    return found
-
-
 def run_rank(place: str, count: str, parent: str, number: str) -> None:
     """What each of the processes does."""
     folder, rank = Path(place), int(number)
     _settle(rank, int(count))  # before any thread is made: threads start with their maker's cores
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     try:
-        function, args, timeout, threads, calm = torch.load(folder / "given.pt", weights_only=False)
+        function, args, timeout, threads = torch.load(folder / "given.pt", weights_only=False)
         torch.set_num_threads(threads)
         wait = timedelta(seconds=timeout)
         dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=int(count), timeout=wait)
-        if calm:
-            calm_gloo()
+        calm_gloo()
         torch.save(function(*args), folder / f"result{rank}.pt")
         dist.barrier()  # a rank that leaves early would close connections that others still read from
         dist.destroy_process_group()

@@ -72,8 +72,7 @@ def train(
     count = ranks or (int(owner.max()) + 1 if owner.numel() else 1)
     options = {"staleness": staleness, "schedule": schedule, "link": link, "timeout": timeout}
     given = (model, data, owner, steps, optimizer, options, keep_gradients, seed)
-    waits = (schedule is None or schedule.macro == "sync") and (staleness is None or not staleness.memory_steps)
-    return gathered(launch(rank_of_run, count, *given, limit=limit, timeout=timeout, calm=waits), data.num_nodes)
+    return gathered(launch(rank_of_run, count, *given, limit=limit, timeout=timeout), data.num_nodes)
 
 
 def rank_of_run(

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stretto.dist.exchange import Exchange, Link
+from stretto.dist.gloo_threads import calm_gloo
 from stretto.dist.layers import check_call, layers_of, rule_of
 from stretto.dist.part import Part
 from stretto.dist.pipeline import Pipeline
@@ -75,6 +76,7 @@ class PartitionParallel:
         # One group for rows, one for sums and barriers: the two threads must not meet in one.
         groups = [dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)) for _ in range(2)]
         self._groups = groups
+        calm_gloo()
         self._exchange = Exchange(groups[0], self.timeline, link=link, timeout=timeout)
         self._pipeline = Pipeline(self.part, self.schedule, self.timeline, groups[1])
         self.slots = Slots(self.part, self.staleness, self._exchange, self.timeline)

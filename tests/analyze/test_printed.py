@@ -206,7 +206,7 @@ def test_the_link_is_measured_once_where_it_matters(monkeypatch):
 
     def link():
         calls.append(1)
-        return 1e-4, 2e9, 1.25
+        return {"link_latency": 1e-4, "link_bandwidth": 2e9, "beside": 1.25, "hidden": 0.5}
 
     monkeypatch.setattr("stretto.analyze.probing.probe", lambda device: Machine(name="probed"))
     monkeypatch.setattr(workers, "link", link)
@@ -214,7 +214,8 @@ def test_the_link_is_measured_once_where_it_matters(monkeypatch):
     assert not calls
     for _ in range(2):
         found = report_of("gcn", machine="auto").machine
-        assert (found.name, found.link, found.link_bandwidth, found.beside) == ("probed", "measured", 2e9, 1.25)
+        assert (found.name, found.link, found.link_bandwidth) == ("probed", "measured", 2e9)
+        assert (found.link_latency, found.beside, found.hidden) == (1e-4, 1.25, 0.5)
     assert len(calls) == 1
 
 

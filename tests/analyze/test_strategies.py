@@ -1,5 +1,7 @@
 """Strategies say what they would do: who does not apply, how uneven blocks are, what overlaps, and who comes first."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch_geometric import nn as pyg
@@ -10,7 +12,7 @@ from stretto import datasets
 from stretto.analyze import Machine
 from stretto.analyze.graph_stats import Partitioner, grids, replicas
 from stretto.analyze.models import as_data, make
-from stretto.analyze.strategies import OVERLAPPED
+from stretto.analyze.strategies import OVERLAPPED, STALE
 from stretto.dist import Schedule
 
 PULL = "partition + halo, pull"
@@ -97,32 +99,50 @@ def test_uneven_blocks_cost_time():
     assert f"{skew:.2f}x uneven" in plans["2-D"].reason
 
 
-def test_the_exchange_hides_behind_interior_rows():
-    slow = Machine(memory=1e10, link_latency=0.0, link_bandwidth=1e5)  # the exchange is longer than all else
-    fast = Machine(memory=1e10, link_latency=0.0, link_bandwidth=1e15)
+SLOW = Machine(memory=1e10, link_latency=0.0, link_bandwidth=1e5)  # the exchange is longer than all else
+FAST = Machine(memory=1e10, link_latency=0.0, link_bandwidth=1e15, beside=1.5)
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize(("machine", "shorter"), [(SLOW, "interior"), (FAST, "exchange")])
+def test_the_exchange_hides_behind_interior_rows(machine, shorter, hidden):
+    machine = dataclasses.replace(machine, hidden=hidden)
     data = as_data(datasets.load_graph("grid:20"), width=24)
-    for machine, hidden in ((slow, "interior"), (fast, "exchange")):
-        report = report_of("sage", data, machine, procs=[2])
-        plans = {s.name: s for s in report.strategies}
-        pull, over, part = plans[PULL], plans[OVERLAPPED], report.partitions[0]
-        assert (over.bytes, over.messages, over.syncs, over.memory) == (
-            pull.bytes,
-            pull.messages,
-            pull.syncs,
-            pull.memory,
-        )
-        assert over.exact
-        assert over.schedule == Schedule("async", "async")
-        gradients = report.problem.allreduce(2) / machine.link_bandwidth
-        halo = pull.communicate - gradients
-        by_part = []
-        for own, edges, inner, pulled in zip(part.rows, part.edges, part.interior, part.halo, strict=True):
-            whole = report.problem.compute(edges / report.graph.num_edges, (own + pulled) / report.graph.num_nodes)
-            interior = whole * inner / edges
-            assert (interior < halo) == (hidden == "interior")
-            by_part.append(max(interior, halo) + whole - interior)
-        assert over.seconds == pytest.approx(max(by_part) + gradients)
-        assert over.seconds < pull.seconds
+    report = report_of("sage", data, machine, procs=[2])
+    plans = {s.name: s for s in report.strategies}
+    pull, over, part = plans[PULL], plans[OVERLAPPED], report.partitions[0]
+    assert (over.bytes, over.messages, over.syncs, over.memory) == (
+        pull.bytes,
+        pull.messages,
+        pull.syncs,
+        pull.memory,
+    )
+    assert over.exact
+    assert over.schedule == Schedule("async", "async")
+    gradients = report.problem.allreduce(2) / machine.link_bandwidth
+    halo = pull.communicate - gradients
+    by_part = []
+    for own, edges, inner, pulled in zip(part.rows, part.edges, part.interior, part.halo, strict=True):
+        whole = report.problem.compute(edges / report.graph.num_edges, (own + pulled) / report.graph.num_nodes)
+        interior = whole * inner / edges
+        assert (interior < halo) == (shorter == "interior")
+        by_part.append(whole + halo - (interior if interior < hidden * halo else hidden * halo))
+    again = report.problem.around * machine.beside  # rows that wait and rows that do not
+    assert again > 0
+    assert over.seconds == pytest.approx(max(by_part) + again + gradients)
+    assert (over.seconds < pull.seconds) == (shorter == "interior" and hidden > 0)
+    assert over.reason.startswith("the exchange hides" if hidden == 1 else f"{hidden:.0%} of the exchange hides")
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("machine", [SLOW, FAST])
+def test_old_rows_hide_as_much_as_the_machine_does(machine, hidden):
+    report = report_of("sage", machine=dataclasses.replace(machine, hidden=hidden), procs=[2])
+    plans = {s.name: s for s in report.strategies}
+    pull, stale = plans[PULL], plans[STALE]
+    assert (stale.compute, stale.communicate) == (pull.compute, pull.communicate)
+    unseen = min(stale.compute, hidden * stale.communicate)
+    assert stale.seconds == pytest.approx(stale.compute + stale.communicate - unseen)
 
 
 def test_interior_edges_by_hand():

@@ -26,6 +26,7 @@ FILES = {
     "no list": ('{"stream": 3}', "'stream' is 3, wanted points"),
     "no bandwidth": ('{"link_bandwidth": 0}', "'link_bandwidth' is 0"),
     "a number for a word": ('{"name": 3}', "'name' is 3, wanted a str"),
+    "more than all": ('{"hidden": 1.5}', "'hidden' is 1.5, wanted a share, 0 to 1"),
     "half a worker": ('{"workers": 1.5}', "'workers' is 1.5, wanted a whole number"),
     "not a number": ('{"sort": NaN}', "'sort' is nan"),
     "a type without rate": ('{"peak_gemm": {"float32": 0}}', "'peak_gemm' is"),

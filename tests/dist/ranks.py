@@ -25,12 +25,19 @@ def cores() -> set[int]:
     return os.sched_getaffinity(0)
 
 
-def policies() -> tuple[set[int], set[int]]:
-    """How gloo's threads are scheduled, and how all others."""
-    found: tuple[set[int], set[int]] = (set(), set())
-    for comm in Path("/proc/self/task").glob("*/comm"):
-        found[not comm.read_text().startswith("gloo")].add(os.sched_getscheduler(int(comm.parent.name)))
-    return found
+def policies() -> list[tuple[list[int], list[int]]]:
+    """How gloo's threads are scheduled, and how all others: before there is an engine, and while there is one."""
+
+    def of_threads() -> tuple[list[int], list[int]]:
+        found: tuple[list[int], list[int]] = ([], [])
+        for comm in Path("/proc/self/task").glob("*/comm"):
+            found[not comm.read_text().startswith("gloo")].append(os.sched_getscheduler(int(comm.parent.name)))
+        return found
+
+    before = of_threads()
+    data = sample(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4, 5, 3)
+    with PartitionParallel(make("gcn", 5, 4, 3).double(), data, torch.tensor([0, 0, 1, 1])):
+        return [before, of_threads()]
 
 
 def sgd(parameters):
