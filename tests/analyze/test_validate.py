@@ -49,7 +49,7 @@ def test_the_reported_prediction_is_the_one_that_is_checked(monkeypatch):
 def test_the_strategys_own_row_is_checked_and_a_second_price_is_called_one(monkeypatch):
     from stretto.analyze import workers
 
-    monkeypatch.setattr(workers, "link", lambda: (1e-3, 1e8, 1.5))
+    monkeypatch.setattr(workers, "link", lambda: {"link_latency": 1e-3, "link_bandwidth": 1e8, "beside": 1.5})
     found = {
         "degrees": False, "bytes": 1, "messages": 2, "syncs": 3, "tallied bytes": 1, "tallied messages": 2,
         "seconds": 0.5,

@@ -26,7 +26,7 @@ def cora():
 @pytest.mark.parametrize("parts", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_stale_step_counts_as_predicted(monkeypatch, parts):
     torch.set_num_threads(1)
-    monkeypatch.setattr(workers, "link", lambda: (1e-4, 1e9, 1.0))
+    monkeypatch.setattr(workers, "link", lambda: {"link_latency": 1e-4, "link_bandwidth": 1e9})
     data = cora()
     report = stretto.analyze(make("gcn", 24, 16, 7, 3), data, machine=Machine(), procs=[1, parts])
     splitter = Partitioner(data.edge_index, data.num_nodes)
@@ -42,7 +42,7 @@ def test_a_stale_step_counts_as_predicted(monkeypatch, parts):
 
 def test_an_overlapped_step_counts_as_predicted(monkeypatch):
     torch.set_num_threads(1)
-    monkeypatch.setattr(workers, "link", lambda: (1e-4, 1e9, 1.0))
+    monkeypatch.setattr(workers, "link", lambda: {"link_latency": 1e-4, "link_bandwidth": 1e9})
     data = cora()
     report = stretto.analyze(make("sage", 24, 16, 7), data, machine=Machine(), procs=[1, 2])
     splitter = Partitioner(data.edge_index, data.num_nodes)
