@@ -28,7 +28,7 @@ from stretto.tune import store
 
 logger = logging.getLogger("stretto")
 
-KIND = "analysis-9"
+KIND = "analysis-13"
 BUSY = 0.75  # share of the cores that others may take before a measurement is doubted
 
 Curve = Sequence[tuple[float, ...]]  # (size, near, far) or (size, rate)
@@ -61,6 +61,7 @@ class Machine:
     reduce: Curve = ((1e5, 5e9),)  # (bytes, byte/s) of a sum over rows
     reduce_last: Curve = ((32, 5e9),)  # (bytes of one sum, byte/s) of sums along the last dimension
     softmax: Curve = ((8, 1e8), (64, 5e8))  # (values of a row, values/s)
+    softmax_grad: Curve = ((8, 1e8), (64, 5e8))
     mask: Curve = ((1e5, 2e8),)  # (values, values/s) of finding where a mask is set
     sort: float = 2e7  # values/s
     draw: float = 2e8  # random values/s

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from stretto import memory
-from stretto.analyze.machine_file import Machine, near, near_row
+from stretto.analyze.machine_file import Machine, Table, near, near_row
 from stretto.analyze.specs import matrices, tensors
 from stretto.analyze.trace import OpRecord, Trace
 
@@ -33,25 +33,31 @@ def ceilings(op: OpRecord, machine: Machine, far: float = 0.0) -> dict[str, floa
         moved = random / (2 if flops else 1)
         table = machine.scatter_max if _extremum(op) else machine.scatter
         beyond = _beyond(stream, moved, row, machine, far)
-        found["gather latency"] = moved / near_row(table, row, span, far) + beyond + _mask(op, machine, far)
+        spread = span if machine.device == "cuda" else moved  # probing.py: _added
+        found["gather latency"] = moved / near_row(table, row, spread, far) + beyond + _mask(op, machine, far)
     elif cost.family in ("spmm", "sddmm") and random:
-        found["gather latency"] = random / near_row(machine.spmm, row, span, far)
+        found["gather latency"] = _read_again(machine.spmm, random, row, span, far)
         found["bandwidth"] = stream / near(machine.stream, stream, far)
     elif cost.family == "attention":
         curve = machine.attention_grad if op.name.endswith("_grad") else machine.attention
         edges = max(1.0, float(matrices(op.args)[0].num_edges))
-        found["gather latency"] = random / near_row(machine.spmm, row, span, far)
+        found["gather latency"] = _read_again(machine.spmm, random, row, span, far)
         found["compute"] = flops / near(curve, flops / edges, far)
     elif random:
+        seconds = _read_again(machine.gather, random, row, span, far)
+        again = max(0.0, random - span)  # of these the results alone are far away
+        if again:
+            seconds += again / near(machine.stream, again, far) - again / near(machine.stream, again)
         beyond = _beyond(stream, random, row, machine, far)
-        found["gather latency"] = random / near_row(machine.gather, row, span, far) + beyond + _mask(op, machine, far)
+        found["gather latency"] = seconds + beyond + _mask(op, machine, far)
     elif cost.family == "reduce" and row:
         found["bandwidth"] = stream / near(machine.reduce_last, row, far)
     elif cost.family == "reduce":
         found["bandwidth"] = stream / near(machine.reduce, stream, far)
     elif cost.family == "softmax":
         first = tensors(op.args)[0]
-        found["compute"] = float(first.numel) / near(machine.softmax, float(first.shape[-1]), far)
+        curve = machine.softmax_grad if "backward" in op.name else machine.softmax
+        found["compute"] = float(first.numel) / near(curve, float(first.shape[-1]), far)
     elif cost.family == "draw":
         found["compute"] = sum(float(spec.numel) for spec in op.outputs) / machine.draw
     elif cost.family == "sort":
@@ -59,6 +65,12 @@ def ceilings(op: OpRecord, machine: Machine, far: float = 0.0) -> dict[str, floa
     else:
         found["bandwidth"] = stream / near(machine.stream, stream, far)
     return found
+
+
+def _read_again(table: Table, random: float, row: float, span: float, far: float) -> float:
+    """Seconds to read rows of so many bytes again and again: first where they are, then where that left them."""
+    first = min(random, span)
+    return first / near_row(table, row, span, far) + (random - first) / near_row(table, row, span)
 
 
 def _extremum(op: OpRecord) -> bool:
@@ -80,8 +92,9 @@ def _beyond(stream: float, moved: float, row: float, machine: Machine, far: floa
 def touched_since(trace: Trace) -> list[list[float]]:
     """Op by op, for each input and then each output: bytes that the step touched since that memory was last used.
 
-    What the step has not used yet was last used a whole step ago. A result takes the memory of the last one of its size
-    that was freed, as allocators do.
+    It is counted from the middle of one op to the middle of the next: of an operand larger than the caches, the first
+    bytes are gone when the last are used. What the step has not used yet was last used a whole step ago. A result takes
+    the memory of the last one of its size that was freed, as allocators do.
     """
     sizes = [sum(float(spec.nbytes) for spec in (*op.inputs, *op.outputs)) for op in trace.ops]
     whole, position = sum(size for op, size in zip(trace.ops, sizes, strict=True) if op.cost.family != "view"), 0.0
@@ -101,10 +114,12 @@ def touched_since(trace: Trace) -> list[list[float]]:
             if spec.key not in last and free.get(float(spec.nbytes)):
                 last[spec.key] = free[float(spec.nbytes)].pop()
         used = [*op.inputs, *op.outputs]
-        found.append([position - last[spec.key] if spec.key in last else whole for spec in used])
-        if op.cost.family != "view":
-            position += size
-            last.update((spec.key, position) for spec in used)
+        through = 0.0 if op.cost.family == "view" else size
+        middle = position + through / 2
+        found.append([middle - last[spec.key] if spec.key in last else whole for spec in used])
+        position += through
+        if through:
+            last.update((spec.key, middle) for spec in used)
     return found
 
 

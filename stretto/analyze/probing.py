@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from stretto.kernels import tall
 from stretto.ops import attention, spmm, tall_product
 from stretto.tune import machine as tuned
 
+softmax_grad = torch.ops.aten._log_softmax_backward_data
 ROWS = (4, 32, 256, 1024)  # bytes of a gathered row
 WIDTHS = (4, 8, 16, 64)  # of a softmax
 SUMS = (16, 64, 256, 1024)  # bytes of one sum along the last dimension
@@ -39,7 +41,7 @@ HEADS, DEGREE = 4, 8
 class Sizes:
     """How much is moved to measure a device: some of it in its caches, some of it beyond."""
 
-    spans: tuple[int, ...]  # bytes the rows are spread over
+    spans: tuple[int, ...]  # bytes the rows are spread over (_added: of a processor's sums, those added)
     streams: tuple[int, ...]  # bytes of each operand of an elementwise op
     touched: tuple[int, ...]  # bytes of other work between two calls
     gemms: tuple[tuple[int, int, int], ...]  # rows, inner, columns
@@ -52,10 +54,10 @@ class Sizes:
     values: int  # of sums, softmax and masks
 
 
-NARROW = ((512, 64, 8), (16384, 64, 8), (16384, 256, 8), (64, 64, 64), (4096, 64, 64), (16384, 256, 64),
+NARROW = ((512, 64, 7), (16384, 64, 7), (16384, 256, 7), (64, 64, 64), (4096, 64, 64), (16384, 256, 64),
           (2048, 1024, 64), (1024, 256, 256), (4096, 512, 256))  # fmt: skip
 PROCESSOR = Sizes(
-    spans=(1 << 17, 1 << 22, 1 << 26),
+    spans=(1 << 17, 1 << 22, 1 << 24, 1 << 26),
     streams=(1 << 16, 1 << 20, 1 << 22, 1 << 24),
     touched=(1 << 20, 1 << 22, 1 << 24, 1 << 25, 1 << 26, 1 << 27),
     gemms=NARROW,
@@ -195,25 +197,28 @@ class _Probe:
         return self.rates(3.0 * size, lambda: torch.add(a, b, out=out))
 
     def _products(self, found: Machine) -> None:
-        """Tall times small, and the small results of its gradient, half of each; by torch, and by whom accelerated
-        layers call."""
+        """A linear layer, x W', and the gradient of its weight, half of each; by torch, and by whom accelerated layers
+        call. Few columns are seven, as of classes: no vector is full of them."""
         torchs: list[tuple[float, ...]] = []
         own: list[tuple[float, ...]] = []
         for n, k, c in self.sizes.gemms:
-            a, b, grad = self.ones(n, k), self.ones(k, c), self.ones(n, c)
-            by_torch = self._both_ways(torch.mm, a, b, grad)
-            ours = not self.card and n * k * c >= tall_product.LEAST_WORK and n >= tall.TALL
+            x, weight, grad = self.ones(n, k), self.ones(c, k), self.ones(n, c)
+            by_torch = self._linear(torch.mm, x, weight, grad)
             point = 2.0 * n * k * c, float(min(n, k, c))
             torchs.append((*point, *by_torch))
-            own.append((*point, *(self._both_ways(_chosen, a, b, grad) if ours else by_torch)))
+            if self.card or n * k * c < tall_product.LEAST_WORK:
+                own.append((*point, *by_torch))
+            elif n >= tall.TALL:  # what is not is no example of it
+                own.append((*point, *self._linear(_chosen, x, weight, grad)))
         found.gemm, found.own_gemm = torchs, own
 
-    def _both_ways(self, multiply: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor, grad: Tensor) -> list[float]:
+    def _linear(
+        self, multiply: Callable[[Tensor, Tensor], Any], x: Tensor, weight: Tensor, grad: Tensor
+    ) -> list[float]:
         """Flop/s, near and far."""
-        flops = 2.0 * a.numel() * b.size(1)
-        forward = self.rates(flops, lambda: multiply(a, b))
-        weight = self.rates(flops, lambda: multiply(a.t(), grad))
-        return [2 / (1 / x + 1 / y) for x, y in zip(forward, weight, strict=True)]
+        calls = (lambda: multiply(x, weight.t()), lambda: multiply(grad.t(), x))
+        rates = [self.rates(2.0 * x.numel() * weight.size(0), call) for call in calls]
+        return [statistics.harmonic_mean(way) for way in zip(*rates, strict=True)]
 
     def _rows(self, found: Machine) -> None:
         """Rows at random places: read, added up, reduced by max, and read by a sparse product."""
@@ -224,22 +229,27 @@ class _Probe:
                 count = max(1, span // row)
                 table = self.ones(count, row // 4)
                 index = self.places(count, min(sizes.moved // row, sizes.entries))
-                moved = float(index.numel() * row)
-                source = self.ones(index.numel(), table.shape[1])
-                where = index[:, None].expand_as(source)
-                calls: dict[str, Callable[[], Any]] = {
-                    "gather": lambda table=table, index=index: table.index_select(0, index),  # type: ignore[misc]
-                    "scatter": lambda table=table, where=where, source=source: table.scatter_add_(0, where, source),  # type: ignore[misc]
-                    "spmm": _product(table, index),
+                total, where, source = self._added(count, row // 4, index)
+                calls: dict[str, tuple[Tensor, Callable[[], Any]]] = {
+                    "gather": (index, partial(table.index_select, 0, index)),
+                    "scatter": (source, partial(total.scatter_add_, 0, where, source)),
+                    "spmm": (index, _product(table, index)),
                 }
                 if span == sizes.spans[1]:
-                    calls["scatter_max"] = lambda table=table, where=where, source=source: table.scatter_reduce_(  # type: ignore[misc]
-                        0, where, source, "amax"
-                    )
-                for name, call in calls.items():
-                    tables[name].append((float(row), float(span), *self.rates(moved, call)))
+                    calls["scatter_max"] = source, partial(total.scatter_reduce_, 0, where, source, "amax")
+                for name, (rows, call) in calls.items():
+                    tables[name].append((float(row), float(span), *self.rates(float(rows.size(0) * row), call)))
         for name, points in tables.items():
             setattr(found, name, points)
+
+    def _added(self, count: int, width: int, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums, where the rows of a source go, and the source. A card adds rows up in order, wherever in the table that
+        is; a processor sorts them by their sums first, so that the source is what it reads at random places."""
+        if not self.card:
+            count, rows = max(1, count // DEGREE), min(count, self.sizes.entries)
+            index = self.places(count, rows)
+        source = self.ones(index.numel(), width)
+        return self.ones(count, width), index[:, None].expand_as(source), source
 
     def _attention(self, found: Machine) -> None:
         """The fused kernel, forward and both ways, for narrow and wide heads."""
@@ -277,10 +287,14 @@ class _Probe:
             (float(size), *self.rates(4.0 * flat.numel(), lambda size=size: flat.view(-1, size // 4).sum(-1)))  # type: ignore[misc]
             for size in SUMS
         ]
-        found.softmax = [
-            (float(width), *self.rates(part.numel(), lambda width=width: F.log_softmax(part.view(-1, width), 1)))  # type: ignore[misc]
-            for width in WIDTHS
-        ]
+        found.softmax, found.softmax_grad = [], []
+        for width in WIDTHS:
+            rows = part.view(-1, width)
+            done = F.log_softmax(rows, 1)
+            calls = (partial(F.log_softmax, rows, 1), partial(softmax_grad, rows, done, 1, rows.dtype))
+            forward, back = (self.rates(part.numel(), call) for call in calls)
+            found.softmax.append((float(width), *forward))
+            found.softmax_grad.append((float(width), *back))
         masks = [torch.rand(size, device=self.device) < 0.6 for size in (1 << 12, 1 << 17)]
         found.mask = [(float(m.numel()), *self.rates(m.numel(), lambda m=m: m.nonzero())) for m in masks]  # type: ignore[misc]
 
