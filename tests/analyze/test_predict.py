@@ -68,7 +68,8 @@ def test_bytes_between_two_uses():
     first, second, third = touched_since(traced(step))
     whole = 8000 + 4000 + 12000  # an operand named twice is read twice
     assert first[0] == second[0] == whole  # last used a whole step ago
-    assert third[:2] == [4000, 4000]  # after a was made, the second op touched its own
+    half = 8000 / 2 + 4000 + 12000 / 2  # from the middle of the op that made it to the middle of the one that reads it
+    assert third[:2] == [half, half]
 
 
 def test_a_result_takes_the_memory_that_was_freed_last():
@@ -81,7 +82,7 @@ def test_a_result_takes_the_memory_that_was_freed_last():
 
     first, second = touched_since(traced(step))
     assert first[1] == 16000
-    assert second[1] == 0
+    assert second[1] == 8000  # the middle of the one to the middle of the other
 
 
 def test_a_small_step_is_near_and_a_large_one_far():
@@ -91,6 +92,36 @@ def test_a_small_step_is_near_and_a_large_one_far():
     assert max(farness(large, machine)) == 1
     slow = Machine(stream=[(1e5, 1e10, 1e9)], cache=machine.cache)
     assert times(large, slow)[1] > 5 * times(large, Machine(stream=[(1e5, 1e10, 1e10)], cache=machine.cache))[1]
+
+
+RATES = [(16, 1e3, 1e6, 1e5)]  # near and far
+
+
+def test_rows_are_read_again_from_where_the_first_time_left_them():
+    """1600 bytes of rows from a table of 160: a tenth of them come from afar, and all results go there."""
+    x, index = torch.ones(10, 4), torch.arange(100) % 10
+    (op,) = traced(lambda: x[index]).ops
+    machine = Machine(gather=RATES, stream=[(1e3, 1e9, 1e8)])
+    assert ceilings(op, machine)["gather latency"] == pytest.approx(1600 / 1e6, rel=0.01)
+    far = 160 / 1e5 + 1440 / 1e6 + 1440 * (1 / 1e8 - 1 / 1e9)
+    assert ceilings(op, machine, far=1.0)["gather latency"] == pytest.approx(far, rel=0.01)
+
+
+def test_a_processor_reads_what_it_adds_up_at_random_and_a_card_the_sums():
+    out, index, rows = torch.zeros(10, 4), torch.arange(100) % 10, torch.ones(100, 4)
+    (op,) = traced(lambda: out.index_add_(0, index, rows)).ops
+    table = [(16, 160.0, 1e6), (16, 1600.0, 1e5)]
+    taken = {name: ceilings(op, Machine(device=name, scatter=table))["gather latency"] for name in ("cpu", "cuda")}
+    assert taken == {"cpu": pytest.approx(1600 / 1e5, rel=0.01), "cuda": pytest.approx(1600 / 1e6, rel=0.01)}
+
+
+def test_a_softmax_and_its_gradient_have_rates_of_their_own():
+    x = torch.ones(100, 8, requires_grad=True)
+    ops = traced(lambda: torch.log_softmax(x, 1).sum().backward()).ops
+    forward, back = (op for op in ops if op.cost.family == "softmax")
+    machine = Machine(softmax=[(8, 1e3)], softmax_grad=[(8, 1e4)])
+    assert ceilings(forward, machine)["compute"] == pytest.approx(0.8)
+    assert ceilings(back, machine)["compute"] == pytest.approx(0.08)
 
 
 def test_accumulating_products_are_counted():
