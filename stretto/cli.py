@@ -46,9 +46,9 @@ class _Table(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.table:
             return super().get_command(ctx, cmd_name)
-        module, function = self.table[cmd_name].split(":")
-        single = typer.Typer(add_completion=False)
-        single.command(name=cmd_name)(getattr(importlib.import_module(module), function))
+        name, function = self.table[cmd_name].split(":")
+        module, single = importlib.import_module(name), typer.Typer(add_completion=False)
+        single.command(name=cmd_name, cls=getattr(module, "Command", None))(getattr(module, function))
         return typer.main.get_command(single)
 
 

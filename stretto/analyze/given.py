@@ -6,9 +6,11 @@ model's forward as a tuple, or as a dict by name.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -90,8 +92,15 @@ def is_loader(data: Any) -> bool:
 
 
 def first_batch(loader: Any, who: str) -> tuple[Any, tuple[str, ...]]:
-    """The first batch of a loader, and what must be said about it."""
-    first = next(iter(loader), None)
+    """The first batch of a loader, and what must be said about it. It is also the first that the user will get next:
+    random numbers are as they were."""
+    state, others = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            first = next(iter(loader), None)
+    finally:
+        random.setstate(state)
+        np.random.set_state(others)
     expect(first is not None, f"{who}: 'data' is a loader without a batch")
     count = f"one of {len(loader)} batches" if hasattr(loader, "__len__") else "one batch"
     return first, (f"All numbers are of {count} of the {type(loader).__name__}, the first it gave",)

@@ -182,6 +182,7 @@ class Recorder(TorchDispatchMode):
         self.ending = 0.0  # seconds that autograd took to end, after its last op
         self._names: dict[int, str] = {}
         self._stack: list[tuple[str, int]] = []  # modules, and which of their calls
+        self._again: list[bool] = []  # of each module of the stack: whether it is called in a backward pass
         self._calls: dict[str, int] = {}
         self._inside = False
         self._producer: dict[int, int] = {}
@@ -232,10 +233,12 @@ class Recorder(TorchDispatchMode):
             name = f"{self._stack[-1][0]}.{name.rpartition('.')[2]}"
         self._calls[name] = self._calls.get(name, 0) + 1
         self._stack.append((name, self._calls[name]))
+        self._again.append(torch._C._current_autograd_node() is not None)
 
     def _leave_module(self, module: nn.Module, args: Any, out: Any) -> None:
         if self._stack:
             self._stack.pop()
+            self._again.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.name(), kwargs or {}
@@ -287,10 +290,15 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _where(self) -> tuple[str, str, int | None]:
-        """Module, phase and, in the backward pass, the forward op that is being differentiated."""
+        """Module, phase and, in the backward pass, the forward op that is being differentiated.
+
+        A module that is called in the backward pass (torch.utils.checkpoint) computes again what the forward pass did.
+        """
         node = torch._C._current_autograd_node()
         if node is None:
             return (self._stack[-1][0] if self._stack else ""), self.phase, None
+        if self._again and self._again[-1]:
+            return self._stack[-1][0], "backward", None
         site, path = self._sites.get(node._sequence_nr(), (None, ""))
         return path, "backward", site
 
@@ -315,7 +323,7 @@ class Recorder(TorchDispatchMode):
             index = locality.index_of(given)
             record.close = 1.0 if index is None else locality.closeness(index, float(record.cost.row))
             self._inside = False
-        if phase != "backward":
+        if phase != "backward" or (self._again and self._again[-1]):
             number = torch._C._autograd._get_sequence_nr() - 1
             self._sites.setdefault(number, (record.index, path))
         self.trace.ops.append(record)

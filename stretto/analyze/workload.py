@@ -163,11 +163,12 @@ def merge_times(trace: Trace, passes: list[Recorder], plain: list[float]) -> Non
     if not same:
         counts = [len(p.times) for p in passes]
         fail(f"profile: the step runs other ops each time ({len(trace.ops)} ops, then {counts})")
-    # The middle pass as a whole, so that its parts add up; single ops from different passes would not.
-    chosen = sorted(same, key=lambda p: p.trace.traced_seconds - p.own)[len(same) // 2]
+    for i, op in enumerate(trace.ops):
+        op.typical = statistics.median(p.times[i][1] for p in same)
+    # One pass as a whole, so that its parts add up: the one whose ops took what they usually take.
+    chosen = min(same, key=lambda p: sum(abs(p.times[i][1] - op.typical) for i, op in enumerate(trace.ops)))
     for i, op in enumerate(trace.ops):
         op.seconds = chosen.times[i][1]
-        op.typical = statistics.median(p.times[i][1] for p in same)
         where = (op.path, op.phase)
         trace.host[where] = trace.host.get(where, 0.0) + chosen.times[i][2]
     if chosen.ending:

@@ -2,11 +2,12 @@
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from typer.core import TyperCommand
 
 from stretto.analyze.models import MODELS
 from stretto.analyze.subject import subject, writable
@@ -17,11 +18,28 @@ from stretto.profile.profiling import profile
 from stretto.profile.script import alone, apply_script, profile_script
 from stretto.profile.terminal import show, show_advice, show_applied, show_replay, show_sweep
 
+OF_A_SCRIPT = "options of a script go behind a lone --, as in: stretto profile train.py -- --epochs 10"
+
+
+class Command(TyperCommand):
+    """Says where the options of a script go."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments that are no options."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # its class lies in click or in typer, as typer's version has it
+            if type(error).__name__ == "NoSuchOption":
+                error.message = f"{error.message}; {OF_A_SCRIPT}"  # type: ignore[attr-defined]
+            raise
+
 
 def command(
     context: typer.Context,
     target: Annotated[str, typer.Argument(help=f"SCRIPT.py, FILE.py:FUNCTION, or {', '.join(MODELS)}.")] = "gcn",
-    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments of the script; its options behind a lone --.")
+    ] = None,
     graph: Annotated[
         str, typer.Option(help="For a built-in model: cora, a path to .npz, rmat:SCALE:EDGES, ...")
     ] = "cora",
@@ -97,7 +115,7 @@ def _refuse_of_a_script(context: typer.Context) -> None:
     for name in ("graph", "hidden", "layers", "mode", "device"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            fail(f"profile: '--{name}' is for a model that is named; a script has its own")
+            fail(f"profile: '--{name}' is for a model that is named; {OF_A_SCRIPT}")
 
 
 def seconds(text: str) -> float:

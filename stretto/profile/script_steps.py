@@ -253,6 +253,7 @@ class Steps:
         if known is None or (learns and key in self._evaluated):
             self._layers[key] = Site.of(module, args, kwargs)
             (self._evaluated.discard if learns else self._evaluated.add)(key)
+            self._new_graphs.discard(key)  # what evaluations were called with says nothing of training
         elif learns or key in self._evaluated:
             self._layers[key] = known._replace(changing=known.others(args, kwargs))
             if _other_graph(known, args, kwargs):

@@ -1,14 +1,21 @@
 """Steps that are not like the others: half precision, no nodes, sizes that follow an index, places from the end."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, GraphUNet, HGTConv
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import GCNConv, GraphUNet, HGTConv, SAGEConv
 
 import stretto
 from stretto import datasets
 from stretto.analyze import Machine
 from stretto.analyze.models import as_data, make
+from stretto.analyze.trace import Recorder
+from stretto.analyze.workload import merge_times
 from stretto.profile import recommend, replay
 from stretto.profile.chain_run import run
 from stretto.profile.replay import fingerprint
@@ -104,6 +111,72 @@ def test_a_layer_that_answers_for_several_types_is_advised():
     (row,) = stretto.profile(model, (x, edges), step=step, repeats=1, machine=Machine()).recommend(repeats=2)
     assert row["site"] == "0"
     assert row["stock"]["repeats"] == 2
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_computes_again_belongs_to_the_module_that_does(reentrant):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = SAGEConv(8, 8), SAGEConv(8, 8)
+
+        def forward(self, x, edge_index):
+            for conv in (self.first, self.second):
+                x = checkpoint(conv, x, edge_index, use_reentrant=reentrant)
+            return x
+
+    data = Data(x=torch.randn(50, 8, requires_grad=True), edge_index=torch.randint(50, (2, 200)))
+    trace = stretto.profile(Net(), data, machine=Machine(), repeats=1).trace
+    for name in ("first", "second"):
+        gathers = [op.phase for op in trace if op.name == "aten::index_select" and op.path == name]
+        assert gathers == ["forward", "backward"]
+        assert {op.path for op in trace if op.name == "aten::addmm" and op.path.startswith(name)} == {f"{name}.lin_l"}
+        # And what differentiates it, too, is this layer's.
+        assert any(op.phase == "backward" and "mm" in op.name and op.path == f"{name}.lin_r" for op in trace)
+
+
+def test_a_gradient_inside_forward_belongs_to_what_is_differentiated():
+    class Force(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = SAGEConv(8, 1)
+
+        def forward(self, x, edge_index):
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.conv(x, edge_index).sum(), x, create_graph=True)[0]
+
+    data = Data(x=torch.randn(50, 8), edge_index=torch.randint(50, (2, 200)))
+    trace = stretto.profile(Force(), data, machine=Machine(), repeats=1).trace
+    assert any(op.phase == "backward" and "mm" in op.name and op.path == "conv.lin_r" for op in trace)
+
+
+def test_the_times_are_those_of_the_pass_that_is_most_like_the_others():
+    def light(*seconds):
+        found = Recorder(full=False)
+        found.times = [("aten::relu", s, 0.0) for s in seconds]
+        found.trace.traced_seconds = sum(seconds)
+        return found
+
+    x = torch.ones(4)
+    recorder = Recorder()
+    with recorder.recording():
+        x.relu().relu().relu()
+    trace = recorder.trace
+    # The middle one of five by the sum of its ops was interrupted in one of them, and fast in the others.
+    passes = [light(1, 1, 1), light(1, 1, 1.1), light(0.1, 0.1, 3), light(1.2, 1.2, 1.2), light(1.3, 1.3, 1.3)]
+    merge_times(trace, passes, [3.0] * 5)
+    assert [op.seconds for op in trace] == [1, 1, 1.1]
+    assert [op.typical for op in trace] == [1.0, 1.0, 1.2]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_loader_is_left_with_its_random_numbers(shuffle):
+    graphs = [Data(x=torch.randn(4, 8), edge_index=torch.tensor([[0, 1], [1, 2]])) for _ in range(8)]
+    model, loader = make("gcn", 8, 8, 2), DataLoader(graphs, batch_size=4, shuffle=shuffle)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    stretto.profile(model, loader, machine=Machine(), repeats=1)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
 
 
 def test_ops_on_matrices_alone_have_sizes():

@@ -132,6 +132,15 @@ for _ in range(int(sys.argv[1])):
     optimizer.step()
 """
 )
+EVALUATED_ON_OTHERS = (
+    TRAIN
+    + """
+raise AssertionError("never comes here")
+"""
+).replace(
+    "net.eval()(x, edge_index).argmax(-1)",
+    "[net.eval()(x, edge_index[:, order]) for order in (torch.arange(80), torch.arange(80, 160))]",
+)
 
 
 def profiled(script: str, steps: int = 40):
@@ -158,7 +167,7 @@ def test_command(written, tmp_path, monkeypatch):
     Machine().save(machine)
     paced(monkeypatch, 3.0, (2.0,) * 6)
     words = ["profile", written(TRAIN), "60", "--machine", str(machine), "--repeats", "2", "--apply", "--replay"]
-    words += ["--sweep", "--budget", "1s", "--json", str(tmp_path / "p.json"), "--html", str(tmp_path / "p.html")]
+    words += ["--sweep", "--budget", "4s", "--json", str(tmp_path / "p.json"), "--html", str(tmp_path / "p.html")]
     result = CliRunner().invoke(cli.app, words)
     assert result.exit_code == 0, result.output
     assert "came to the end" not in result.output  # it was stopped when enough was known
@@ -267,6 +276,20 @@ def test_graphs_that_change_are_sorted_in_every_step(written, monkeypatch):
     assert [counted[f"{kind}, convs.{i}"] for kind in ("stock", "accelerated") for i in (0, 1)] == [0, 0, 3, 0]
 
 
+def test_evaluations_on_other_graphs_say_nothing_of_training(written, monkeypatch):
+    paced(monkeypatch, 3.0, (2.0,) * 6)
+    found = profiled(written(EVALUATED_ON_OTHERS))
+    assert [row["site"] for row in found.advice if row["kind"] == "layer"] == ["convs.0", "convs.1"]
+    assert not any("another graph" in row["reason"] for row in found.advice)
+
+
+@pytest.mark.parametrize("words", [["--epochs", "3"], ["-e", "3"]])
+def test_options_of_a_script_go_behind_two_dashes(written, words):
+    result = CliRunner().invoke(cli.app, ["profile", written(TRAIN), *words])
+    assert result.exit_code == 2
+    assert "train.py -- --epochs" in " ".join(result.output.replace("│", " ").split())
+
+
 def test_an_optimizer_that_never_steps(written):
     with pytest.raises(StrettoError, match="took 0 optimizer steps"):
         profiled(written(UNUSED))
@@ -276,7 +299,7 @@ def test_an_optimizer_that_never_steps(written):
 def test_options_that_a_script_has_no_use_for_are_refused(written, option):
     value = {"--hidden": "8", "--layers": "2", "--mode": "infer", "--device": "cpu"}.get(option, "cora")
     result = CliRunner().invoke(cli.app, ["profile", written(TRAIN), option, value])
-    assert f"'{option}' is for a model that is named" in str(result.exception)
+    assert f"'{option}' is for a model that is named; options of a script go behind" in str(result.exception)
 
 
 def test_nothing_to_gain_runs_nothing(written, monkeypatch):
