@@ -18,7 +18,7 @@ from stretto.analyze.layer import Layer
 from stretto.analyze.layer_costs import layer_costs, mlp_depth, text
 from stretto.analyze.look import Look, look
 from stretto.analyze.machine_file import Machine
-from stretto.analyze.predict import step_seconds, times
+from stretto.analyze.predict import clearing, step_seconds, times
 from stretto.analyze.report import Report, inconsistencies
 from stretto.analyze.rewrites import rewrites
 from stretto.analyze.specs import matrices
@@ -61,7 +61,9 @@ def analyze(
     ways = rewrites(trace, layers, sizes, seen.plain, seen.edges)
     on_edges = _on_edges(seen)
     steps = depth(trace, stats.max_degree, symbolic=seen.symbolic)
-    seconds = step_seconds(trace, computer)
+    seconds, cleared = step_seconds(trace, computer), clearing(trace, computer)
+    each = [one + cleared.get(op.index, 0.0) for op, one in zip(trace.ops, times(trace, computer), strict=True)]
+    targets = sizes.t if sizes.t and mode == "train" else sizes.n  # without gradients every node is one
     memory = _memory(model, subject, seen, computer, mode)
     splitter = Partitioner(subject.edge_index, sizes.n)
     partitions = [splitter.best(p) for p in procs]
@@ -70,14 +72,14 @@ def analyze(
         layers=tuple(layers),
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         step=seconds,
-        on_edges=sum(s for s, yes in zip(times(trace, computer), on_edges, strict=True) if yes),
+        on_edges=sum(one for one, yes in zip(each, on_edges, strict=True) if yes),
         around=computer.host * len(trace.ops),
-        activations=float(trace.peak_bytes),
+        activations=max(0.0, trace.peak_bytes - memory["gradients"]),
         fixed=memory["parameters"] + memory["gradients"],
         features=memory["inputs"],
         machine=computer,
         train=mode == "train",
-        targets=sizes.t or sizes.n,
+        targets=targets,
         graphs=max(1, sizes.g),
         edge_products=_edge_products(trace, layers, on_edges),
         b=_value_bytes(model),
@@ -99,7 +101,7 @@ def analyze(
         machine=computer,
         brent=[_brent(float(trace.flops), steps.steps, p) for p in procs],
         memory=memory,
-        forms=taxonomy(model, stats, layers, data, sizes.t or sizes.n, _loads(trace, on_edges, layers), steps.steps),
+        forms=taxonomy(model, stats, layers, data, targets, _loads(trace, on_edges, layers), steps.steps),
         partitions=partitions,
         strategies=strategies(problem, partitions),
         refusals=refusals(problem, partitions),
@@ -211,5 +213,5 @@ def _memory(model: nn.Module, given: Given, seen: Look, machine: Machine, mode: 
         "activations": float(trace.peak_bytes),  # gradients of parameters included: the step allocates them
         "edge tensors made": edge_wide,
         "total": total,
-        "fits": float(total < machine.memory),
+        "fits": float(total <= machine.memory),
     }

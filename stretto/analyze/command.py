@@ -35,7 +35,7 @@ def command(
 ) -> None:
     """Work, depth, memory and communication of a model on a graph, and which way of running it on P workers is best."""
     words = procs.split(",")
-    if not all(word.isdigit() and int(word) >= 1 for word in words):
+    if not all(word.isdecimal() and word.isascii() and int(word) >= 1 for word in words):
         fail(f"analyze: '--procs' is {procs!r}, wanted numbers from 1, separated by commas")
     for option, path in (("save-machine", save_machine), ("html", html), ("json", json)):
         writable(path, f"analyze: '--{option}'")

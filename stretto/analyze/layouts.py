@@ -5,10 +5,10 @@ Words of the communication-avoiding products are those of the CAGNET family (1-D
 
 from __future__ import annotations
 
-from math import sqrt
+from math import ceil, sqrt
 
 from stretto.analyze.graph_stats import Partition, replicas
-from stretto.analyze.strategy import Problem, Strategy, split_memory, wire
+from stretto.analyze.strategy import Problem, Strategy, side_by_side, split_memory, wire
 
 
 def feature(problem: Problem, part: Partition) -> Strategy | str:
@@ -16,12 +16,15 @@ def feature(problem: Problem, part: Partition) -> Strategy | str:
     if problem.attends or problem.edge_products:
         what = "the score of an edge" if problem.attends else "a product on edges"
         return f"{what} needs whole rows, and here every worker has some of their columns"
-    P, n = part.parts, problem.stats.num_nodes
+    P, n, widths = part.parts, problem.stats.num_nodes, problem.forward_widths
+    if min(widths, default=P) < P:
+        return f"rows of {min(widths)} values cannot be cut into {P} columns"
+    skew = max((ceil(width / P) * P / width for width in widths), default=1.0)
     per_worker = problem.b * n * problem.width * (P - 1) / P**2 * 2
     rounds = 2 * problem.rounds
     messages = rounds * (P - 1) + problem.turns(P)
     moving = wire(problem, per_worker + problem.allreduce(P), messages)
-    compute = problem.compute(1 / P, 1 / P)
+    compute = problem.compute(skew / P, skew / P)
     memory = split_memory(problem, 1 / P, 0.0)
     return Strategy(
         "feature-parallel",
@@ -34,7 +37,7 @@ def feature(problem: Problem, part: Partition) -> Strategy | str:
         moving,
         compute + moving,
         True,
-        "rows are cut into columns: perfectly even whatever the graph, but all of them are redistributed twice a round",
+        f"rows are cut into columns, {skew:.2f}x uneven whatever the graph, but all are redistributed twice a round",
         "2 n k (P-1)/P^2 b per worker and round",
     )
 
@@ -130,7 +133,9 @@ def pipeline(problem: Problem, part: Partition) -> Strategy | str:
     ways = 2 if problem.train else 1  # rows forward, their gradients back
     moved = problem.b * n * width * (P - 1) * ways
     chunks = 4 * P
-    compute = problem.compute(1 / P, 1 / P) * (chunks + P - 1) / chunks
+    host = problem.compute(0.0, 0.0) / P * chunks  # of a stage: the code around its layers runs for every chunk
+    work = problem.compute(1 / P, 1 / P) - problem.compute(0.0, 0.0)
+    compute = (work + host) * (chunks + P - 1) / chunks
     moving = wire(problem, moved / max(1, P - 1), chunks * ways)
     memory = problem.fixed / P + problem.features + problem.activations / P
     exact = problem.graphs >= chunks  # a chunk of one graph would have to wait for the rows of all others
@@ -144,7 +149,7 @@ def pipeline(problem: Problem, part: Partition) -> Strategy | str:
         memory,
         compute,
         moving,
-        max(compute, moving),
+        side_by_side(problem, compute, moving),
         exact,
         f"{P} stages of whole layers over {chunks} chunks; layers are rarely equally heavy{said}",
         "n k b per stage boundary",

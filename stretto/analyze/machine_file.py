@@ -111,6 +111,7 @@ MAY_BE_ZERO = {"launch", "host", "host_far", "kernel", "kernel_far", "link_laten
 MAY_BE_ZERO |= {"peak_launch", "peak_draw"}
 MAY_BE_EMPTY = ("own_gemm", "peak_gemm", "peak_stream", "peak_gather")
 TABLES = ("gemm", "own_gemm", "gather", "scatter", "scatter_max", "spmm", "peak_gather")  # two sizes, then rates
+WORDS = {"device": ("cpu", "cuda"), "link": ("assumed", "measured", "given")}
 WHOLE = ("threads", "workers")
 
 
@@ -124,11 +125,14 @@ def check(content: Any, where: str) -> None:
         usual = getattr(plain, name)
         if isinstance(usual, (str, bool)):
             expect(type(value) is type(usual), f"{where}: {name!r} is {value!r}, wanted a {type(usual).__name__}")
+            words = WORDS.get(name, (value,))
+            expect(value in words, f"{where}: {name!r} is {value!r}, wanted one of {', '.join(words)}")
         elif name == "peak_gemm":
             expect(isinstance(value, dict) and all(_positive(v) for v in value.values()), _wanted(where, name, value))
         elif isinstance(usual, (int, float)):
             fine = _number(value) and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
-            expect(fine, f"{where}: {name!r} is {value!r}, wanted a number above 0")
+            least = "of at least 0" if name in MAY_BE_ZERO else "above 0"
+            expect(fine, f"{where}: {name!r} is {value!r}, wanted a number {least}")
             expect(name != "hidden" or value <= 1, f"{where}: {name!r} is {value!r}, wanted a share, 0 to 1")
             expect(name not in WHOLE or int(value) == value, f"{where}: {name!r} is {value!r}, wanted a whole number")
         else:
@@ -143,8 +147,9 @@ def _check_points(name: str, value: Any, where: str) -> None:
         fine = isinstance(point, (list, tuple)) and sizes < len(point) <= sizes + 2 and all(map(_number, point))
         rates = point[sizes:] if fine else ()
         least = min(rates, default=-1.0)
-        fine = fine and (least > 0 or (least == 0 and name == "cache"))
-        expect(fine, f"{where}: {name!r} has {point!r}, wanted {sizes} sizes and then rates above 0")
+        fine = fine and (0 <= least <= max(rates) <= 1 if name == "cache" else least > 0)
+        wanted = "a size and then a share, 0 to 1" if name == "cache" else f"{sizes} sizes and then rates above 0"
+        expect(fine, f"{where}: {name!r} has {point!r}, wanted {wanted}")
 
 
 def _number(value: Any) -> bool:
@@ -209,6 +214,7 @@ def get(
     from stretto.analyze.probing import probe
 
     if isinstance(machine, Machine):
+        check(machine.to_dict(), "analyze: 'machine'")
         return machine
     if not isinstance(machine, (str, Path)):
         fail(f"analyze: 'machine' is {machine!r}, wanted \"auto\", a machine file or a Machine")

@@ -184,12 +184,19 @@ def times(trace: Trace, machine: Machine) -> list[float]:
     return [op_seconds(op, machine, far, away) for op, far in zip(trace.ops, farness(trace, machine), strict=True)]
 
 
+def clearing(trace: Trace, machine: Machine, *, kept: bool | None = None) -> dict[int, float]:
+    """Op -> seconds of clearing new memory for its results; none where the process keeps what is freed (None: this
+    one, now)."""
+    if machine.device == "cuda" or (memory.is_kept() if kept is None else kept):
+        return {}
+    return {op: size / machine.fresh for op, size in fresh_bytes(trace).items()}
+
+
 def step_seconds(trace: Trace, machine: Machine) -> float:
     """Predicted time of a step, with the clearing of new memory unless this process keeps it."""
     if machine.device == "cuda":
         return _on_card(trace, machine)
-    new = 0.0 if memory.is_kept() else sum(fresh_bytes(trace).values()) / machine.fresh
-    return sum(times(trace, machine)) + new
+    return sum(times(trace, machine)) + sum(clearing(trace, machine).values())
 
 
 def _on_card(trace: Trace, machine: Machine) -> float:

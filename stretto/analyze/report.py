@@ -16,7 +16,7 @@ from stretto.analyze.graph_stats import GraphStats, Partition
 from stretto.analyze.layer import Layer
 from stretto.analyze.layer_costs import LayerCost
 from stretto.analyze.machine_file import Machine
-from stretto.analyze.predict import bound, times
+from stretto.analyze.predict import bound, clearing, times
 from stretto.analyze.rewrites import Rewrite
 from stretto.analyze.staleness import StalenessPlan
 from stretto.analyze.strategy import Problem, Refusal, Strategy
@@ -109,22 +109,25 @@ class Report:
         return f"{said}. That is elsewhere: {machine.name} runs {many}{own}"
 
     def rows(self) -> list[dict[str, Any]]:
-        """One line per op and shape: where, how often, work, predicted time and what bounds it."""
+        """One line per op and shape: where, how often, work, predicted time (and how much of it clears new memory for
+        the results), and what bounds it."""
         table: dict[tuple[str, str, str, str], dict[str, Any]] = {}
+        new = clearing(self.trace, self.machine, kept=self.memory_kept)
         for op, seconds in zip(self.trace.ops, times(self.trace, self.machine), strict=True):
-            if op.cost.family == "view":
+            if op.cost.family == "view" and op.index not in new:
                 continue
             key = (op.name, op.path, op.phase, op.shapes)
             row = table.setdefault(
                 key,
                 {"op": op.name, "module": op.path, "phase": op.phase, "shapes": op.shapes, "calls": 0, "flops": 0.0,
-                 "bytes": 0.0, "ms": 0.0, "bound": bound(op, self.machine),
+                 "bytes": 0.0, "ms": 0.0, "new memory ms": 0.0, "bound": bound(op, self.machine),
                  "W/D": float(op.cost.flops) / self._steps(op.cost.depth)},
             )  # fmt: skip
             row["calls"] += 1
             row["flops"] += float(op.cost.flops)
             row["bytes"] += float(op.cost.bytes)
-            row["ms"] += seconds * 1e3
+            row["ms"] += (seconds + new.get(op.index, 0.0)) * 1e3
+            row["new memory ms"] += new.get(op.index, 0.0) * 1e3
         return sorted(table.values(), key=lambda row: -row["ms"])
 
     def _share(self, what: str) -> float:

@@ -55,7 +55,9 @@ def _halo(
     compute = problem.compute(share, rows_held / max(1, problem.stats.num_nodes))
     worst = max(part.halo) / max(1, sum(part.halo)) if sum(part.halo) else 1 / P
     moving = wire(problem, moved * worst + problem.allreduce(P), messages / P)
-    seconds = compute + moving if overlap == "none" else side_by_side(problem, compute, moving)
+    gradients = wire(problem, problem.allreduce(P), problem.turns(P))  # a sum that a step waits for
+    halo = moving - gradients
+    seconds = compute + moving if overlap == "none" else side_by_side(problem, compute, halo) + gradients
     syncs = (rounds + (1 if problem.train else 0)) if overlap != "full" else (1 if problem.train else 0)
     halo_bytes = problem.b * max(part.halo) * sum(problem.forward_widths) * (2 if overlap == "full" else 1)
     return Strategy(
@@ -157,7 +159,7 @@ def _stale(problem: Problem, part: Partition) -> Strategy:
         part,
         sum(part.halo),
         STALE,
-        "bytes as pull; time compute + exchange - min(compute, hidden exchange); "
+        "bytes as pull; time compute + exchange - min(compute, hidden exchange) + sum of gradients; "
         "T^R = 1 for features and gradients, all other T = 0, all L = 1",
         f"{_hides(problem)} behind the next step's compute; "
         f"{part.cut / max(1, sum(part.edges)):.0%} of the edges read rows that are one step old",
@@ -166,23 +168,30 @@ def _stale(problem: Problem, part: Partition) -> Strategy:
     )
 
 
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 or not share else f"{share:.1g}" if share < 1e-4 else f"{share:.2%}"
+
+
 def _sampling(problem: Problem, part: Partition) -> Strategy:
     P, stats = part.parts, problem.stats
     rounds = len(problem.forward_widths)
     fan = min(FANOUT, max(1.0, stats.mean_degree))
     batch = min(BATCH, max(1, ceil(problem.targets / P)))
-    nodes, frontier = float(batch), float(batch)
+    nodes, frontier, edges = float(batch), float(batch), 0.0
     for _ in range(rounds):
+        edges += frontier * fan
         frontier = min(frontier * fan, stats.num_nodes)
         nodes = min(nodes + frontier, stats.num_nodes)
+    edges = min(edges, nodes * fan, stats.num_edges)
     steps = ceil(problem.targets / (batch * P)) if problem.targets else 1
     share = nodes / max(1, stats.num_nodes)
-    compute = problem.compute(share, share) * steps
+    compute = problem.compute(problem.edge_share(edges, nodes), share) * steps
     fetch = nodes * problem.layers[0].width_in * problem.b * (1 - 1 / P) if problem.layers else 0.0
     total = steps * P * (fetch + problem.allreduce(P))
     messages = P - 1 + problem.turns(P)
     moving = steps * wire(problem, fetch + problem.allreduce(P), messages)
-    memory = problem.fixed + problem.features / P + problem.activations * share
+    memory = problem.fixed + problem.features / P + fetch + problem.activations * share
+    what = "gradients are estimates" if problem.train else "results are estimates"
     return Strategy(
         "data-parallel sampling",
         P,
@@ -194,7 +203,7 @@ def _sampling(problem: Problem, part: Partition) -> Strategy:
         moving,
         compute + moving,
         False,
-        f"{steps} step{'s' * (steps != 1)} of {batch} seeds see {share:.0%} of the graph each; gradients are estimates",
+        f"{steps} step{'s' * (steps != 1)} of {batch} seeds see {_percent(share)} of the graph each; {what}",
         "steps P (c^L k b (1 - hit) + 2 (P-1)/P |W| b)",
     )
 

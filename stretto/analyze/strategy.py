@@ -29,7 +29,7 @@ class Problem:
     step: float  # seconds of a full-batch step on one worker
     on_edges: float  # of which in ops on edges
     around: float  # of which host code around the ops: every worker runs all of it
-    activations: float  # bytes a full-batch step takes
+    activations: float  # bytes a full-batch step takes, gradients of parameters not included
     fixed: float  # bytes of parameters and their gradients
     features: float  # bytes of the input
     machine: Machine
@@ -71,7 +71,7 @@ class Problem:
         """Values per node that all rounds together exchange."""
         return sum(self.forward_widths) + sum(self.backward_widths)
 
-    def edge_share(self, edges: int, rows: int) -> float:
+    def edge_share(self, edges: float, rows: float) -> float:
         """Share of the work on edges of a part: by its edges; without any, layers have self-loops of their own."""
         all_edges, all_rows = self.stats.num_edges, self.stats.num_nodes
         return edges / all_edges if all_edges else rows / max(1, all_rows)

@@ -213,7 +213,7 @@ def _tried(report: Report, plan: Strategy, reason: str, run: Callable[[], dict[s
     try:
         return run()
     except StrettoError as error:
-        return f"not run: {error}"
+        return f"failed: {error}"
 
 
 def edges_held(splitter: Partitioner, part: Partition) -> tuple[int, ...]:

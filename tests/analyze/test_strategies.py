@@ -141,8 +141,100 @@ def test_old_rows_hide_as_much_as_the_machine_does(machine, hidden):
     plans = {s.name: s for s in report.strategies}
     pull, stale = plans[PULL], plans[STALE]
     assert (stale.compute, stale.communicate) == (pull.compute, pull.communicate)
-    unseen = min(stale.compute, hidden * stale.communicate)
-    assert stale.seconds == pytest.approx(stale.compute + stale.communicate - unseen)
+    gradients = report.problem.allreduce(2) / machine.link_bandwidth  # a step waits for their sum
+    halo = stale.communicate - gradients
+    assert 0 < gradients < stale.communicate
+    seconds = stale.compute + halo - min(stale.compute, hidden * halo) + gradients
+    assert stale.seconds == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.25, 1.0])
+def test_stages_run_the_code_around_their_layers_for_every_chunk(hidden):
+    machine = Machine(memory=1e10, link_latency=0.0, link_bandwidth=1e7, hidden=hidden, host=1e-4)
+    report = report_of("gcn", machine=machine, procs=[2])
+    problem, (plan,) = report.problem, [s for s in report.strategies if s.name == "pipelined by layers"]
+    chunks = 4 * 2
+    work = (problem.step - problem.around) / 2 + problem.around / 2 * chunks  # of one of the two stages
+    assert plan.compute == pytest.approx(work * (chunks + 1) / chunks)
+    assert plan.communicate == pytest.approx(plan.bytes / 1e7)
+    unseen = min(plan.compute, hidden * plan.communicate)
+    assert plan.seconds == pytest.approx(plan.compute + plan.communicate - unseen)
+
+
+def sampled(report):
+    return next(s for s in report.strategies if s.name == "data-parallel sampling")
+
+
+def test_a_sampled_step_holds_what_it_fetches_and_reads_the_edges_it_samples():
+    """64 nodes, all a neighbour of all: of 63 neighbours ten are read, twice."""
+    edges = (torch.ones(64, 64) - torch.eye(64)).nonzero().t()
+    data = Data(x=torch.randn(64, 500), edge_index=edges, y=torch.arange(64) % 4)
+    report = report_of("gcn", data, procs=[4])
+    plan, problem = sampled(report), report.problem
+    nodes = 64  # 16 seeds reach all others in one round
+    fetched = nodes * 500 * 4 * (1 - 1 / 4)
+    assert plan.memory == pytest.approx(problem.fixed + problem.features / 4 + fetched + problem.activations)
+    assert plan.compute == pytest.approx(problem.compute(nodes * 10 / edges.size(1), 1.0))
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_without_gradients_every_node_is_a_target(mode):
+    data = as_data(datasets.load_graph("er:20000:40000"), width=24)
+    data.train_mask = torch.arange(20_000) < 20
+    report = report_of("gcn", data, procs=[16], mode=mode)
+    reason = sampled(report).reason
+    assert report.problem.targets == (20 if mode == "train" else 20_000)
+    assert ("1 step of 2 seeds" in reason) == (mode == "train")
+    assert " 0% of the graph" not in reason
+    assert reason.endswith("gradients are estimates" if mode == "train" else "results are estimates")
+
+
+def test_clearing_memory_for_edges_is_work_on_edges(monkeypatch):
+    from stretto import memory
+
+    monkeypatch.setattr(memory, "is_kept", lambda: False)
+    data = as_data(datasets.load_graph("er:500:40000"), width=24)
+    reports = [
+        report_of("gcn", data, Machine(memory=1e10, host=0.0, host_far=0.0, fresh=rate), procs=[1])
+        for rate in (1e15, 1e7)
+    ]
+    more = [getattr(reports[1].problem, name) - getattr(reports[0].problem, name) for name in ("step", "on_edges")]
+    assert more[0] > 0.5
+    assert more[1] > 0.95 * more[0]
+    for report in reports:
+        assert sum(row["ms"] for row in report.rows()) == pytest.approx(report.seconds * 1e3)
+    assert sum(row["new memory ms"] for row in reports[1].rows()) == pytest.approx(more[0] * 1e3)
+
+
+def test_one_number_says_whether_a_step_fits():
+    class Known(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.conv = torch.nn.Embedding(300, 200), pyg.GCNConv(200, 8)
+
+        def forward(self, x, edge_index):
+            return self.conv(self.table.weight, edge_index)
+
+    data = as_data(datasets.load_graph("er:300:900"), width=4)
+    need = stretto.analyze(Known(), data, machine=MACHINE, procs=[1]).memory["total"]
+    for room, fits in ((need, True), (need - 1, False)):
+        report = stretto.analyze(Known(), data, machine=Machine(memory=room), procs=[1])
+        assert (bool(report.memory["fits"]), report.best.fits) == (fits, fits)
+        assert report.best.memory == need
+        assert ("Nothing fits" in report.explain()) == (not fits)
+
+
+@pytest.mark.parametrize(("workers", "skew"), [(2, 1.0), (16, 2 * 16 / 24), (3, 6 * 3 / 16), (17, 0.0)])
+def test_rows_are_cut_into_columns_while_there_are_any(workers, skew):
+    """Rows of 24 and of 16 values: the widest share is two of 24, six of 16."""
+    report = report_of("gcn", procs=[workers])
+    if not skew:
+        refused = {r.name: r.reason for r in report.refusals}
+        assert refused["feature-parallel"] == "rows of 16 values cannot be cut into 17 columns"
+        return
+    (plan,) = [s for s in report.strategies if s.name == "feature-parallel"]
+    assert f"{skew:.2f}x uneven" in plan.reason
+    assert plan.compute == pytest.approx(report.problem.compute(skew / workers, skew / workers))
 
 
 def test_interior_edges_by_hand():

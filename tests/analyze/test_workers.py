@@ -4,12 +4,13 @@ import pytest
 import torch
 
 import stretto.analyze
-from stretto import datasets
-from stretto.analyze import Machine
+from stretto import StrettoError, datasets
+from stretto.analyze import Machine, workers
 from stretto.analyze.graph_stats import Partitioner
 from stretto.analyze.models import as_data, make
 from stretto.analyze.strategies import OVERLAPPED, STALE, strategies
-from stretto.analyze.workers import run_pull
+from stretto.analyze.workers import run_engine, run_pull
+from stretto.dist import Staleness
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -62,6 +63,22 @@ def test_losses_without_a_label_for_every_node(labels):
     splitter = Partitioner(data.edge_index, data.num_nodes)
     found = run_pull(report.workload, [layer.path for layer in report.layers], splitter, 2, "blocks", repeats=1)
     assert found["error"] < 1e-4
+
+
+def test_rounding_is_told_from_a_fault(monkeypatch):
+    """A difference that rounding may have made is judged in float64: with none allowed, everything is."""
+    torch.set_num_threads(1)
+    monkeypatch.setattr(workers, "ALLOWED", 0.0)
+    report = stretto.analyze(make("gcn", 24, 16, 7), graph(), machine=Machine(), procs=[1, 2])
+    splitter = Partitioner(report.workload.data.edge_index, report.workload.data.num_nodes)
+    found = run_pull(report.workload, [layer.path for layer in report.layers], splitter, 2, "blocks", repeats=1)
+    assert 0 < found["error"] < 1e-12
+    owner = torch.from_numpy(splitter.assign(2, "blocks"))
+    assert 0 < run_engine(report.workload, owner, staleness=Staleness(), repeats=1)["error"] < 1e-12
+    assert next(report.workload.model.parameters()).dtype == torch.float32
+    monkeypatch.setattr(workers, "EXACT", 0.0)
+    with pytest.raises(StrettoError, match="on 2 workers the gradients differ by"):
+        run_engine(report.workload, owner, staleness=Staleness(), repeats=1)
 
 
 def test_validate_runs_two_workers():

@@ -27,6 +27,10 @@ FILES = {
     "no bandwidth": ('{"link_bandwidth": 0}', "'link_bandwidth' is 0"),
     "a number for a word": ('{"name": 3}', "'name' is 3, wanted a str"),
     "more than all": ('{"hidden": 1.5}', "'hidden' is 1.5, wanted a share, 0 to 1"),
+    "less than none": ('{"hidden": -1}', "'hidden' is -1, wanted a number of at least 0"),
+    "another device": ('{"device": "tpu"}', "'device' is 'tpu', wanted one of cpu, cuda"),
+    "another link": ('{"link": "x"}', "'link' is 'x', wanted one of assumed, measured, given"),
+    "a share of 2": ('{"cache": [[1e6, 2]]}', "'cache' has .*, wanted a size and then a share, 0 to 1"),
     "half a worker": ('{"workers": 1.5}', "'workers' is 1.5, wanted a whole number"),
     "not a number": ('{"sort": NaN}', "'sort' is nan"),
     "a type without rate": ('{"peak_gemm": {"float32": 0}}', "'peak_gemm' is"),
@@ -54,6 +58,21 @@ def test_numbers_of_workers(procs):
     data = as_data(datasets.load_graph("er:20:40"), width=4)
     with pytest.raises(StrettoError, match=r"'procs' is .*, wanted a list of numbers from 1"):
         stretto.analyze(make("gcn", 4, 4, 8), data, machine=Machine(), procs=procs)
+
+
+@pytest.mark.parametrize("procs", ["²", "1,,2", "0", "-1", "two"])
+def test_words_for_numbers_of_workers(procs):
+    result = CliRunner().invoke(app, ["analyze", "gcn", "--procs", procs])
+    assert f"'--procs' is {procs!r}, wanted numbers from 1" in str(result.exception)
+
+
+@pytest.mark.parametrize("field", [{"hidden": 2.0}, {"memory": -1.0}, {"link_bandwidth": 0.0}], ids=repr)
+def test_a_machine_is_checked_as_its_file_is(field):
+    (name,) = field
+    with pytest.raises(StrettoError, match=f"analyze: 'machine': '{name}' is "):
+        stretto.analyze(
+            make("gcn", 4, 4, 8), as_data(datasets.load_graph("er:20:40"), width=4), machine=Machine(**field)
+        )
 
 
 def test_more_workers_than_nodes_and_one_number_twice():
