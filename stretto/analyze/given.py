@@ -94,13 +94,17 @@ def is_loader(data: Any) -> bool:
 def first_batch(loader: Any, who: str) -> tuple[Any, tuple[str, ...]]:
     """The first batch of a loader, and what must be said about it. It is also the first that the user will get next:
     random numbers are as they were."""
-    state, others = random.getstate(), np.random.get_state()
+    holders = (loader, getattr(loader, "sampler", None))
+    own = [g for g in (getattr(holder, "generator", None) for holder in holders) if isinstance(g, torch.Generator)]
+    states, state, others = [g.get_state() for g in own], random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
             first = next(iter(loader), None)
     finally:
         random.setstate(state)
         np.random.set_state(others)
+        for generator, before in zip(own, states, strict=True):
+            generator.set_state(before)
     expect(first is not None, f"{who}: 'data' is a loader without a batch")
     count = f"one of {len(loader)} batches" if hasattr(loader, "__len__") else "one batch"
     return first, (f"All numbers are of {count} of the {type(loader).__name__}, the first it gave",)

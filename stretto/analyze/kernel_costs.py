@@ -85,7 +85,7 @@ def _extremum_grad(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> C
     matrix, x = matrices(args)[0], tensors(args)[0]
     row = x.row * x.itemsize
     random = 2 * matrix.num_edges * row  # the extremum and its share of the gradient, per entry
-    return Cost("spmm", 2 * matrix.num_edges * x.row, matrix.nbytes + 2 * x.nbytes, random, row, x.nbytes, TREE)
+    return Cost("spmm", 2 * matrix.num_edges * x.row, matrix.nbytes + 2 * x.nbytes, random, row, 2 * x.nbytes, TREE)
 
 
 def _attention(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
@@ -117,10 +117,11 @@ def _messages(per_value: int) -> Formula:
         width = given[0].row
         row = width * given[0].itemsize
         ways = 2 if name.endswith("_grad") else 1
-        random = ways * graph.num_edges * row * max(1, len(given) - 1)
+        tables = ways * max(1, len(given) - 1)
+        random = tables * graph.num_edges * row
         stream = ways * (graph.nbytes + 2 * graph.num_rows * row)
         flops = ways * per_value * graph.num_edges * width * len(given)
-        return Cost("spmm", flops, stream, random, row, given[0].nbytes, TREE)
+        return Cost("spmm", flops, stream, random, row, tables * given[0].nbytes, TREE)
 
     return cost
 
@@ -135,7 +136,7 @@ def _statistics(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost
     random = graph.num_edges * row
     stream = OPS["statistics"].bytes(*called, names=names) - random
     flops = ways * OPS["statistics"].flops(*called, names=names)
-    return Cost("spmm", flops, ways * stream, ways * random, row, x.nbytes, TREE)
+    return Cost("spmm", flops, ways * stream, ways * random, row, ways * x.nbytes, TREE)
 
 
 def _tall_product(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:

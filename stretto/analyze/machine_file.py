@@ -16,6 +16,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from stretto.tune import store
 
 logger = logging.getLogger("stretto")
 
-KIND = "analysis-13"
+KIND = "analysis-14"
 BUSY = 0.75  # share of the cores that others may take before a measurement is doubted
 
 Curve = Sequence[tuple[float, ...]]  # (size, near, far) or (size, rate)
@@ -61,7 +62,7 @@ class Machine:
     reduce: Curve = ((1e5, 5e9),)  # (bytes, byte/s) of a sum over rows
     reduce_last: Curve = ((32, 5e9),)  # (bytes of one sum, byte/s) of sums along the last dimension
     softmax: Curve = ((8, 1e8), (64, 5e8))  # (values of a row, values/s)
-    softmax_grad: Curve = ((8, 1e8), (64, 5e8))
+    softmax_grad: Curve = ()  # the same of its gradient; empty: as the softmax
     mask: Curve = ((1e5, 2e8),)  # (values, values/s) of finding where a mask is set
     sort: float = 2e7  # values/s
     draw: float = 2e8  # random values/s
@@ -109,7 +110,7 @@ class Machine:
 # Fields that may be 0, or empty; of all others a 0 would be a machine that never finishes.
 MAY_BE_ZERO = {"launch", "host", "host_far", "kernel", "kernel_far", "link_latency", "hidden", "busy"}
 MAY_BE_ZERO |= {"peak_launch", "peak_draw"}
-MAY_BE_EMPTY = ("own_gemm", "peak_gemm", "peak_stream", "peak_gather")
+MAY_BE_EMPTY = ("own_gemm", "softmax_grad", "peak_gemm", "peak_stream", "peak_gather")
 TABLES = ("gemm", "own_gemm", "gather", "scatter", "scatter_max", "spmm", "peak_gather")  # two sizes, then rates
 WORDS = {"device": ("cpu", "cuda"), "link": ("assumed", "measured", "given")}
 WHOLE = ("threads", "workers")
@@ -132,7 +133,7 @@ def check(content: Any, where: str) -> None:
         elif isinstance(usual, (int, float)):
             fine = _number(value) and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
             least = "of at least 0" if name in MAY_BE_ZERO else "above 0"
-            expect(fine, f"{where}: {name!r} is {value!r}, wanted a number {least}")
+            expect(fine, f"{where}: {name!r} is {value!r}, wanted a finite number {least}")
             expect(name != "hidden" or value <= 1, f"{where}: {name!r} is {value!r}, wanted a share, 0 to 1")
             expect(name not in WHOLE or int(value) == value, f"{where}: {name!r} is {value!r}, wanted a whole number")
         else:
@@ -153,7 +154,7 @@ def _check_points(name: str, value: Any, where: str) -> None:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _positive(value: Any) -> bool:

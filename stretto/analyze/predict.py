@@ -56,7 +56,7 @@ def ceilings(op: OpRecord, machine: Machine, far: float = 0.0) -> dict[str, floa
         found["bandwidth"] = stream / near(machine.reduce, stream, far)
     elif cost.family == "softmax":
         first = tensors(op.args)[0]
-        curve = machine.softmax_grad if "backward" in op.name else machine.softmax
+        curve = (machine.softmax_grad if "backward" in op.name else ()) or machine.softmax
         found["compute"] = float(first.numel) / near(curve, float(first.shape[-1]), far)
     elif cost.family == "draw":
         found["compute"] = sum(float(spec.numel) for spec in op.outputs) / machine.draw

@@ -35,6 +35,7 @@ ROWS = (4, 32, 256, 1024)  # bytes of a gathered row
 WIDTHS = (4, 8, 16, 64)  # of a softmax
 SUMS = (16, 64, 256, 1024)  # bytes of one sum along the last dimension
 HEADS, DEGREE = 4, 8
+SUMMED = 4  # times as many rows as are read are added up, so that those of 32 bytes are beyond a cache, too
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,8 @@ class _Probe:
         """Sums, where the rows of a source go, and the source. A card adds rows up in order, wherever in the table that
         is; a processor sorts them by their sums first, so that the source is what it reads at random places."""
         if not self.card:
-            count, rows = max(1, count // DEGREE), min(count, self.sizes.entries)
+            rows = min(count, SUMMED * self.sizes.entries)
+            count = max(1, rows // DEGREE)
             index = self.places(count, rows)
         source = self.ones(index.numel(), width)
         return self.ones(count, width), index[:, None].expand_as(source), source

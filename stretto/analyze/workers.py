@@ -9,6 +9,7 @@ with one process before any number counts. A tally of torch.distributed's own ca
 from __future__ import annotations
 
 import copy
+import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,9 @@ from stretto.analyze.graph_stats import Partitioner
 from stretto.analyze.workload import IGNORED, Workload, arguments, has_labels, keywords, scalar, train_mask
 from stretto.dist import Part, PartitionParallel, Schedule, Staleness, Traffic, launch
 from stretto.dist.traffic import ring_sum, swap
-from stretto.errors import fail
+from stretto.errors import StrettoError, fail
+
+logger = logging.getLogger("stretto")
 
 LIMIT = 240.0  # seconds until workers that do not answer are ended
 WARMUP = 3  # steps until the process has the memory it needs
@@ -268,11 +271,18 @@ def link() -> dict[str, Any]:
     """Between two processes of this machine, as fields of a machine file; measured once."""
     found = launch(converse, 2, limit=LINK_LIMIT)
     taken = {name: statistics.mean(one[name] for one in found) for name in found[0]}
+    return fields_of(taken)
+
+
+def fields_of(taken: dict[str, float]) -> dict[str, Any]:
+    """Fields of a machine file from seconds: of a short and a long exchange after work, of work alone, beside the
+    other's, and beside the other's and a long exchange. The shorter of work and exchange is what can be hidden."""
+    unseen = taken["both"] + taken["long"] - taken["meanwhile"]
     return {
         "link_latency": taken["short"],
         "link_bandwidth": PAYLOAD / max(taken["long"] - taken["short"], 1e-9),
         "beside": max(1.0, taken["both"] / taken["alone"]),
-        "hidden": min(1.0, max(0.0, 1 - (taken["meanwhile"] - taken["both"]) / taken["long"])),
+        "hidden": min(1.0, max(0.0, unseen / min(taken["both"], taken["long"]))),
     }
 
 
@@ -344,8 +354,13 @@ def _judged(
         return error, error <= ALLOWED
     data = workload.data.clone().apply(lambda t: t.double() if t.is_floating_point() else t)
     exact = replace(workload, model=copy.deepcopy(workload.model).double(), data=data)
-    error = _error(again(exact, 0), _one_process(exact))
-    return error, error <= EXACT
+    try:
+        wanted = _one_process(exact)
+        judged = _error(again(exact, 0), wanted)
+    except (StrettoError, RuntimeError, TypeError) as why:  # a forward may make tensors of a type of its own
+        logger.debug("stretto: the step does not run in float64: %s", why)
+        return error, False
+    return judged, judged <= EXACT
 
 
 def _error(found: list[dict[str, Any]], wanted: Tensor) -> float:

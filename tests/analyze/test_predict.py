@@ -122,6 +122,7 @@ def test_a_softmax_and_its_gradient_have_rates_of_their_own():
     machine = Machine(softmax=[(8, 1e3)], softmax_grad=[(8, 1e4)])
     assert ceilings(forward, machine)["compute"] == pytest.approx(0.8)
     assert ceilings(back, machine)["compute"] == pytest.approx(0.08)
+    assert ceilings(back, Machine(softmax=[(8, 1e3)]))["compute"] == pytest.approx(0.8)
 
 
 def test_accumulating_products_are_counted():

@@ -10,6 +10,7 @@ from stretto.analyze.graph_stats import Partitioner
 from stretto.analyze.models import as_data, make
 from stretto.analyze.strategies import OVERLAPPED, STALE, strategies
 from stretto.analyze.workers import run_engine, run_pull
+from stretto.analyze.workload import Workload
 from stretto.dist import Staleness
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -79,6 +80,32 @@ def test_rounding_is_told_from_a_fault(monkeypatch):
     monkeypatch.setattr(workers, "EXACT", 0.0)
     with pytest.raises(StrettoError, match="on 2 workers the gradients differ by"):
         run_engine(report.workload, owner, staleness=Staleness(), repeats=1)
+
+
+@pytest.mark.parametrize(
+    ("work", "exchange", "share"), [(2.0, 30.0, 1.0), (30.0, 2.0, 1.0), (2.0, 30.0, 0.5), (30.0, 2.0, 0.0)]
+)
+def test_the_shorter_of_work_and_exchange_can_be_hidden(work, exchange, share):
+    meanwhile = work + exchange - share * min(work, exchange)
+    taken = {"short": 1e-4, "long": exchange, "alone": work / 1.5, "both": work, "meanwhile": meanwhile}
+    found = workers.fields_of(taken)
+    assert found["hidden"] == pytest.approx(share)
+    assert found["beside"] == pytest.approx(1.5)
+
+
+def test_a_step_that_knows_one_type_only_is_not_judged_in_another(monkeypatch):
+    class Typed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = torch.nn.Linear(24, 7)
+
+        def forward(self, x, edge_index):
+            return self.lin(x) @ torch.ones(7, 7)
+
+    work = Workload(Typed(), graph())
+    found = [{"gradient": workers._one_process(work) * 1.001}]
+    error, fine = workers._judged(work, found, lambda exact, repeats: pytest.fail("never runs"))
+    assert (error, fine) == (pytest.approx(1e-3, rel=0.01), False)
 
 
 def test_validate_runs_two_workers():

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -18,7 +19,7 @@ from stretto.cli import app
 FILES = {
     "no JSON": ("{bad", "is not JSON"),
     "a list": ("[1]", "is list, wanted names and values"),
-    "words for a number": ('{"memory": "lots"}', "'memory' is 'lots', wanted a number above 0"),
+    "words for a number": ('{"memory": "lots"}', "'memory' is 'lots', wanted a finite number above 0"),
     "no point": ('{"gather": []}', "'gather' is empty"),
     "a rate of 0": ('{"stream": [[1e5, 0]]}', "'stream' has .*, wanted 1 sizes and then rates above 0"),
     "a rate missing": ('{"gemm": [[1e6, 64]]}', "'gemm' has"),
@@ -27,7 +28,7 @@ FILES = {
     "no bandwidth": ('{"link_bandwidth": 0}', "'link_bandwidth' is 0"),
     "a number for a word": ('{"name": 3}', "'name' is 3, wanted a str"),
     "more than all": ('{"hidden": 1.5}', "'hidden' is 1.5, wanted a share, 0 to 1"),
-    "less than none": ('{"hidden": -1}', "'hidden' is -1, wanted a number of at least 0"),
+    "less than none": ('{"hidden": -1}', "'hidden' is -1, wanted a finite number of at least 0"),
     "another device": ('{"device": "tpu"}', "'device' is 'tpu', wanted one of cpu, cuda"),
     "another link": ('{"link": "x"}', "'link' is 'x', wanted one of assumed, measured, given"),
     "a share of 2": ('{"cache": [[1e6, 2]]}', "'cache' has .*, wanted a size and then a share, 0 to 1"),
@@ -66,13 +67,21 @@ def test_words_for_numbers_of_workers(procs):
     assert f"'--procs' is {procs!r}, wanted numbers from 1" in str(result.exception)
 
 
-@pytest.mark.parametrize("field", [{"hidden": 2.0}, {"memory": -1.0}, {"link_bandwidth": 0.0}], ids=repr)
+@pytest.mark.parametrize(
+    "field", [{"hidden": 2.0}, {"memory": -1.0}, {"link_bandwidth": 0.0}, {"memory": float("inf")}], ids=repr
+)
 def test_a_machine_is_checked_as_its_file_is(field):
     (name,) = field
     with pytest.raises(StrettoError, match=f"analyze: 'machine': '{name}' is "):
         stretto.analyze(
             make("gcn", 4, 4, 8), as_data(datasets.load_graph("er:20:40"), width=4), machine=Machine(**field)
         )
+
+
+def test_numbers_of_numpy_are_numbers():
+    machine = Machine(workers=np.int64(4), memory=np.float32(4e9))
+    data = as_data(datasets.load_graph("er:20:40"), width=4)
+    assert stretto.analyze(make("gcn", 4, 4, 8), data, machine=machine).best.fits
 
 
 def test_more_workers_than_nodes_and_one_number_twice():
