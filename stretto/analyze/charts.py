@@ -31,7 +31,7 @@ def longest(rows: Sequence[Bar], whole: float, rest: str) -> list[Bar]:
 def ops_predicted(report: Report, rows: Sequence[dict[str, Any]]) -> list[Bar]:
     """Predicted milliseconds by op."""
     found = [(short_op(r["op"], r["shapes"]), r["ms"], COLOURS[r["bound"]]) for r in rows]
-    return longest(found, report.seconds * 1e3, "views, and clearing new memory")
+    return longest(found, report.seconds * 1e3, "views")
 
 
 def layers_predicted(report: Report, rows: Sequence[dict[str, Any]]) -> list[Bar]:
@@ -40,7 +40,7 @@ def layers_predicted(report: Report, rows: Sequence[dict[str, Any]]) -> list[Bar
     for row in rows:
         found[row["module"] or "model"] = found.get(row["module"] or "model", 0.0) + row["ms"]
     ordered = sorted(found.items(), key=lambda item: -item[1])
-    return longest([(name, ms, "c1") for name, ms in ordered], report.seconds * 1e3, "views, and clearing new memory")
+    return longest([(shortened(name), ms, "c1") for name, ms in ordered], report.seconds * 1e3, "views")
 
 
 def ops_timed(profile: Profile) -> list[Bar]:
@@ -56,7 +56,15 @@ def layers_timed(profile: Profile) -> list[Bar]:
         found[op.path or "outside layers"] = found.get(op.path or "outside layers", 0.0) + op.seconds * 1e3
     ordered = sorted(found.items(), key=lambda item: -item[1])
     whole = profile.trace.step_seconds * 1e3
-    return longest([(name, ms, "c1") for name, ms in ordered], whole, "between the ops: Python, autograd")
+    return longest([(shortened(name), ms, "c1") for name, ms in ordered], whole, "between the ops: Python, autograd")
+
+
+LONGEST = 46  # letters of a name that fit in any case
+
+
+def shortened(path: str) -> str:
+    """A module's path, without its middle where it is long: paths differ at their ends."""
+    return path if len(path) <= LONGEST else f"{path[: LONGEST // 2]}…{path[-LONGEST // 2 :]}"
 
 
 def short_op(name: str, shapes: str) -> str:
@@ -105,7 +113,9 @@ def traffic_of_plans(report: Report) -> list[Bar]:
 
 
 def scaling(report: Report) -> dict[str, list[tuple[float, float]]]:
-    """Milliseconds a step against workers, by strategy, with what none can be faster than."""
+    """Milliseconds a step against workers, by strategy, with what none can be faster than; nothing for one worker."""
+    if len(report.brent) < 2:
+        return {}
     one = report.seconds * 1e3
     found: dict[str, list[tuple[float, float]]] = {}
     for s in report.strategies:

@@ -39,6 +39,9 @@ def _threads(machine: Machine) -> str:
     return f"{machine.threads} thread{'s' if machine.threads != 1 else ''}"
 
 
+OPS = ("op", "ms", "new memory ms", "bound", "module", "phase", "shapes", "calls", "flops", "bytes", "W/D")
+
+
 def analysis_page(report: Report) -> str:
     """The page of stretto.analyze."""
     rows = report.rows()
@@ -181,7 +184,7 @@ def analysis_page(report: Report) -> str:
         ),
         told(
             "Ops",
-            table("ops", rows, ("op", "ms", "bound", "module", "phase", "shapes", "calls", "flops", "bytes", "W/D")),
+            table("ops", rows, OPS),
         ),
     ]
     subtitle = (
@@ -245,7 +248,7 @@ def profile_page(profile: Profile) -> str:
                 "kernels": str(trace.launches),
                 "attributed": f"{trace.attributed:.1%}",
                 "inside ops": f"{trace.in_ops:.0%}",
-                "hot groups": f"{len(hot)} of {len(groups)}",
+                f"groups take {profile.share:.0%}": f"{len(hot)} of {len(groups)}",
                 "work": f"{short(float(trace.flops))}flop",
                 "peak memory": f"{short(float(trace.peak_bytes))}B",
             }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import runpy
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -29,12 +31,28 @@ def subject(target: str, graph: str, hidden: int, layers: int, device: str = "cp
     if not path.endswith(".py"):
         fail(f"no model {target!r}, wanted FILE.py:FUNCTION or one of {', '.join(MODELS)}")
     expect(Path(path).is_file(), f"no file {path!r}")
-    names = runpy.run_path(path)
-    expect(callable(names.get(function)), f"{path} has no function {function!r} that returns a model and its data")
-    found = names[function]()
+    make_both = getattr(_loaded(path), function, None)
+    expect(callable(make_both), f"{path} has no function {function!r} that returns a model and its data")
+    found = make_both()  # type: ignore[misc]
     fine = isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[0], nn.Module)
     expect(fine, f"{target} returned {_said(found)}, wanted a model and its data: return model, data")
     return found[0], found[1]
+
+
+def _loaded(path: str) -> ModuleType:
+    """The file as a module of its own name, which its classes are found by, in other processes too; what lies beside it
+    can be imported."""
+    file = Path(path).resolve()
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    known = getattr(sys.modules.get(file.stem), "__file__", str(file))
+    name = file.stem if known == str(file) else f"{file.stem} of {file.parent}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _said(value: Any) -> str:

@@ -34,6 +34,9 @@ def sparsity_effect(cell: Cell, name: str) -> float | None:
     return cell.timings[known[0], name].median / cell.timings[known[-1], name].median
 
 
+STATEMENTS = 3
+
+
 def findings(done: list[Cell]) -> list[Finding]:
     """The statements, judged on the cells that ran."""
     return [f for f in (_locality(done), _native(done), _oblivious(done)) if f is not None]
@@ -90,7 +93,7 @@ def _oblivious(done: list[Cell]) -> Finding | None:
     if not effects:
         return None
     flat = sorted(op for op, values in effects.items() if median(values) <= 1 + SAME)
-    text = f"no benefit from 99 % zeros in {len(flat)} of {len(effects)} ops: {', '.join(flat)}"
+    text = f"no benefit from 99 % zeros in {len(flat)} of {len(effects)} ops: {', '.join(flat) or 'none'}"
     for cell in done:
         times = [timing.median for timing in cell.timings.values()]
         if len(times) == len(SPARSITIES) ** 3:  # of addmm, all operands
@@ -129,6 +132,9 @@ def command(out: Console, *, threads: int, repeats: int, only: str, device: str 
         part = f"{len(chosen)} of {len(labels)} cells, those that contain {only!r}"
         out.print(f"What follows is judged on a part of the study: {part}.", style="yellow", highlight=False)
         found = [replace(finding, part=part) for finding in found]
+        if len(found) < STATEMENTS:
+            missing = f"{STATEMENTS - len(found)} of the study's {STATEMENTS} findings cannot be judged on this part."
+            out.print(missing, style="yellow", highlight=False)
     if not only:
         with limited(threads):
             edge = breakeven.run(machine_file.get(device=device), device=device)

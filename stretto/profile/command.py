@@ -77,6 +77,7 @@ def command(
         model, data = subject(target, graph, hidden, layers, device)
         found = profile(model, data, mode=mode, repeats=repeats, machine=machine)
         found.model = target
+    found.share = share
     failure = getattr(found.workload, "failure", None)
     try:
         show(out, found, share)

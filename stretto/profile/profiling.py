@@ -78,11 +78,13 @@ class Profile:
     sweeps: list[dict[str, Any]] = field(default_factory=list)
     advice: list[dict[str, Any]] = field(default_factory=list)
     applied: dict[str, Any] = field(default_factory=dict)
+    share: float = HOT  # of the time inside ops, views aside, that the hot groups take
     new_graphs: bool = False  # each step has another graph, which an accelerated layer must sort first
     remarks: list[str] = field(default_factory=list)  # what one must know before believing the numbers
 
-    def hot(self, share: float = HOT) -> list[Group]:
-        """The smallest set of groups that covers `share` of the time inside ops, views aside."""
+    def hot(self, share: float | None = None) -> list[Group]:
+        """The smallest set of groups that covers `share` of the time inside ops, views aside. None: the profile's."""
+        share = self.share if share is None else share
         number = isinstance(share, (int, float)) and 0 < share <= 1
         expect(number, f"hot: 'share' is {share!r}, wanted a number, 0 < share <= 1")
         total, found = 0.0, []
@@ -146,7 +148,7 @@ class Profile:
             self.applied = apply(self, **options)
         return self.applied
 
-    def table(self, share: float = HOT) -> list[dict[str, Any]]:
+    def table(self, share: float | None = None) -> list[dict[str, Any]]:
         """The hot groups as rows."""
         return [group.to_dict() for group in self.hot(share)]
 
@@ -188,6 +190,7 @@ class Profile:
             "peak_bytes": t.peak_bytes,
             "unknown_ops": t.unknown,
             "hot": len(self.hot()),
+            "hot_share": self.share,
             "groups": [group.to_dict() for group in self.groups],
             "layers_ms": {path: seconds * 1e3 for path, seconds in self.layers().items()},
             "roofline": self.roofline(),

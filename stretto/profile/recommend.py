@@ -20,6 +20,7 @@ from stretto import memory
 from stretto.analyze.classify import layer_paths
 from stretto.analyze.clock import device_of
 from stretto.analyze.facts import ALIKE
+from stretto.analyze.svg import duration
 from stretto.analyze.workload import Workload
 from stretto.bench.run import as_alone, relative_error
 from stretto.compile.choose import MOST_STEPS
@@ -332,7 +333,8 @@ def realised(timings: dict[str, Timing], chosen: list[dict[str, Any]]) -> dict[s
     predicted = sum(row["share"] for row in chosen) * stock.median * 1e3
     layers = f"{len(chosen)} layer{'s' if len(chosen) > 1 else ''}"
     seen = f"{times:.2f}x ({low:.2f}-{high:.2f}) as fast"
-    said = f"{layers} accelerated: the step is {seen}"
+    took = f"{duration(stock.median)} before, {duration(fast.median)} after"
+    said = f"{layers} accelerated: the step is {seen}, {took}"
     if low <= 1:
         said = f"not applied: with {layers} accelerated the step is {seen}: {'slower' if high < 1 else 'a tie'}"
     return {

@@ -9,10 +9,10 @@ import stretto.analyze
 import stretto.profile
 from stretto import datasets
 from stretto.analyze import Machine, facts
-from stretto.analyze.charts import HOST, LIMIT, scaling
+from stretto.analyze.charts import HOST, LIMIT, scaling, shortened
 from stretto.analyze.models import as_data, make
 from stretto.analyze.page import page, table
-from stretto.analyze.svg import bars, lines, roofline, short, with_unit
+from stretto.analyze.svg import bars, fitting, lines, roofline, short, with_unit
 from tests.analyze.browser import opened
 
 MACHINE = Machine()
@@ -199,7 +199,17 @@ def test_limits_of_scaling_and_more_lines_than_colours():
         assert found[LIMIT][0][1] == pytest.approx(report.seconds * 1e3)
         drawn = lines(found, "x", "workers", "ms", limits=[HOST, LIMIT])
         assert drawn.count('class="line l0"') == drawn.count('class="line l0 again"') == 2  # the line and its name
-    assert LIMIT in scaling(stretto.analyze(make("sage", 16, 8, 8), data, machine=slow, procs=[1]))
+    assert LIMIT in scaling(stretto.analyze(make("sage", 16, 8, 8), data, machine=slow, procs=[1, 2]))
+    alone = scaling(stretto.analyze(make("sage", 16, 8, 8), data, machine=slow, procs=[1]))
+    assert lines(alone, "x", "workers", "ms") == "<p>nothing to show</p>"
+
+
+def test_long_paths_differ_where_they_are_shortened():
+    paths = ["x" * 150 + end for end in ("", ".lin", ".aggr_module")]
+    found = [shortened(path) for path in paths]
+    assert len(set(found)) == 3
+    assert all(fitting(name) == name for name in found)
+    assert shortened("convs.0.lin") == "convs.0.lin"
 
 
 def test_ops_without_flops_are_on_the_roofline():

@@ -1,6 +1,8 @@
 """What a user may get wrong is answered in one sentence that names it: files, functions, numbers, folders."""
 
 import json
+import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -137,6 +139,52 @@ def test_a_function_that_returns_something_else(body, words, tmp_path):
         subject(f"{path}:build", "", 8, 2)
 
 
+OWN = """
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
+from beside import WIDTH
+
+
+class Own(MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="max")
+        self.lin = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_j):
+        return x_j.relu()
+
+
+def build():
+    import beside
+
+    return Own(), Data(x=torch.randn(20, beside.WIDTH), edge_index=torch.randint(20, (2, 60)))
+"""
+
+
+def made_from(folder):
+    """Names of the modules whose files lie there."""
+    files = {name: str(getattr(module, "__file__", "")) for name, module in sys.modules.items()}
+    return [name for name, file in files.items() if file.startswith(str(folder))]
+
+
+@pytest.mark.parametrize("name", ["mine_own", "torch", "my-own"])
+def test_a_file_has_layers_of_its_own_and_imports_what_lies_beside_it(name, tmp_path, monkeypatch, request):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    request.addfinalizer(lambda: [sys.modules.pop(mine) for mine in made_from(tmp_path)])
+    (tmp_path / "beside.py").write_text("WIDTH = 16\n")
+    path = tmp_path / f"{name}.py"
+    path.write_text(OWN)
+    model, data = subject(f"{path}:build", "", 8, 2)
+    assert stretto.analyze(model, data, machine=Machine(), procs=[1]).layers
+    if name == "mine_own":
+        assert type(pickle.loads(pickle.dumps(model))) is type(model)
+    assert sys.modules["torch"] is torch
+
+
 @pytest.mark.parametrize("option", ["--hidden", "--layers"])
 def test_a_model_of_nothing(option):
     finished = CliRunner().invoke(app, ["analyze", "gcn", "--graph", "er:20:40", option, "0"])
@@ -209,9 +257,12 @@ def test_data_that_forward_does_not_take(data, said):
 
 def test_a_share_is_a_number():
     profile = stretto.profile(make("gcn", 8, 8, 4), (X, EDGES), machine=Machine(), repeats=1)
-    for wrong in ("a", None, 0, 2.0):
+    for wrong in ("a", 0, 2.0):
         with pytest.raises(StrettoError, match=r"hot: 'share' is .*, wanted a number, 0 < share <= 1"):
             profile.hot(wrong)
+    profile.share = 0.5
+    assert len(profile.hot()) == len(profile.hot(0.5)) == profile.to_dict()["hot"] < len(profile.hot(0.9))
+    assert profile.to_dict()["hot_share"] == 0.5
 
 
 @pytest.mark.parametrize("label", [9, -3])

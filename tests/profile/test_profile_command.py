@@ -63,7 +63,7 @@ def test_analyze_command(tmp_path, monkeypatch):
     checks = json.loads((tmp_path / "a.json").read_text())["checks"]
     assert checks[0]["ratio"] == 1
     assert asked == ["run_pull", "run_engine", "run_engine"]  # overlapped, stale
-    assert [row["note"] for row in checks if row["note"]] == ["not run: none here"] * 3
+    assert [row["note"] for row in checks if row["note"]] == ["failed: none here"] * 3
     bad = CliRunner().invoke(cli.app, ["analyze", "gcn", "--procs", "two"])
     assert "'--procs' is 'two'" in str(bad.exception)
 
