@@ -18,7 +18,7 @@ from stretto.analyze.layer import Layer
 from stretto.analyze.layer_costs import layer_costs, mlp_depth, text
 from stretto.analyze.look import Look, look
 from stretto.analyze.machine_file import Machine
-from stretto.analyze.predict import clearing, step_seconds, times
+from stretto.analyze.predict import shares, step_seconds
 from stretto.analyze.report import Report, inconsistencies
 from stretto.analyze.rewrites import rewrites
 from stretto.analyze.specs import matrices
@@ -61,8 +61,7 @@ def analyze(
     ways = rewrites(trace, layers, sizes, seen.plain, seen.edges)
     on_edges = _on_edges(seen)
     steps = depth(trace, stats.max_degree, symbolic=seen.symbolic)
-    seconds, cleared = step_seconds(trace, computer), clearing(trace, computer)
-    each = [one + cleared.get(op.index, 0.0) for op, one in zip(trace.ops, times(trace, computer), strict=True)]
+    seconds = step_seconds(trace, computer)
     targets = sizes.t if sizes.t and mode == "train" else sizes.n  # without gradients every node is one
     memory = _memory(model, subject, seen, computer, mode)
     splitter = Partitioner(subject.edge_index, sizes.n)
@@ -71,9 +70,7 @@ def analyze(
         stats=stats,
         layers=tuple(layers),
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
-        step=seconds,
-        on_edges=sum(one for one, yes in zip(each, on_edges, strict=True) if yes),
-        around=computer.host * len(trace.ops),
+        **shares(trace, computer, on_edges),
         activations=max(0.0, trace.peak_bytes - memory["gradients"]),
         fixed=memory["parameters"] + memory["gradients"],
         features=memory["inputs"],
@@ -117,6 +114,7 @@ def analyze(
         memory_kept=memory_state.is_kept(),
         workload=workload,
         given=subject,
+        on_edges=on_edges,
         problem=problem,
         staleness=[
             staleness_plan(model, subject.edge_index, sizes.n, part, torch.from_numpy(splitter.assign(p, part.method)))

@@ -29,7 +29,7 @@ from stretto.tune import store
 
 logger = logging.getLogger("stretto")
 
-KIND = "analysis-14"
+KIND = "analysis-15"
 BUSY = 0.75  # share of the cores that others may take before a measurement is doubted
 
 Curve = Sequence[tuple[float, ...]]  # (size, near, far) or (size, rate)
@@ -77,7 +77,7 @@ class Machine:
     link: str = "assumed"  # where these two come from: assumed, measured here, or given in a file
     beside: float = 1.0  # time of a worker's own ops while the others run, over their time alone: 1 unless they share
     hidden: float = 1.0  # share of an exchange that passes while they compute: less where their own cores carry it
-    workers: int = 1  # workers that can run at once here
+    workers: int = 1  # workers that can run at once here, each with as many threads
     busy: float = 0.0  # load of the system while it was measured; a busy machine looks slower than it is
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,6 +6,9 @@ has touched more since than the caches hold. The trace tells how much that is (`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from stretto import memory
@@ -197,6 +200,20 @@ def step_seconds(trace: Trace, machine: Machine) -> float:
     if machine.device == "cuda":
         return _on_card(trace, machine)
     return sum(times(trace, machine)) + sum(clearing(trace, machine).values())
+
+
+def shares(trace: Trace, machine: Machine, on_edges: Sequence[bool]) -> dict[str, Any]:
+    """Seconds of a step, of its ops on edges without the host code around them, and of that code around all ops.
+
+    on_edges: op by op.
+    """
+    new = clearing(trace, machine)
+    each = [one + new.get(op.index, 0.0) for op, one in zip(trace.ops, times(trace, machine), strict=True)]
+    return {
+        "step": step_seconds(trace, machine),
+        "on_edges": sum(one - machine.host for one, yes in zip(each, on_edges, strict=True) if yes),
+        "around": machine.host * len(trace.ops),
+    }
 
 
 def _on_card(trace: Trace, machine: Machine) -> float:

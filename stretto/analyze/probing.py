@@ -154,7 +154,7 @@ class _Probe:
             threads=torch.get_num_threads(),
             memory=self._memory(),
             launch=typical(lambda: tiny + tiny, clock=call_clock(self.device)),
-            workers=torch.cuda.device_count() if self.card else facts.cores(),
+            workers=torch.cuda.device_count() if self.card else max(1, facts.cores() // torch.get_num_threads()),
             busy=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
         )
         found.cache = self._cache()

@@ -53,6 +53,7 @@ class Report:
     seconds: float  # predicted step
     workload: Workload
     given: Given
+    on_edges: list[bool] = field(default_factory=list)  # op by op, whether it has something as long as the edges
     problem: Problem | None = None  # what the strategies were given
     staleness: list[StalenessPlan] = field(default_factory=list)  # for each P > 1, the setting of stretto.dist
     memory_kept: bool = False  # whether the process kept freed memory when `seconds` was predicted

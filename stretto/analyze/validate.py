@@ -16,16 +16,18 @@ import torch.distributed as dist
 from torch import autograd
 
 from stretto import memory
+from stretto.analyze import machine_file
 from stretto.analyze.clock import call_clock
 from stretto.analyze.graph_stats import Partition, Partitioner
 from stretto.analyze.kept import kept
 from stretto.analyze.look import memory_here
-from stretto.analyze.predict import step_seconds
+from stretto.analyze.predict import shares, step_seconds
 from stretto.analyze.strategies import OVERLAPPED, STALE, strategies
 from stretto.analyze.strategy import Strategy
 from stretto.analyze.trace import Trace
 from stretto.analyze.workload import Workload, unpooled
 from stretto.bench.memory import card_peak_bytes
+from stretto.bench.run import threads as limited
 from stretto.compile.choose import MOST_STEPS
 from stretto.dist.layers import why_not
 from stretto.errors import StrettoError
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 PULL = "partition + halo, pull"
 ENGINE = (OVERLAPPED, STALE)  # strategies that stretto.dist runs
-REPRICED = "with the link as it is now"
+REPRICED = "as workers run here"
 
 
 def _row(
@@ -202,7 +204,7 @@ def partitioned(report: Report, splitter: Partitioner, workers: int, repeats: in
     if isinstance(found, str):
         return [_row(f"step, {plan.name}, {workers} workers", "s", plan.seconds, note=found)]
     held = dataclasses.replace(part, edges=edges_held(splitter, part)) if found["degrees"] else part
-    return [*_side_by_side(plan, found), _repriced(report, held, PULL, found)]
+    return [*_side_by_side(report, plan, found), _repriced(report, held, PULL, found)]
 
 
 def _tried(report: Report, plan: Strategy, reason: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any] | str:
@@ -243,7 +245,7 @@ def by_engine(report: Report, splitter: Partitioner, name: str, workers: int, re
     found = _tried(report, plan, _why_not_split(report) or _why_not_by_engine(report), run)
     if isinstance(found, str):
         return [_row(f"step, {plan.name}, {workers} workers", "s", plan.seconds, note=found)]
-    rows = [*_side_by_side(plan, found), _repriced(report, part, name, found)]
+    rows = [*_side_by_side(report, plan, found), _repriced(report, part, name, found)]
     if setting.remote.steps:
         oldest = max(reading.age.steps for reading in found["ages"])
         rows.append(_row(f"oldest rows, {plan.name}, {workers} workers", "steps", setting.remote.steps, oldest))
@@ -283,26 +285,39 @@ def _plan(report: Report, part: Partition, name: str) -> Strategy:
 
 
 def _repriced(report: Report, part: Partition, name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Its step priced with the link between processes of this machine, measured now: here it was run."""
+    """Its step priced as it was run: workers have one thread each, keep freed memory, and talk as they do now."""
     from stretto.analyze.workers import link
 
     assert report.problem is not None
-    here = dataclasses.replace(report.machine, **link())
-    problem = dataclasses.replace(report.problem, machine=here)
+    machine = report.machine
+    if machine.device == "cpu" and machine.threads > 1:
+        with limited(1):
+            machine = machine_file.get()
+    here = dataclasses.replace(machine, **link())
+    with memory_as(True):
+        taken = shares(report.trace, here, report.on_edges)
+    problem = dataclasses.replace(report.problem, machine=here, **taken)
     plan = next(s for s in strategies(problem, [part]) if s.name == name)
     what = f"step, {plan.name}, {plan.workers} workers, {REPRICED}"
     return _row(what, "s", plan.seconds, None, found["seconds"], note="not what the report says: priced again")
 
 
-def _side_by_side(plan: Strategy, found: dict[str, Any]) -> list[dict[str, Any]]:
+def _side_by_side(report: Report, plan: Strategy, found: dict[str, Any]) -> list[dict[str, Any]]:
     """Predicted, counted by the workers, and measured: tallied in torch.distributed's own calls."""
     name = f"{plan.name}, {plan.workers} workers"
     return [
         _row(f"bytes, {name}", "B", plan.bytes, found["bytes"], found["tallied bytes"]),
         _row(f"messages, {name}", "messages", plan.messages, found["messages"], found["tallied messages"]),
         _row(f"synchronisations, {name}", "waits", plan.syncs, found["syncs"]),
-        _row(f"step, {name}", "s", plan.seconds, None, found["seconds"]),
+        _row(f"step, {name}", "s", plan.seconds, None, found["seconds"], note=_priced_otherwise(report)),
     ]
+
+
+def _priced_otherwise(report: Report) -> str:
+    """What a worker of the report has that those which ran have not."""
+    threads = report.machine.threads
+    one = "priced with " + ("a card" if report.machine.device == "cuda" else f"{threads} threads") + " a worker"
+    return f"{one}, run with one thread" if threads > 1 or report.machine.device == "cuda" else ""
 
 
 def kendall_tau(first: list[float], second: list[float]) -> float:

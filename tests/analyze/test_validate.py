@@ -69,6 +69,42 @@ def test_the_strategys_own_row_is_checked_and_a_second_price_is_called_one(monke
     assert three[f"step, {validate.PULL}, 3 workers"]["predicted"] > 0
 
 
+def test_workers_that_ran_with_one_thread_are_priced_with_one(monkeypatch):
+    """And with memory that they keep, whatever this process does."""
+    from stretto.analyze import workers
+
+    asked = []
+    slow = Machine(memory=1e10, host=1e-2, host_far=1e-2)
+
+    def get(machine="auto", **options):
+        if machine == "auto":
+            asked.append(torch.get_num_threads())
+        return slow if machine == "auto" else machine
+
+    monkeypatch.setattr(validate.machine_file, "get", get)
+    monkeypatch.setattr("stretto.analyze.predict.fresh_bytes", lambda trace: {0: 1e6})
+    monkeypatch.setattr(workers, "link", lambda: {"link_latency": 0.0})
+    found = {
+        "degrees": False, "bytes": 1, "messages": 2, "syncs": 3, "tallied bytes": 1, "tallied messages": 2,
+        "seconds": 0.5,
+    }  # fmt: skip
+    monkeypatch.setattr(workers, "run_pull", lambda *args, **options: found)
+    name = f"step, {validate.PULL}, 2 workers"
+    for threads in (1, 2):
+        machine = Machine(memory=1e10, threads=threads, fresh=1e3, link_latency=0.0)
+        with validate.memory_as(False):
+            report = stretto.analyze(make("sage", 24, 16, 7), cora(), machine=machine, procs=[1, 2])
+        rows = {row["what"]: row for row in validate.partitioned(report, _splitter(report), 2, 1)}
+        again = rows[f"{name}, {validate.REPRICED}"]["predicted"]
+        assert rows[name]["note"] == ("" if threads == 1 else "priced with 2 threads a worker, run with one thread")
+        if threads == 1:
+            assert asked == []
+            assert again < 1 < rows[name]["predicted"] / 100  # which clears memory, slowly
+        else:
+            assert asked == [1]
+            assert again > 1e-2 * len(report.trace.ops)  # every worker runs the code around all ops
+
+
 def _splitter(report):
     return validate.Partitioner(report.given.edge_index, report.graph.num_nodes)
 
