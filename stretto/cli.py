@@ -1,6 +1,7 @@
 """The command line: an explicit table of commands, each imported when it is asked for.
 
 To add a command, write a function with typer options in a module of its own and add its line to the table.
+A class `Command` beside it is how its words are read, where they are read in a way of their own.
 """
 
 import importlib
