@@ -169,7 +169,8 @@ def _moments(
         d = function(*ends).to(acc) - centre
         return torch.cat([d, d * d], dim=1)
 
-    options: dict[str, Any] = {"parameters": learned, "shared": shared, "block": streaming.BLOCK}
+    like = next(t for group in (row, col, edge) for t in listed(group))
+    options: dict[str, Any] = {"parameters": learned, "shared": shared, "block": streaming.block_of(graph, like)}
     sums: Tensor = edge_mlp(graph, deviations, row, col, edge, **options)
     off, square = (sums.sum(dim=0) / graph.num_edges).chunk(2)
     return centre + off, square - off * off

@@ -105,7 +105,7 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     parts = [edges.split_weight(gate, x_src, *widths) for gate in gates]
     biases = (None, None) if all(g.bias is None for g in gates) else tuple(map(edges.bias_of, gates))
     record_of(conv).plan = "node-side Linears, gate and sum in one pass"
-    large = attr is not None and graph.num_edges * 2 * x_dst.size(1) * x_dst.element_size() >= streaming.LARGE
+    large = attr is not None and streaming.large(graph, 2 * x_dst.size(1), x_dst)
     linear = torch.nn.functional.linear
     if reduce == "sum" and attr is not None and not large and x_dst is x_src:
         made = _crystal_as_one_step(conv, graph, x_src, attr, biases)

@@ -89,5 +89,6 @@ def _scores(conv: Any, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor
         return (leaky_relu(terms, slope) * att).sum(dim=-1)
 
     learnt = [att, *edges.map_of(conv.lin_edge)]
-    made: Tensor = edge_mlp(graph, score, x_r, x_l, edge_attr, shared=learnt, reduce="each", block=streaming.BLOCK)
+    block = streaming.block_of(graph, x_l)
+    made: Tensor = edge_mlp(graph, score, x_r, x_l, edge_attr, shared=learnt, reduce="each", block=block)
     return made

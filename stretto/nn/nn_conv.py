@@ -79,7 +79,7 @@ def _matrices_in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce
         return torch.bmm(other.unsqueeze(1), network(edge).view(-1, i, o)).squeeze(1)
 
     record_of(conv).plan = f"{reduce} of X_j nn(E), matrices in blocks of edges"
-    block = max(min(streaming.BLOCK, streaming.BLOCK * WIDTH // (i * o)), 1)
+    block = max(streaming.block_of(graph, x) * WIDTH // max(i * o, WIDTH), 1)
     parameters = streaming.parameters_of(modules)
     function = streaming.as_now(message, [network])
     made: Tensor = edge_mlp(graph, function, None, x, attr, parameters=parameters, reduce=reduce, block=block)
@@ -120,7 +120,8 @@ def _outer_in_blocks(
             return None
         function, edge, shared = edge_norms.with_statistics(graph, stage, before, learned, None, None, attr)
     record_of(conv).plan = "(sum h (x) X_j) W, h in blocks of edges"
-    options: dict[str, Any] = {"parameters": learned, "shared": shared, "block": streaming.BLOCK}
+    options: dict[str, Any] = {"parameters": learned, "shared": shared}
+    options["block"] = streaming.block_of(graph, x)
     made: Tensor = edge_mlp(graph, function, None, x, edge, reduce="function", **options)
     return made
 

@@ -11,6 +11,7 @@ from stretto.datasets import load_graph
 from stretto.profile.axes import Point, points
 from stretto.profile.row_sites import run_point
 from stretto.profile.script import profile_script
+from tests.gpu.inputs import no_batch_is_passed_by  # noqa: F401 -- a fixture
 
 pytestmark = [
     pytest.mark.gpu,
