@@ -159,7 +159,11 @@ def test_every_variable_says_what_it_is_for():
 
 # What each of them does not take; the others take any text, and whoever uses it tells what is wrong with it.
 GARBAGE = {
-    **{name: ("yes", " ", "STOCK", "0 ") for name, variable in settings.VARIABLES.items() if type(variable.takes) is tuple},
+    **{
+        name: ("yes", " ", "STOCK", "0 ")
+        for name, variable in settings.VARIABLES.items()
+        if type(variable.takes) is tuple
+    },
     "STRETTO_DATA": ("nowhere", "README.md"),
     **{
         f"STRETTO_{name}": ("many", "-1", "1.5", "--5", "\u00b2", "9" * 40)

@@ -1,7 +1,8 @@
 """Choices on disk: one JSON file per machine in the cache folder, merged and replaced in one step.
 
-A corrupt or foreign file is ignored, aloud: what was read is what was written, or its checksum tells. Two processes writing at once lose nothing: each reads what is there under
-the lock, adds its own and renames a complete new file over the old one.
+A corrupt or foreign file is ignored, aloud: what was read is what was written, or its checksum tells. Two processes
+writing at once lose nothing: each reads what is there under the lock, adds its own and renames a complete new file over
+the old one.
 """
 
 from __future__ import annotations
