@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "stretto"
 # A module imports only from lower rows, or from its own as long as no circle closes. docs/all_of_stretto.md draws this.
 LAYERS = (
-    ("errors", "settings", "datasets", "files", "memory"),
+    ("errors", "settings", "datasets", "files", "lifetime", "memory"),
     ("kernels",),
     ("graph", "tune"),
     ("ops",),
