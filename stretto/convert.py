@@ -24,7 +24,7 @@ TRUST = "Read a .pt file that needs more than tensors and PyG's classes: it may 
 PLAIN = {
     "torch_geometric.data.data": ("Data", "DataTensorAttr", "DataEdgeAttr"),
     "torch_geometric.data.hetero_data": ("HeteroData",),
-    "torch_geometric.data.storage": ("BaseStorage", "NodeStorage", "EdgeStorage", "GlobalStorage"),
+    "torch_geometric.data.storage": ("BaseStorage", "NodeStorage", "EdgeStorage", "GlobalStorage", "AttrType"),
     "torch_geometric.data.feature_store": ("TensorAttr",),
     "torch_geometric.data.graph_store": ("EdgeAttr", "EdgeLayout"),
     "torch_geometric.edge_index": ("EdgeIndex", "SortOrder", "CatMetadata"),

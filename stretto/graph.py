@@ -351,8 +351,8 @@ def _bytes(values: Iterable[Any], seen: set[int]) -> int:
     for value in values:
         if isinstance(value, Graph):
             total += value._bytes(seen)
-        elif isinstance(value, tuple):
-            total += _bytes(value, seen)
+        elif isinstance(value, (tuple, dict)):
+            total += _bytes(value.values() if isinstance(value, dict) else value, seen)
         elif isinstance(value, Tensor) and id(value) not in seen:
             seen.add(id(value))
             total += value.numel() * value.element_size()

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def popped_from(table: dict[Any, Any], key: Any, owner: T) -> weakref.ref[T]:
-    """A weak reference to owner: when it is gone, `table` loses `key`. The reference must be kept, there for instance."""
+    """A weak reference to owner: when it is gone, `table` loses `key`. It must be kept, in the table for instance."""
     return weakref.ref(owner, functools.partial(table.pop, key))  # called with the reference: pop's default
 
 
@@ -24,6 +24,7 @@ class _Handle(weakref.ref[Any]):
     """A weak reference that ctypes takes for a handle, so that a function of a C library may be its callback."""
 
     __slots__ = ("_as_parameter_",)
+    _as_parameter_: int
 
     def __new__(cls, owner: Any, function: Callable[[Any], Any], handle: int) -> "_Handle":
         made = super().__new__(cls, owner, function)
@@ -31,7 +32,7 @@ class _Handle(weakref.ref[Any]):
         return made
 
     def __init__(self, owner: Any, function: Callable[[Any], Any], handle: int) -> None:
-        super().__init__(owner, function)
+        """All is done: weakref.ref's own would refuse the handle."""
 
 
 class Owned:

@@ -143,6 +143,23 @@ def test_no_error_is_swallowed_and_nothing_is_left_for_later(path):
     assert not re.search(r"\b(TODO|FIXME|XXX)\b", path.read_text())
 
 
+# Measuring a script, and the end of the last accelerated model: seldom, and what they do is no C function.
+MAY_LET_GO = ("analyze", "profile", "memory")
+
+
+@pytest.mark.parametrize("path", [p for p in sources if unit_of(module_of(p)) not in MAY_LET_GO], ids=name_of)
+def test_no_python_code_runs_when_an_object_is_gone(path):
+    """A Ctrl-C would be lost there: Python prints what a finalizer or a weak reference's callback raises. lifetime.py
+    has what does without; tables of modules, which go with a model, are the one kind of Python's own that is used."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            assert node.name != "__del__", f"line {node.lineno}"
+        name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+        assert name not in ("finalize", "WeakValueDictionary", "WeakIdKeyDictionary"), f"line {node.lineno}"
+        if name == "ref" and path.name != "lifetime.py":
+            assert len(node.args) == 1, f"line {node.lineno}: a callback in Python"
+
+
 @pytest.mark.parametrize("path", [p for p in sources if p.name != "settings.py" and not command(p)], ids=name_of)
 def test_the_environment_is_read_on_one_page(path):
     """Commands may show variables, or set them for a run; nothing else touches them."""
