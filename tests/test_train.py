@@ -191,6 +191,7 @@ def test_every_kind_of_graph_that_pyg_writes_is_read(tmp_path, own):
     try:
         if own:
             torch.serialization.clear_safe_globals()
+        assert stored.is_node_attr("x")  # which PyG remembers in the storage
         for content in (data, indexed, sparse, stored, hetero, data.to_dict(), (*collated[:2], Data)):
             torch.save(content, tmp_path / "graph.pt")
             found = read(str(tmp_path / "graph.pt"))
