@@ -14,7 +14,7 @@ from stretto.errors import fail
 
 
 class Variable(NamedTuple):
-    """One of them. takes: the words it may be, or a function that tells what is wrong with a value."""
+    """One of them. takes: the words it may be (empty: as if it were not set), or a function that tells what is wanted."""
 
     default: str
     meaning: str
@@ -38,7 +38,7 @@ def _folder_or_nothing(value: str) -> str:
 
 
 VARIABLES = {
-    "STRETTO_DISABLE": Variable("0", "1: accelerate() and patch() change nothing", ("0", "1", "")),
+    "STRETTO_DISABLE": Variable("0", "1: accelerate() and patch() change nothing", ("0", "1")),
     "STRETTO_CPU": Variable(
         "",
         "instruction set of the CPU kernels: baseline, avx2, avx512; empty: the best this CPU has",
@@ -135,6 +135,7 @@ def get(name: str) -> str:
     if callable(takes):
         wanted = takes(value)
     else:
+        value = value or variable.default
         wanted = "" if value in takes else f"one of {', '.join(map(repr, takes))}"
     if wanted:
         fail(f"{name}={value!r}: wanted {wanted}")

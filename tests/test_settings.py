@@ -185,9 +185,9 @@ def test_every_variable_is_checked_where_it_is_read(monkeypatch):
                     settings.get(name)
             if isinstance(variable.takes, tuple):
                 assert all(repr(word) in str(told.value) for word in variable.takes)
-        for word in variable.takes if isinstance(variable.takes, tuple) else ():
+        for word in (*variable.takes, "") if isinstance(variable.takes, tuple) else ():
             monkeypatch.setenv(name, word)
-            assert settings.get(name) == word
+            assert settings.get(name) == (word or variable.default)
         monkeypatch.delenv(name)
 
 
