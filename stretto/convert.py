@@ -4,6 +4,8 @@ import gzip
 import importlib
 import pickle
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,8 +31,8 @@ PLAIN = {
     "torch_geometric.data.graph_store": ("EdgeAttr", "EdgeLayout"),
     "torch_geometric.edge_index": ("EdgeIndex", "SortOrder", "CatMetadata"),
     "torch_geometric.index": ("Index", "CatMetadata"),
-    "collections": ("defaultdict", "OrderedDict"),
-    "builtins": ("dict", "list"),
+    "collections": ("OrderedDict",),
+    "builtins": ("dict", "list", "set"),
 }
 
 
@@ -86,7 +88,7 @@ def _unpickled(path: Path, trust: bool) -> Any:
     """What torch.save has written. Unless it is trusted, only tensors, containers and PyG's own classes are made."""
     expect(path.is_file(), f"convert: no file {str(path)!r}")
     try:
-        with torch.serialization.safe_globals(plain_classes()):
+        with _only(plain_classes()):
             return torch.load(path, map_location="cpu", weights_only=not trust)
     except Exception as error:  # a damaged file, or what it calls, may raise whatever there is
         foreign = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
@@ -104,7 +106,26 @@ def plain_classes() -> list[Any]:
     for module, names in PLAIN.items():
         there = vars(importlib.import_module(module))
         found += [there[name] for name in names if name in there]
-    return found
+    return [*found, (_no_default, "collections.defaultdict")]
+
+
+def _no_default(*factory: Any) -> dict[Any, Any]:
+    """A dictionary in place of a defaultdict, which torch does not fill: PyG's storages remember in one what is where."""
+    return {}
+
+
+@contextmanager
+def _only(allowed: list[Any]) -> Iterator[None]:
+    """torch.load takes these alone, whatever else this process or its libraries have allowed."""
+    serialization = torch.serialization
+    before = serialization.get_safe_globals()
+    serialization.clear_safe_globals()
+    try:
+        serialization.add_safe_globals(allowed)
+        yield
+    finally:
+        serialization.clear_safe_globals()
+        serialization.add_safe_globals(before)
 
 
 def _said(error: Exception) -> str:
@@ -117,6 +138,8 @@ def _graph_in(path: Path, content: Any) -> Data | HeteroData:
     try:
         data = Data.from_dict(data) if isinstance(data, dict) else data
         if isinstance(data, (Data, HeteroData)):
+            for store in data.stores:
+                vars(store).pop("_cached_attr", None)  # PyG finds out again
             data.to_dict()  # an old PyG's Data, or what only looks like one, has nothing to show
             return data
     except Exception as error:  # attributes of any kind
