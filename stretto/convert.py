@@ -110,7 +110,7 @@ def plain_classes() -> list[Any]:
 
 
 def _no_default(*factory: Any) -> dict[Any, Any]:
-    """A dictionary in place of a defaultdict, which torch does not fill: PyG's storages remember in one what is where."""
+    """A dictionary in place of a defaultdict, which torch does not fill: PyG remembers in one what is of nodes."""
     return {}
 
 

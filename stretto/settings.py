@@ -14,7 +14,7 @@ from stretto.errors import fail
 
 
 class Variable(NamedTuple):
-    """One of them. takes: the words it may be (empty: as if it were not set), or a function that tells what is wanted."""
+    """One of them. takes: its words (empty: as if it were not set), or a function that tells what is wanted."""
 
     default: str
     meaning: str

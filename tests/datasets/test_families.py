@@ -83,7 +83,7 @@ def test_wrong_names(name, message):
 def test_data_folder_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("STRETTO_DATA", str(tmp_path / "absent"))
     for ask in (datasets.data_folder, datasets.names):
-        with pytest.raises(StrettoError, match="STRETTO_DATA='.*absent': wanted a folder that is there"):
+        with pytest.raises(StrettoError, match=r"STRETTO_DATA='.*absent': wanted a folder that is there"):
             ask()
     assert datasets.load_graph("cora").num_nodes == 2708  # which is not in that folder
     monkeypatch.setenv("STRETTO_DATA", str(tmp_path))
