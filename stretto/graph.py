@@ -22,10 +22,11 @@ from stretto.errors import expect, fail
 from stretto.graph_memo import Memo, MemoInfo
 from stretto.graph_traced import TracedGraph
 from stretto.kernels import Csr, build
+from stretto.lifetime import popped_from
 
 V = TypeVar("V")
 _numbers = itertools.count(1)
-_by_number: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
+_by_number: dict[int, weakref.ref[Graph]] = {}
 
 
 def lasting() -> Any:
@@ -70,7 +71,7 @@ class Graph:
         self._derived: dict[Any, Any] = {}
         self.number = next(_numbers)
         self.handle = torch.from_numpy(np.array([self.number]))  # what torch.library ops carry instead of the object
-        _by_number[self.number] = self
+        _by_number[self.number] = popped_from(_by_number, self.number, self)
 
     # ---- making one ----
 
@@ -143,7 +144,8 @@ class Graph:
     @staticmethod
     def numbered(number: int) -> Graph:
         """The live graph of that number (the handle torch.library ops carry)."""
-        graph = _by_number.get(number)
+        known = _by_number.get(number)
+        graph = None if known is None else known()
         if graph is None:
             fail(f"graph {number} is gone: keep the edge_index alive, or raise STRETTO_GRAPH_CACHE")
         return graph
@@ -349,8 +351,8 @@ def _bytes(values: Iterable[Any], seen: set[int]) -> int:
     for value in values:
         if isinstance(value, Graph):
             total += value._bytes(seen)
-        elif isinstance(value, tuple):
-            total += _bytes(value, seen)
+        elif isinstance(value, (tuple, dict)):
+            total += _bytes(value.values() if isinstance(value, dict) else value, seen)
         elif isinstance(value, Tensor) and id(value) not in seen:
             seen.add(id(value))
             total += value.numel() * value.element_size()

@@ -102,7 +102,7 @@ def _in_range(what: str, ends: tuple[int, int], size: int) -> None:
 
 def index_dtype(size: int, num_edges: int) -> torch.dtype:
     """int32 while nodes and edges fit, unless the user asks for int64."""
-    wanted = settings.choice("STRETTO_INDEX", ("auto", "int32", "int64"))
+    wanted = settings.get("STRETTO_INDEX")
     fits = max(size, num_edges) < 2**31
     if wanted == "int32" and not fits:
         fail(f"STRETTO_INDEX=int32: {max(size, num_edges)} nodes or edges need int64")

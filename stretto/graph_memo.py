@@ -20,6 +20,7 @@ from torch import Tensor
 
 from stretto import settings
 from stretto.kernels import build
+from stretto.lifetime import popped_from
 
 G = TypeVar("G")
 
@@ -96,7 +97,7 @@ class Memo(Generic[G]):
         with self._lock:
             entry = self._by_tensor.get(id(tensor))
             if entry is None or entry.ref() is not tensor or entry.mark != mark:
-                entry = _Entry(weakref.ref(tensor, self._forget(id(tensor))), mark)
+                entry = _Entry(popped_from(self._by_tensor, id(tensor), tensor), mark)
                 self._by_tensor[id(tensor)] = entry
             entry.graphs[key] = graph
 
@@ -105,18 +106,6 @@ class Memo(Generic[G]):
         while self._by_content and (len(self._by_content) > most or self._content_bytes > most_bytes):
             _, (_, nbytes) = self._by_content.popitem(last=False)
             self._content_bytes -= nbytes
-
-    def _forget(self, number: int) -> Callable[[weakref.ref[Any]], None]:
-        memo = weakref.ref(self)
-
-        def forget(ref: weakref.ref[Any]) -> None:
-            owner = memo()
-            if owner is not None:
-                entry = owner._by_tensor.get(number)
-                if entry is not None and entry.ref is ref:
-                    owner._by_tensor.pop(number, None)
-
-        return forget
 
     def info(self) -> MemoInfo:
         return MemoInfo(self._hits, self._recognised, self._built, len(self._by_tensor), len(self._by_content))

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from stretto import settings
 from stretto.graph import Graph
+from stretto.lifetime import popped_from
 from stretto.ops.autograd_state import saved_elsewhere
 
 Nonzeros = tuple[Graph, Tensor]  # [n, i] with an entry for each nonzero, and their values
@@ -125,15 +126,10 @@ class Hoist:
         entry = self._entries.get(id(x))
         if entry is None or entry.ref() is not x or entry.mark != mark:
             number = id(x)
-            entry = _Entry(weakref.ref(x, lambda ref: self._forget(number, ref)), mark)
+            entry = _Entry(popped_from(self._entries, number, x), mark)
             with self._lock:
                 self._entries[number] = entry
         return entry
-
-    def _forget(self, number: int, ref: weakref.ref[Tensor]) -> None:
-        entry = self._entries.get(number)
-        if entry is not None and entry.ref is ref:
-            self._entries.pop(number, None)
 
 
 @torch.no_grad()

@@ -90,11 +90,6 @@ def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def destroy(function: Any, handle: int, *kept: Any) -> None:
-    """Hands a handle back. `kept` are the objects whose memory the handle uses: they live until here."""
-    function(handle)
-
-
 def tensor_of(handle: int) -> Tensor:
     """A slot's memory as bytes. It goes back when the last tensor or array on it is gone, by no Python code: there, an
     exception such as Ctrl-C's would be lost."""

@@ -4,19 +4,19 @@ Reads Data, HeteroData and (FeatureStore, GraphStore). Homogeneous graphs are th
 whose names are None. Loaders of one edge_index (training, validation, every call of inference) share what was sorted.
 """
 
-from collections.abc import MutableMapping
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, remote_backend_utils
 from torch_geometric.sampler.utils import to_csc
 
 from stretto import graph_formats
 from stretto.errors import expect, fail
 from stretto.kernels import build
+from stretto.lifetime import popped_from
 from stretto.loader.native_sampler import running_weights
 
 
@@ -190,8 +190,8 @@ def _sorted(source: Tensor, target: Tensor, num_sources: int, num_targets: int) 
     return colptr, row.to(torch.int32) if num_sources < 2**31 else row, perm
 
 
-# edge_index -> its version and sizes, and what was sorted for them. Gone with the edge_index.
-_known: MutableMapping[Tensor, tuple[tuple[int, ...], EdgeArrays]] = WeakIdKeyDictionary()
+# id of an edge_index -> itself, its version and sizes, and what was sorted for them. Gone with the edge_index.
+_known: dict[int, tuple[weakref.ref[Tensor], tuple[int, ...], EdgeArrays]] = {}
 
 
 def _remembered(edge_index: Tensor, num_sources: int, num_targets: int) -> EdgeArrays:
@@ -199,15 +199,15 @@ def _remembered(edge_index: Tensor, num_sources: int, num_targets: int) -> EdgeA
     edge_index = graph_formats.plain(edge_index)
     # What is made in inference mode counts no versions, so an edit would go unseen.
     state = None if edge_index.is_inference() else (edge_index._version, num_sources, num_targets)
-    known = _known.get(edge_index)
-    if known is not None and known[0] == state:
-        return known[1]
+    known = _known.get(id(edge_index))
+    if known is not None and known[0]() is edge_index and known[1] == state:
+        return known[2]
     colptr, row, perm = _sorted(
         *_checked(edge_index.detach().cpu(), num_sources, num_targets), num_sources, num_targets
     )
     out = EdgeArrays(colptr, row, perm)
     if state is not None:
-        _known[edge_index] = state, out
+        _known[id(edge_index)] = popped_from(_known, id(edge_index), edge_index), state, out
     return out
 
 

@@ -1,14 +1,14 @@
 """Engine: native threads that prepare submitted batches ahead of their reader."""
 
 import ctypes as c
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from stretto.errors import expect, fail
-from stretto.loader.abi import destroy, failure, library
+from stretto.lifetime import Owned
+from stretto.loader.abi import failure, library
 from stretto.loader.native_sampler import NativeSampler
 from stretto.loader.slot import Slot
 
@@ -28,11 +28,20 @@ class Engine:
         if not handle:
             raise failure(lib)
         self.handle = handle
-        self.close = weakref.finalize(self, destroy, lib.stretto_engine_destroy, handle, sampler, pin, unpin)
+        self._owned: Owned | None = Owned(lib.stretto_engine_destroy, handle, sampler, pin, unpin)
+
+    def close(self) -> None:
+        """Stop the threads and let the batches go that wait."""
+        self._owned = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is not closed."""
+        return self._owned is not None and self._owned.alive
 
     def _open(self) -> Any:
         """The engine's handle; an error once it is closed."""
-        if not self.close.alive:
+        if not self.alive:
             fail("engine: used after it was closed")
         return self.handle
 

@@ -1,7 +1,6 @@
 """The native sampler (csrc/sampler) as a Python object: tensors in, slots of tensors out."""
 
 import ctypes as c
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import expect
+from stretto.lifetime import Owned
 from stretto.loader.abi import (
     Call,
     NodeTypeStruct,
@@ -18,7 +18,6 @@ from stretto.loader.abi import (
     RelationStruct,
     SliceStruct,
     address,
-    destroy,
     failure,
     library,
 )
@@ -144,7 +143,7 @@ class NativeSampler:
             raise failure(lib)
         self.handle = handle
         kept = (self.node_types, self.relations, self.slices)
-        weakref.finalize(self, destroy, lib.stretto_sampler_destroy, handle, kept)
+        self._owned = Owned(lib.stretto_sampler_destroy, handle, kept)
 
     def sample(
         self, seed: int, epoch: int, batch: int, seeds: Sequence[Tensor | None], times: Sequence[Tensor | None]

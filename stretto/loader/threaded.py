@@ -5,6 +5,7 @@ are sampled, relabelled and sliced by native threads in this process, ahead of t
 """
 
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -72,6 +73,7 @@ class Threaded:
         self._shuffle = bool(kwargs.get("shuffle", False))
         self._clock = Clock()
         self._stream: Stream | None = None
+        self._lent: tuple[weakref.ref[_Pass], Stream] | None = None  # to the latest pass
         self._blueprint: Blueprint | None = None
 
     # ---- iterating ----
@@ -80,10 +82,27 @@ class Threaded:
         if not isinstance(self.sampler_, NeighborSampler) or self.batch_sampler is None:  # type: ignore[attr-defined]
             return super().__iter__()  # type: ignore[misc]
         seed, epoch = self._clock.tick(self.generator)
+        self._reclaim()
         stream, self._stream = self._stream, None
         if stream is None or stream.process != os.getpid() or not self._unchanged():
             stream = self._new_stream()
-        return _Pass(self, stream, seed, epoch)
+        made = _Pass(self, stream, seed, epoch)
+        self._lent = weakref.ref(made), stream
+        return made
+
+    def _reclaim(self) -> None:
+        """Take back the stream of a pass that was dropped before its end.
+
+        The pass itself does not give it back: what Python runs when an object is gone would swallow a Ctrl-C.
+        """
+        if self._lent is None or self._lent[0]() is not None:
+            return
+        (_, stream), self._lent = self._lent, None
+        if stream.process == os.getpid():
+            if not stream.at_end:
+                stream.cancel()
+            if self._stream is None:
+                self._stream = stream
 
     def _unchanged(self) -> bool:
         return self._blueprint is None or self._blueprint.current() == self._blueprint.signature
@@ -118,6 +137,7 @@ class Threaded:
         if self.store is None:
             return super().__call__(index)  # type: ignore[misc]
         seed, epoch = int(torch.empty((), dtype=torch.int64).random_()), 0
+        self._reclaim()
         stream = self._stream if self._stream is not None and self._unchanged() else self._new_stream()
         task = self._task(self.input_data[index], seed, epoch, 0, 0)  # type: ignore[attr-defined]
         return self._batch(stream.engine.sampler.sample(seed, epoch, 0, task.seeds, task.times), task)
@@ -212,6 +232,7 @@ class Threaded:
 
     def close(self) -> None:
         """Stop the threads now, rather than when the loader is dropped. Iterating again starts new ones."""
+        self._reclaim()
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.engine.close()
@@ -227,11 +248,11 @@ class Threaded:
         yield
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stream": None, "_blueprint": None}
+        return {**self.__dict__, "_stream": None, "_lent": None, "_blueprint": None}
 
 
 class _Pass:
-    """One iteration over a loader. Gives its stream back at the end; ended early, it drops what was prepared."""
+    """One iteration over a loader. Gives its stream back at the end; dropped before, the loader takes it back."""
 
     def __init__(self, loader: Any, stream: Stream, seed: int, epoch: int) -> None:
         self._loader = loader
@@ -262,14 +283,12 @@ class _Pass:
 
     def _end(self, *, keep: bool) -> None:
         stream, self._stream = self._stream, None
+        lent = self._loader._lent
+        if lent is not None and lent[1] is stream:
+            self._loader._lent = None
         if stream is None or stream.process != os.getpid():
             return
         if not keep:
             stream.cancel()
         if self._loader._stream is None:
             self._loader._stream = stream
-
-    def __del__(self) -> None:
-        stream = getattr(self, "_stream", None)
-        if stream is not None:
-            self._end(keep=stream.at_end)

@@ -5,7 +5,6 @@ Everything that depends on the graph alone is kept on the Graph: it is computed 
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -16,6 +15,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from stretto.compile import Adjacency
 from stretto.graph import Graph, lasting
+from stretto.lifetime import popped_from
 from stretto.nn import base
 from stretto.nn.base import Decline, Small
 from stretto.ops.autograd_state import saved_elsewhere
@@ -177,20 +177,15 @@ def kept_for(graph: Any, key: Hashable, source: Any, make: Callable[[], Any]) ->
     mark = 0 if value is None else None if value.is_inference() else value._version
     held = None if value is source else value
     found = graph._derived.get(key)
-    if found is not None and mark is not None and found[0]() is source and found[1] == mark and found[3] is held:
-        return found[2]
+    if found is not None and mark is not None and found[0]() is source and found[1] == mark:
+        kept = found[2][0]
+        if kept[1] is held:
+            return kept[0]
     with lasting(), torch.no_grad():  # what an evaluation makes, training saves for backward
         made = make()
-    graph._derived[key] = (weakref.ref(source, functools.partial(_forget, weakref.ref(graph), key)), mark, made, held)
+    cell = {0: (made, held)}
+    graph._derived[key] = popped_from(cell, 0, source), mark, cell  # of the source that is gone the empty cell is left
     return made
-
-
-def _forget(owner: weakref.ref[Any], key: Hashable, source: weakref.ref[Any]) -> None:
-    """Drop what was kept for a source that is gone, unless something newer stands there."""
-    graph = owner()
-    found = None if graph is None else graph._derived.get(key)
-    if graph is not None and found is not None and found[0] is source:
-        graph._derived.pop(key, None)
 
 
 def _plain(edge_index: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch_geometric.nn.conv.han_conv import group
 
 from stretto.graph import Graph, lasting
 from stretto.graph_formats import index_dtype
+from stretto.lifetime import popped_from
 from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, check_input, record_of
 from stretto.ops.attention import attention
@@ -156,16 +156,13 @@ def _kept_with(graphs: list[Graph], what: Hashable, make: Callable[[], Graph]) -
     first, *others = graphs
     key = (what, tuple(id(graph) for graph in others))
     known = first._derived.get(key)
-    if known is not None:
-        return known[0]
-    owner = weakref.ref(first)
-
-    def forget(gone: object) -> None:  # at once: the next graph may get the same id
-        holder = owner()
-        if holder is not None:
-            holder._derived.pop(key, None)
-
+    if known is not None and known[0]:  # empty: one of them is gone, and its id another's
+        return known[0][0]
+    for old, entry in list(first._derived.items()):
+        if isinstance(old, tuple) and old[0] == what and not entry[0]:
+            first._derived.pop(old, None)
     with lasting():
         made = make()
-    first._derived[key] = (made, *(weakref.ref(graph, forget) for graph in others))
+    cell = {0: made}
+    first._derived[key] = (cell, *(popped_from(cell, 0, graph) for graph in others))
     return made
