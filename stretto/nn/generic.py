@@ -58,7 +58,7 @@ def why_not(kind: type) -> str | None:
         return "aggregate() is its own"
     if any(name in base.__dict__ for base in kind.__mro__[: kind.__mro__.index(MessagePassing)] for name in OWN):
         return "it is copied or pickled in its own way"
-    reason = tracing._impure(kind.message)
+    reason = tracing.impure(kind.message)
     if reason is None:
         return None
     detail = edge_propagate.why_not(kind.message)
@@ -85,7 +85,7 @@ def _prefix(kind: type) -> str:
 def fast_propagate(kind: type) -> Callable[..., Any]:
     """A propagate() for exactly this class (and the one accelerate() makes of it): fast where it may, else stock."""
     stock_propagate: Any = _own_propagate(kind)
-    summed = product if tracing._impure(kind.message) is None else _network  # type: ignore[attr-defined]
+    summed = product if tracing.impure(kind.message) is None else _network  # type: ignore[attr-defined]
 
     def compute(self: Any, edge_index: Any, given: dict[str, Any]) -> Any:
         wanted = _update_arguments(self, given)
