@@ -313,9 +313,36 @@ def is_stock(module: Any, kind: type) -> bool:
     return found is kind or (found.__module__ == "stretto.nn.classes" and found.__base__ is kind)
 
 
+# Where torch derives classes from a module's own: parametrized, sharded (fully_shard), replicated.
+DERIVES = ("torch.nn.utils.parametrize", "torch.distributed.")
+
+
+def behind(kind: type) -> type:
+    """A module's class as its user knows it: not the one that torch may have derived from it."""
+    found = next((base for base in kind.__mro__ if not base.__module__.startswith(DERIVES)), kind)
+    return kind if found in (torch.nn.Module, object) else found
+
+
+def templates_of(stock: type) -> Callable[..., None]:
+    """_set_jittable_templates() of an accelerated class.
+
+    PyG writes propagate(), and what explainers look for, onto the class of what is copied or unpickled. That must be
+    the stock class, where they are already: an accelerated one inherits them, and PyG would take what it inherits for
+    what there was before, so that layers of all models ran explained as if they were not.
+    """
+
+    def set_templates(self: Any, *args: Any, **kwargs: Any) -> None:
+        ours, self.__class__ = self.__class__, stock
+        try:
+            self._set_jittable_templates(*args, **kwargs)
+        finally:
+            self.__class__ = ours
+
+    return set_templates
+
+
 def _left_by_explainer(conv: Any, method: Any) -> bool:
     """Whether an attribute is the class's own method, put on the instance when PyG switched an explainer off."""
-    # Of all its classes: PyG writes these anew onto the class of what it copies, ours too.
     classes = [vars(kind) for kind in type(conv).__mro__]
     own = [found.get(name) for found in classes for name in ("_jinja_propagate", "_jinja_edge_updater")]
     return getattr(method, "__func__", None) in [f for f in own if f is not None]

@@ -21,6 +21,7 @@ from stretto.graph import Graph
 from stretto.nn import adjacency, edge_propagate, edges, inside_compile, shadow, tracing
 from stretto.nn.base import (
     Decline,
+    behind,
     check_input,
     hooked,
     in_place_of,
@@ -29,6 +30,7 @@ from stretto.nn.base import (
     owned,
     record_of,
     stock_wanted,
+    templates_of,
     why_stock,
 )
 from stretto.ops import spmm
@@ -96,7 +98,8 @@ def fast_propagate(kind: type) -> Callable[..., Any]:
         return compute(self, edge_index, kwargs)
 
     def run(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
-        mine = type(self) is kind or type(self).__dict__.get("_stretto_stock") is kind
+        own = behind(type(self))
+        mine = own is kind or stock_class(own) is kind
         if torch.compiler.is_compiling():
             inside_compile.note(self)
             return stock_propagate(self, edge_index, *args, **kwargs)
@@ -219,6 +222,7 @@ def fast_class(kind: type) -> type | None:
             "__qualname__": kind.__qualname__,
             "__doc__": kind.__doc__,
             "__reduce_ex__": _reduce,
+            "_set_jittable_templates": templates_of(kind),
         }
         _classes[kind] = type(kind)(kind.__name__, (kind,), body)
     return _classes[kind]
@@ -226,6 +230,8 @@ def fast_class(kind: type) -> type | None:
 
 def _reduce(self: Any, protocol: Any) -> Any:
     """Pickled as the user's class, and made ours again when it is read."""
+    if "_stretto_stock" not in vars(type(self)):  # torch has derived it from ours, and pickles it or not
+        return object.__reduce_ex__(self, protocol)
     reduced: Any = object.__reduce_ex__(self, 2)
     return _rebuilt, (type(self).__dict__["_stretto_stock"],), *reduced[2:]
 
