@@ -20,9 +20,10 @@ from stretto import memory, settings
 from stretto.errors import StrettoError, expect
 from stretto.loader import swap
 from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, fold_models, functional, generic, shadow, traced
-from stretto.nn.base import accelerated_forward, behind, in_place_of, said, set_strict, strict_of, why_stock
+from stretto.nn.base import accelerated_forward, in_place_of, said, set_strict, strict_of, why_stock
 from stretto.nn.classes import class_of, fast_of, stock_of
 from stretto.nn.constructor import why_declined
+from stretto.nn.own_class import behind
 
 logger = logging.getLogger("stretto")
 M = TypeVar("M", bound=torch.nn.Module)
@@ -217,7 +218,7 @@ def is_patched() -> bool:
 def _guarded(stock: type, fast: Callable[..., Any]) -> Callable[..., Any]:
     """A class-level forward: fast for exactly this class, the stock forward for classes derived from it."""
     stock_forward = stock.forward  # type: ignore[attr-defined]
-    accelerated_one = accelerated_forward(stock, fast)
+    accelerated_one = accelerated_forward(stock, fast, stock_forward)
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if type(self) is stock or behind(type(self)) is stock:

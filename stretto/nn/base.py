@@ -24,6 +24,7 @@ from stretto import settings
 from stretto.compile import Order, Plan
 from stretto.errors import fail
 from stretto.kernels import DTYPES
+from stretto.nn.own_class import METHODS, replaced
 from stretto.nn.watched import hooked, watched_everywhere
 from stretto.ops import advice
 from stretto.ops.autograd_state import again_in_backward, saved_elsewhere
@@ -139,12 +140,16 @@ def stock_wanted() -> bool:
     return getattr(_plain, "on", False)
 
 
-def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
-    """A forward that runs fast(self, ...) where it may, and stock's own forward elsewhere."""
+def accelerated_forward(stock: type, fast: Fast, stock_forward: Any = None) -> Callable[..., Any]:
+    """A forward that runs fast(self, ...) where it may, elsewhere stock's own: the one given, or what it is by then."""
     from stretto.nn import adjacency, compiled, inside_compile, shadow  # they import this module
 
-    stock_forward = stock.forward  # type: ignore[attr-defined]
-    name = stock.__name__
+    name, like = stock.__name__, stock.forward  # type: ignore[attr-defined]
+
+    def by_then(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return stock.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+
+    stock_forward = stock_forward or by_then
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -192,7 +197,7 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
             refuse(self, record, reason)
         return stock_forward(self, *args, **kwargs)
 
-    return in_place_of(stock_forward, run)
+    return in_place_of(like, run)
 
 
 LAZY = "not initialised yet (lazy channels)"
@@ -254,7 +259,6 @@ _HOOKS = (
     "_edge_update_forward_pre_hooks",
     "_edge_update_forward_hooks",
 )
-_METHODS = ("message", "aggregate", "update", "propagate", "edge_update", "message_and_aggregate")
 
 
 def why_stock(conv: Any, *, aggregates_itself: bool = False) -> str | None:
@@ -267,9 +271,12 @@ def why_stock(conv: Any, *, aggregates_itself: bool = False) -> str | None:
             return f"a hook is registered ({name.strip('_')})"
     if state.get("_decomposed_layers", 1) > 1:
         return "decomposed_layers > 1"
-    for name in _METHODS:
+    for name in METHODS:
         if name in state and not _left_by_explainer(conv, state[name]):
             return f"{name}() was replaced on the instance"
+    name = replaced(type(conv))
+    if name:
+        return f"{name}() was replaced on the class"
     if watched_everywhere():
         return "a hook on all modules is registered"
     if state.get("_stretto_mismatch"):
@@ -311,34 +318,6 @@ def is_stock(module: Any, kind: type) -> bool:
     """Whether a module is exactly of a stock class, accelerated or not: not of a user's class derived from it."""
     found = type(module)
     return found is kind or (found.__module__ == "stretto.nn.classes" and found.__base__ is kind)
-
-
-# Where torch derives classes from a module's own: parametrized, sharded (fully_shard), replicated.
-DERIVES = ("torch.nn.utils.parametrize", "torch.distributed.")
-
-
-def behind(kind: type) -> type:
-    """A module's class as its user knows it: not the one that torch may have derived from it."""
-    found = next((base for base in kind.__mro__ if not base.__module__.startswith(DERIVES)), kind)
-    return kind if found in (torch.nn.Module, object) else found
-
-
-def templates_of(stock: type) -> Callable[..., None]:
-    """_set_jittable_templates() of an accelerated class.
-
-    PyG writes propagate(), and what explainers look for, onto the class of what is copied or unpickled. That must be
-    the stock class, where they are already: an accelerated one inherits them, and PyG would take what it inherits for
-    what there was before, so that layers of all models ran explained as if they were not.
-    """
-
-    def set_templates(self: Any, *args: Any, **kwargs: Any) -> None:
-        ours, self.__class__ = self.__class__, stock
-        try:
-            self._set_jittable_templates(*args, **kwargs)
-        finally:
-            self.__class__ = ours
-
-    return set_templates
 
 
 def _left_by_explainer(conv: Any, method: Any) -> bool:

@@ -12,7 +12,8 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, generic
-from stretto.nn.base import accelerated_forward, behind, templates_of
+from stretto.nn.base import accelerated_forward
+from stretto.nn.own_class import behind, templates_of
 
 
 def _subclass(stock: type, fast: Any) -> type:

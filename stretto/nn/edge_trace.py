@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dis
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -54,7 +54,7 @@ class Trace:
     read: frozenset[str]
 
 
-def traced(function: Callable[..., Any], names: tuple[str, ...], absent: frozenset[str]) -> Trace | str:
+def traced(function: Any, names: tuple[str, ...], absent: frozenset[str]) -> Trace | str:
     """What function(self, **names) does where the arguments in `absent` are None, or why that is not known."""
     if not isinstance(function, types.FunctionType) or function.__closure__:
         return "it is not a plain function"

@@ -21,7 +21,6 @@ from stretto.graph import Graph
 from stretto.nn import adjacency, edge_propagate, edges, inside_compile, shadow, tracing
 from stretto.nn.base import (
     Decline,
-    behind,
     check_input,
     hooked,
     in_place_of,
@@ -30,9 +29,9 @@ from stretto.nn.base import (
     owned,
     record_of,
     stock_wanted,
-    templates_of,
     why_stock,
 )
+from stretto.nn.own_class import behind, templates_of
 from stretto.ops import spmm
 from stretto.ops.edge_messages import edge_messages
 
@@ -97,6 +96,10 @@ def fast_propagate(kind: type) -> Callable[..., Any]:
     def again(self: Any, edge_index: Any, **kwargs: Any) -> Tensor:
         return compute(self, edge_index, kwargs)
 
+    def _changed() -> str | None:
+        own = kind.aggregate is MessagePassing.aggregate  # type: ignore[attr-defined]
+        return None if own else "aggregate() is its own"
+
     def run(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         own = behind(type(self))
         mine = own is kind or stock_class(own) is kind
@@ -105,7 +108,7 @@ def fast_propagate(kind: type) -> Callable[..., Any]:
             return stock_propagate(self, edge_index, *args, **kwargs)
         if args or not mine or stock_wanted():
             return stock_propagate(self, edge_index, *args, **kwargs)
-        reason = why_stock(self, aggregates_itself=True)
+        reason = why_stock(self, aggregates_itself=True) or _changed()
         if reason is None:
             watch = None
             if settings.get("STRETTO_SHADOW") != "0":

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from stretto.nn import edges, inside_compile, relations
-from stretto.nn.base import behind, in_place_of, record_of, stock_wanted
+from stretto.nn.base import in_place_of, record_of, stock_wanted
+from stretto.nn.own_class import behind
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """What a layer's message() computes, read by calling it with symbols: x_j, or w * x_j. Unknown whenever in doubt.
 
 message() must be a function of its arguments alone: one that reads self, a global, a default or a closure may give
-another result at the next call, so it is not traced. What it does to its arguments is then recorded by torch.fx, once for each set of
-arguments that are None.
+another result at the next call, so it is not traced. What it does to its arguments is then recorded by torch.fx, once
+for each set of arguments that are None.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from torch import fx
 from torch_geometric.nn import MessagePassing
 
 SPECIAL = frozenset(MessagePassing.special_args)
-OUTSIDE = ("GLOBAL", "_NAME", "DEREF", "CLOSURE", "CLASSDEREF", "YIELD", "MAKE_FUNCTION")  # in the names of instructions
+OUTSIDE = (
+    "GLOBAL",
+    "_NAME",
+    "DEREF",
+    "CLOSURE",
+    "CLASSDEREF",
+    "YIELD",
+    "MAKE_FUNCTION",
+)  # in the names of instructions
 CHANGES = ("STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "INPLACE")  # likewise
 
 
@@ -37,7 +45,7 @@ class Message:
 
 def message_of(function: Callable[..., Any], names: tuple[str, ...], absent: frozenset[str]) -> Message | str:
     """What message(self, **names) returns where the arguments in `absent` are None, or why that is not known."""
-    return impure(function) or _message_of(function.__code__, names, absent)  # type: ignore[attr-defined]
+    return impure(function) or _message_of(function.__code__, names, absent)
 
 
 @lru_cache(maxsize=512)
