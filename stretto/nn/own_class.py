@@ -15,6 +15,8 @@ DERIVES = ("torch.nn.utils.parametrize", "torch.distributed.")
 # What a fast function does in place of. PyG writes some of them itself, from templates.
 METHODS = ("message", "aggregate", "update", "propagate", "edge_update", "message_and_aggregate")
 
+LIBRARIES = ("torch.", "torch_geometric.", "stretto.")
+
 
 def behind(kind: type) -> type:
     """A module's class as its user knows it: not the one that torch may have derived from it."""
@@ -56,7 +58,7 @@ class _Looked:
         found = self.read(self.kind)
         if found != self.last:
             self.last = found
-            self.replaced = next((name for name in self.names if not _of_pyg(getattr(self.kind, name))), "")
+            self.replaced = next((name for name in self.names if not _of_library(getattr(self.kind, name))), "")
         return self.replaced
 
 
@@ -72,7 +74,13 @@ def replaced(kind: type) -> str:
     return found.now()
 
 
-def _of_pyg(method: Any) -> bool:
-    """Whether a method is PyG's, or ours in its place: a wrapper may have its name and module, but not its globals."""
-    whose = method.__globals__.get("__name__", "") if isinstance(method, types.FunctionType) else ""
-    return whose.startswith(("torch_geometric.", "stretto."))
+def replaced_forward(kind: Any) -> bool:
+    """Whether someone has put another forward onto a class of torch or PyG."""
+    stock = kind.__base__ if kind.__module__ == "stretto.nn.classes" else kind
+    return stock.__module__.startswith(LIBRARIES) and not _of_library(stock.forward)
+
+
+def _of_library(method: Any) -> bool:
+    """Whether a method is PyG's or torch's, or ours in its place: a user's may have its name and module, but has other
+    globals."""
+    return isinstance(method, types.FunctionType) and method.__globals__.get("__name__", "").startswith(LIBRARIES)

@@ -1,4 +1,4 @@
-"""Attributes that users flip on a layer between its calls, all options of its constructor: it computes what stock does."""
+"""Options of a layer's constructor that users flip between its calls: it computes what stock does."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ act, relu, FLAG = torch.relu, torch.relu, True
 
 
 def post(h):
-    return h.relu()
+    return h * 1.0
 
 
 # ---- users' layers: a message that is a network of both ends, and one that is x_j ----
@@ -89,11 +90,6 @@ class Heir(Helped):
         return h.tanh()
 
 
-class Default(Edges):
-    def message(self, x_i, x_j, scale=2.0):
-        return self.net(torch.cat([x_i, x_j], dim=-1)) * scale
-
-
 def _closed() -> Any:
     def message(self, x_i, x_j):
         return within(self.net(torch.cat([x_i, x_j], dim=-1)))
@@ -104,10 +100,6 @@ def _closed() -> Any:
 
 class Closed(Edges):
     message = _closed()
-
-
-class Partial(Edges):
-    message = functools.partialmethod(Default.message, scale=3.0)
 
 
 class Sends(Edges):
@@ -124,8 +116,6 @@ class Inside(Edges):
 
 
 class Model(nn.Module):
-    flag = True
-
     def __init__(self):
         super().__init__()
         self.conv, self.bn, self.lin = pyg.GCNConv(IN, OUT), nn.BatchNorm1d(OUT), nn.Linear(OUT, 3)
@@ -137,7 +127,7 @@ class Model(nn.Module):
 
     def forward(self, x, edge_index):
         h = self.bn(self.conv(self.pre(x), edge_index))
-        return self.lin(self.part(post(h)))
+        return self.lin(self.part(post(h - 1)))
 
 
 class Nearer(Model):
@@ -174,8 +164,7 @@ class Change:
     fast: bool = True  # whether it runs fast before the change
 
 
-HERE = types.SimpleNamespace(__dict__=globals())
-THIS = __import__(__name__, fromlist=["_"])
+THIS = sys.modules[__name__]
 doubled, negative = (lambda self, x_j: 2 * x_j), (lambda self, h: -3 * h)
 
 CHANGES = {
@@ -188,9 +177,8 @@ CHANGES = {
     "a function of self": Change(Function, None, "act", torch.tanh, fast=False),
     "a helper method": Change(Helped, Helped, "helper", negative, fast=False),
     "a helper method of a subclass": Change(Heir, Heir, "helper", negative, fast=False),
-    "a default": Change(Default, Default.message, "__defaults__", (5.0,), fast=False),
     "a closure": Change(Closed, Closed.message.__closure__[0], "cell_contents", torch.tanh, fast=False),
-    "a partial method": Change(Partial, Partial, "message", Global.message, fast=False),
+    "message(), with a default of its own": Change(Sends, Sends, "message", lambda self, x_j, sign=-1: sign * x_j),
     "message()": Change(Global, Global, "message", OfTorch.message),
     "message() of another kind": Change(Sends, Sends, "message", doubled),
     "message()'s code": Change(Global, Global.message, "__code__", OfTorch.message.__code__),
@@ -199,7 +187,7 @@ CHANGES = {
     "a global of a function inside": Change(Inside, THIS, "FLAG", False, fast=False),
     "update()": Change(Sends, Sends, "update", negative),
     "aggregate()": Change(
-        Sends, Sends, "aggregate", lambda self, inputs, index, dim_size=None: inputs.new_ones(dim_size, 2)
+        Sends, Sends, "aggregate", lambda self, inputs, index, ptr=None, dim_size=None: inputs.new_ones(dim_size, 2)
     ),
     "forward()": Change(Sends, Sends, "forward", lambda self, x, edge_index: -x),
     "MessagePassing's update()": Change(Sends, pyg.MessagePassing, "update", negative),
@@ -214,6 +202,10 @@ CHANGES = {
         "forward",
         lambda self, x, index, ptr=None, dim_size=None, dim=-2: x.new_ones(dim_size, x.size(1)),
     ),
+    "Linear's forward": Change(
+        lambda: pyg.SAGEConv(IN, OUT), pyg.Linear, "forward", lambda self, x: -F.linear(x, self.weight, self.bias)
+    ),
+    "BatchNorm's forward": Change(Model, nn.BatchNorm1d, "forward", lambda self, x: -x),
     "the forward of GCN's layers": Change(
         lambda: pyg.GCN(IN, OUT, 2), pyg.GCNConv, "forward", lambda self, x, edge_index, edge_weight=None: self.lin(x)
     ),
@@ -226,7 +218,7 @@ CHANGES = {
     "a flag of a user's module": Change(ByFlags, helpers, "NORMED", False),
     "a model's default": Change(ByDefaults, ByDefaults.forward, "__defaults__", (False,)),
     "a model's default by keyword": Change(ByDefaults, ByDefaults.forward, "__kwdefaults__", {"scale": 7.0}),
-    "a model's code": Change(ByDefaults, ByFlags.forward, "__code__", Model.forward.__code__),
+    "a model's code": Change(ByFlags, ByFlags.forward, "__code__", Model.forward.__code__),
     "a model's forward": Change(Model, Model, "forward", ByDefaults.forward),
     "GCNConv's message() in a model": Change(
         Model, pyg.GCNConv, "message", lambda self, x_j, edge_weight: 2 * x_j
@@ -249,9 +241,10 @@ def evaluated(model: Any, x: torch.Tensor) -> list[torch.Tensor]:
 
 def put(owner: Any, name: str, value: Any) -> Any:
     """Set an attribute, or take it away; what was there itself."""
-    before = owner.__dict__.get(name, ABSENT) if hasattr(owner, "__dict__") else getattr(owner, name, ABSENT)
-    if before is ABSENT and not isinstance(owner, (type, types.ModuleType, nn.Module)):
-        before = getattr(owner, name)  # a function's own: its code, its defaults
+    if isinstance(owner, nn.Module):
+        before = owner._modules.get(name, owner.__dict__.get(name, ABSENT))
+    else:  # a class or a module; else a function or cell, with what Python gives it
+        before = vars(owner).get(name, ABSENT) if isinstance(owner, (type, types.ModuleType)) else getattr(owner, name)
     if value is ABSENT:
         delattr(owner, name)
     else:
@@ -290,7 +283,9 @@ def test_what_was_read_is_read_again(change, door, monkeypatch):
     wanted = evaluated(stock, x)
     before = [(owner, put(owner, change.name, change.value)) for owner in owners]
     try:
-        assert any(not torch.equal(a, b) for a, b in zip(wanted, evaluated(stock, x), strict=False)), "it changes nothing"
+        assert any(not torch.equal(a, b) for a, b in zip(wanted, evaluated(stock, x), strict=False)), (
+            "it changes nothing"
+        )
         compare()
     finally:
         for owner, value in before:
