@@ -16,8 +16,8 @@ _PLAIN = (type(None), torch.nn.Parameter, Tensor, torch.nn.parameter.Uninitializ
 
 
 def hooked(*modules: Any) -> bool:
-    """Whether someone watches a module's calls, or has put another forward on the instance or its class of torch or PyG,
-    or a weight that is no parameter (another network's result) or computes by itself."""
+    """Whether someone watches a module's calls, or has put another forward on it or on its class (torch's or PyG's), or
+    a weight that is no parameter (another network's result) or computes by itself."""
     return any(
         m._forward_hooks
         or m._forward_pre_hooks
