@@ -24,6 +24,7 @@ from stretto import settings
 from stretto.compile import Order, Plan
 from stretto.errors import fail
 from stretto.kernels import DTYPES
+from stretto.nn.own_class import METHODS, replaced
 from stretto.nn.watched import hooked, watched_everywhere
 from stretto.ops import advice
 from stretto.ops.autograd_state import again_in_backward, saved_elsewhere
@@ -139,12 +140,16 @@ def stock_wanted() -> bool:
     return getattr(_plain, "on", False)
 
 
-def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
-    """A forward that runs fast(self, ...) where it may, and stock's own forward elsewhere."""
+def accelerated_forward(stock: type, fast: Fast, stock_forward: Any = None) -> Callable[..., Any]:
+    """A forward that runs fast(self, ...) where it may, elsewhere stock's own: the one given, or what it is by then."""
     from stretto.nn import adjacency, compiled, inside_compile, shadow  # they import this module
 
-    stock_forward = stock.forward  # type: ignore[attr-defined]
-    name = stock.__name__
+    name, like = stock.__name__, stock.forward  # type: ignore[attr-defined]
+
+    def by_then(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return stock.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+
+    stock_forward = stock_forward or by_then
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -192,7 +197,7 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
             refuse(self, record, reason)
         return stock_forward(self, *args, **kwargs)
 
-    return in_place_of(stock_forward, run)
+    return in_place_of(like, run)
 
 
 LAZY = "not initialised yet (lazy channels)"
@@ -254,7 +259,6 @@ _HOOKS = (
     "_edge_update_forward_pre_hooks",
     "_edge_update_forward_hooks",
 )
-_METHODS = ("message", "aggregate", "update", "propagate", "edge_update", "message_and_aggregate")
 
 
 def why_stock(conv: Any, *, aggregates_itself: bool = False) -> str | None:
@@ -267,9 +271,12 @@ def why_stock(conv: Any, *, aggregates_itself: bool = False) -> str | None:
             return f"a hook is registered ({name.strip('_')})"
     if state.get("_decomposed_layers", 1) > 1:
         return "decomposed_layers > 1"
-    for name in _METHODS:
+    for name in METHODS:
         if name in state and not _left_by_explainer(conv, state[name]):
             return f"{name}() was replaced on the instance"
+    name = replaced(type(conv))
+    if name:
+        return f"{name}() was replaced on the class"
     if watched_everywhere():
         return "a hook on all modules is registered"
     if state.get("_stretto_mismatch"):
@@ -315,7 +322,6 @@ def is_stock(module: Any, kind: type) -> bool:
 
 def _left_by_explainer(conv: Any, method: Any) -> bool:
     """Whether an attribute is the class's own method, put on the instance when PyG switched an explainer off."""
-    # Of all its classes: PyG writes these anew onto the class of what it copies, ours too.
     classes = [vars(kind) for kind in type(conv).__mro__]
     own = [found.get(name) for found in classes for name in ("_jinja_propagate", "_jinja_edge_updater")]
     return getattr(method, "__func__", None) in [f for f in own if f is not None]
