@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from stretto.kernels import native, pool
+from stretto.kernels.schema import CPU
 
 TALL = 4096  # rows
 MOST_SUMMED = 1024  # terms of a sum, which are added one after the other
@@ -77,7 +78,7 @@ def sum_product(x: Tensor, w: Tensor, *, sums: bool = False) -> tuple[Tensor, Te
     (m, k), n = x.shape, w.size(1)
     tasks = min(-(-k // ROWS_PER_SUM), MOST_SUM_TASKS)
     parts = pool.empty((tasks, m, n), x.dtype)
-    totals = torch.empty(tasks, m, dtype=x.dtype) if sums else None
+    totals = torch.empty(tasks, m, dtype=x.dtype, device=CPU) if sums else None
     native.call(
         "stretto_sum_product",
         DTYPES[x.dtype],

@@ -24,6 +24,7 @@ from stretto import settings
 from stretto.compile import Order, Plan
 from stretto.errors import fail
 from stretto.kernels import DTYPES
+from stretto.nn.unusual import why_unusual
 from stretto.nn.watched import hooked, watched_everywhere
 from stretto.ops import advice
 from stretto.ops.autograd_state import again_in_backward, saved_elsewhere
@@ -164,7 +165,7 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
             if record.reason != SMALL:
                 _tell(self, record, SMALL)
             return all_stock(stock_forward, self, args, kwargs)
-        reason = why_stock(self)
+        reason = why_stock(self) or why_unusual(args, kwargs)
         if record.begun and reason is None:
             record.begun = again_in_backward()
             reason = LAZY if record.begun else None
@@ -337,6 +338,15 @@ def check_input(x: Any, *others: Any) -> Tensor:
     return x
 
 
+def pair_of(x: Any) -> tuple[Any, Any]:
+    """(x_src, x_dst) of what a user hands to a conv, or Decline."""
+    if not isinstance(x, (tuple, list)):
+        return x, x
+    if len(x) != 2:
+        raise Decline(f"the input is a {type(x).__name__} of {len(x)}")
+    return x[0], x[1]
+
+
 LINEAR = (torch.nn.Linear, Linear)  # exactly these: a class derived from one may compute anything
 
 
@@ -351,8 +361,10 @@ def weight_of(linear: Any, x: Tensor, *, bias: bool = False) -> Tensor:
         raise Decline("a hook is registered on the Linear inside, or its forward was replaced")
     if not bias and linear.bias is not None:
         raise Decline("the Linear inside has a bias, unlike the one PyG puts there")
-    if weight.dtype != x.dtype:
-        raise Decline(f"the weight is {weight.dtype}, the input {x.dtype}")
+    if weight.dtype != x.dtype or (bias and linear.bias is not None and linear.bias.dtype != x.dtype):
+        raise Decline(f"the weight or bias is not {x.dtype} as the input")
+    if weight.device != x.device:
+        raise Decline(f"the weight is on {weight.device}, the input on {x.device}")
     if weight.size(1) != x.size(1):
         raise Decline(f"the weight takes {weight.size(1)} channels, the input has {x.size(1)}")
     return weight

@@ -13,7 +13,7 @@ from torch_geometric.nn.models import MLP
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
 from stretto.kernels import denormals
 from stretto.nn import adjacency, folds
-from stretto.nn.base import LINEAR, Decline, check_input, hooked, note_plan, record_of, weight_of
+from stretto.nn.base import LINEAR, Decline, check_input, hooked, note_plan, pair_of, record_of, weight_of
 from stretto.nn.sage import destinations
 from stretto.ops import relu_product, spmm
 from stretto.ops.dense import dense
@@ -29,7 +29,7 @@ Rest = Callable[..., Tensor]  # of the first Linear's result, and its bias if th
 
 def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     """What GINConv.forward computes."""
-    x_src, x_dst = x if isinstance(x, (tuple, list)) else (x, x)
+    x_src, x_dst = pair_of(x)
     own = x_dst is x_src
     check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
     if conv.aggr not in ("add", "sum", "mean", "max", "min"):

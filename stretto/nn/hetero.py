@@ -120,7 +120,7 @@ def _side_by_side(graphs: list[Graph]) -> Graph:
             num_rows, num_cols, num_edges = num_rows + csr.num_rows, num_cols + csr.num_cols, num_edges + csr.num_edges
         dtype = index_dtype(max(num_rows, num_cols), num_edges)
         col, edge_id = torch.cat(columns).to(dtype), torch.cat(ids).to(dtype)
-        return Graph.of_pointers(torch.cat(pointers), col, num_cols, edge_id=edge_id)
+        return Graph.of_pointers(torch.cat(pointers), col, num_cols, edge_id=edge_id, known=True)
 
     return _kept_with(graphs, "side by side", make)
 

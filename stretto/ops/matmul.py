@@ -15,12 +15,15 @@ from stretto.graph import Graph
 from stretto.kernels import reference
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
+from stretto.ops.checks import check_values
 from stretto.ops.op import Op, Sample
 
 
 def segment_matmul(x: Tensor, ptr: Tensor | Sequence[int], weight: Tensor) -> Tensor:
     """Rows ptr[s]:ptr[s + 1] of x times weight[s]. x [N, i], ptr [S + 1], weight [S, i, o] -> [N, o]."""
     bounds = [int(p) for p in (ptr.tolist() if isinstance(ptr, Tensor) else ptr)]
+    check_values("segment_matmul", "x", x, weight.device if isinstance(weight, Tensor) else x.device)
+    check_values("segment_matmul", "weight", weight, x.device)
     if x.dim() != 2 or weight.dim() != 3 or x.size(1) != weight.size(1):
         fail(
             f"segment_matmul: 'x' has shape {list(x.shape)} and 'weight' {list(weight.shape)}, "
