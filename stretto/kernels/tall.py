@@ -18,7 +18,14 @@ DTYPES = {torch.float32: 0, torch.float64: 1}
 
 def shape_of(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> str | None:
     """What x w is to our kernel: the product of a "tall" x, a "sum" over the rows of two tall ones, or nothing."""
-    if x.dtype not in DTYPES or w.dtype != x.dtype or x.layout != torch.strided or w.layout != torch.strided:
+    if (
+        x.dtype not in DTYPES
+        or w.dtype != x.dtype
+        or w.size(0) != x.size(1)
+        or w.device != x.device
+        or x.layout != torch.strided
+        or w.layout != torch.strided
+    ):
         return None
     m, k = x.shape
     n = w.size(1)

@@ -24,29 +24,16 @@ from stretto import settings
 from stretto.compile import Order, Plan
 from stretto.errors import fail
 from stretto.kernels import DTYPES
-from stretto.nn.unusual import why_unusual
+from stretto.nn.declines import Decline as Decline  # layers ask base for these
+from stretto.nn.declines import Quiet as Quiet
+from stretto.nn.declines import Small as Small
+from stretto.nn.declines import same_type, why_unusual
 from stretto.nn.watched import hooked, watched_everywhere
 from stretto.ops import advice
 from stretto.ops.autograd_state import again_in_backward, saved_elsewhere
 from stretto.ops.batched import transformed
 
 logger = logging.getLogger("stretto")
-
-
-class Decline(Exception):
-    """Raised by a fast function: this call runs as stock, for this reason."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Small(Decline):
-    """Raised where few launches are all that counts: what is inside the layer runs as stock, too."""
-
-
-class Quiet(Decline):
-    """Raised by the fast function of a container: its layers run as they do by themselves, and nothing is told."""
 
 
 @dataclass
@@ -338,15 +325,6 @@ def check_input(x: Any, *others: Any) -> Tensor:
     return x
 
 
-def pair_of(x: Any) -> tuple[Any, Any]:
-    """(x_src, x_dst) of what a user hands to a conv, or Decline."""
-    if not isinstance(x, (tuple, list)):
-        return x, x
-    if len(x) != 2:
-        raise Decline(f"the input is a {type(x).__name__} of {len(x)}")
-    return x[0], x[1]
-
-
 LINEAR = (torch.nn.Linear, Linear)  # exactly these: a class derived from one may compute anything
 
 
@@ -361,10 +339,11 @@ def weight_of(linear: Any, x: Tensor, *, bias: bool = False) -> Tensor:
         raise Decline("a hook is registered on the Linear inside, or its forward was replaced")
     if not bias and linear.bias is not None:
         raise Decline("the Linear inside has a bias, unlike the one PyG puts there")
-    if weight.dtype != x.dtype or (bias and linear.bias is not None and linear.bias.dtype != x.dtype):
-        raise Decline(f"the weight or bias is not {x.dtype} as the input")
-    if weight.device != x.device:
-        raise Decline(f"the weight is on {weight.device}, the input on {x.device}")
+    same_type(x, weight)
+    if bias and linear.bias is not None:
+        same_type(x, linear.bias)
+        if linear.bias.shape != weight.shape[:1]:
+            raise Decline("the Linear's bias does not fit its weight")
     if weight.size(1) != x.size(1):
         raise Decline(f"the weight takes {weight.size(1)} channels, the input has {x.size(1)}")
     return weight

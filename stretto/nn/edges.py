@@ -13,8 +13,9 @@ from stretto.compile import Adjacency
 from stretto.graph import Graph
 from stretto.kernels import accumulate_type
 from stretto.nn import adjacency
-from stretto.nn.base import LAZY, Decline, check_input, pair_of, weight_of
+from stretto.nn.base import LAZY, Decline, check_input, weight_of
 from stretto.nn.base import is_stock as is_stock  # layers ask edges for it
+from stretto.nn.declines import pair_of
 from stretto.nn.sage import destinations
 from stretto.ops import gather_rows, segment_reduce
 from stretto.ops.rows import only_reached

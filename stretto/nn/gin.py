@@ -13,7 +13,8 @@ from torch_geometric.nn.models import MLP
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
 from stretto.kernels import denormals
 from stretto.nn import adjacency, folds
-from stretto.nn.base import LINEAR, Decline, check_input, hooked, note_plan, pair_of, record_of, weight_of
+from stretto.nn.base import LINEAR, Decline, check_input, hooked, note_plan, record_of, weight_of
+from stretto.nn.declines import pair_of
 from stretto.nn.sage import destinations
 from stretto.ops import relu_product, spmm
 from stretto.ops.dense import dense

@@ -13,7 +13,7 @@ from stretto.nn.base import Decline, record_of, weight_of
 from stretto.nn.chains import chain_of
 from stretto.nn.edge_pairs import features_of
 from stretto.nn.gin import network, number
-from stretto.ops.edge_layer import Chain, Form, edge_layer, takes
+from stretto.ops.edge_layer import Chain, Form, edge_layer, takes, width_after
 from stretto.ops.edge_messages import edge_messages
 from stretto.ops.edge_packed import linear_of_data, rooted_messages
 
@@ -70,6 +70,8 @@ def _at_once(conv: Any, graph: Graph, x: Tensor, attr: Tensor, scale: float) -> 
     edge = Chain() if conv.lin is None else chain_of(conv.lin)
     after = chain_of(conv.nn)
     if edge is None or after is None or not takes(graph, x, attr, edge, after):
+        return None
+    if width_after(edge, attr.size(1)) != x.size(1) or width_after(after, x.size(1)) is None:
         return None
     found = None if conv.lin is None else features_of(graph, attr)
     pairs, rows = (None, attr) if found is None else (found.pairs, found.attr)

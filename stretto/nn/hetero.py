@@ -15,6 +15,7 @@ from stretto.graph import Graph, lasting
 from stretto.graph_formats import index_dtype
 from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, check_input, record_of
+from stretto.nn.declines import same_type
 from stretto.ops.attention import attention
 
 
@@ -26,6 +27,7 @@ def _checked(conv: Any, x_dict: Any, edge_index_dict: Any) -> None:
         raise Decline("flow target_to_source between types of nodes")
     tensors = list(x_dict.values())
     check_input(*tensors)
+    same_type(tensors[0], *conv.parameters())
     if len({t.dtype for t in tensors}) > 1 or torch.is_autocast_enabled(tensors[0].device.type):
         raise Decline("several types of numbers, or autocast is on")
     for source, _, target in edge_index_dict:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, linear
 from stretto.nn import adjacency
-from stretto.nn.base import Decline, check_input, note_plan, pair_of, record_of, weight_of
+from stretto.nn.base import Decline, check_input, note_plan, record_of, weight_of
+from stretto.nn.declines import pair_of
 from stretto.nn.features import aggregated, linear_of_nonzeros
 from stretto.ops import spmm
 from stretto.ops.projections import plus
@@ -135,6 +136,8 @@ def destinations(edge_index: Any, size: Any, x_dst: Tensor | None, x: Tensor) ->
     known = None
     if size is not None:
         num_src, known = size
+        if not all(s is None or isinstance(s, int) for s in size):
+            raise Decline("size holds no numbers")
         if num_src not in (None, x.size(0)) or (x_dst is not None and known not in (None, x_dst.size(0))):
             raise Decline("size and x disagree")
     if x_dst is not None:

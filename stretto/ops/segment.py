@@ -45,7 +45,7 @@ def segment_reduce(
     if isinstance(index, Graph) and torch.compiler.is_compiling():
         index = TracedGraph.standing_for(index)  # type: ignore[assignment]
     graph = index.segments if of_graph else Graph.of_segments(index, num_segments)  # type: ignore[union-attr, arg-type]
-    where = graph.segment_index if of_graph else index
+    where: Tensor = graph.segment_index if of_graph else index  # type: ignore[assignment]
     flat = src.reshape(size, rows._row_size(src))
     out = _REDUCTIONS[reduce](graph, where, flat)
     return out if src.dim() == 2 else out.reshape(out.size(0), *src.shape[1:])  # no view where none is needed

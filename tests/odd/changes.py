@@ -89,6 +89,12 @@ def _csr(t: Tensor, pointers: Callable[[Tensor], Tensor], columns: Callable[[Ten
     return torch.sparse_csr_tensor(crow, col, right.values(), (n, n), check_invariants=False)
 
 
+def _csc(t: Tensor, pointers: Callable[[Tensor], Tensor], rows: Callable[[Tensor], Tensor] = lambda r: r) -> Tensor:
+    right = _csr(t, lambda p: p)
+    ends, values = (right.crow_indices().clone(), right.col_indices().clone()), right.values()
+    return torch.sparse_csc_tensor(pointers(ends[0]), rows(ends[1]), values, right.shape, check_invariants=False)
+
+
 def _fall(pointers: Tensor) -> Tensor:
     """Pointers that go down in between, with the right ends."""
     if pointers.numel() > 3:
@@ -134,11 +140,18 @@ INDICES: dict[str, Change] = {
     "a list": lambda t: t.tolist(),
     "None": lambda t: None,
     "sparse": lambda t: t.to_sparse(),
+}
+
+# Sparse matrices that torch does not check, and dies of: ours must raise.
+BROKEN: dict[str, Change] = {
     "csr that falls": lambda t: _csr(t, _fall),
     "csr that leads too far": lambda t: _csr(t, _beyond),
     "csr that does not start at 0": lambda t: _csr(t, lambda p: p + 1),
     "csr with a column far out": lambda t: _csr(t, lambda p: p, lambda c: _put(c, FAR)),
     "csr with a negative column": lambda t: _csr(t, lambda p: p, lambda c: _put(c, -1)),
+    "csc that falls": lambda t: _csc(t, _fall),
+    "csc that leads too far": lambda t: _csc(t, _beyond),
+    "csc with a row far out": lambda t: _csc(t, lambda p: p, lambda c: _put(c, FAR)),
 }
 
 

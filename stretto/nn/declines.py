@@ -1,8 +1,6 @@
-"""Arguments that no kernel can read: on the meta device, fake, of a class of its own, or no tensors at all.
-
-Looked at once a call, before anything else: what is odd about a tensor that is plain (its type, shape or length) is for
-the layer itself to say.
-"""
+"""Why a call runs as stock, and the reasons all layers share: arguments that no kernel can read (on the meta device,
+fake, of a class of its own, no tensors at all), which are looked for before anything else, and parameters of another
+type than the input, with which stock promotes or raises."""
 
 from __future__ import annotations
 
@@ -11,6 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+
+
+class Decline(Exception):
+    """Raised by a fast function: this call runs as stock, for this reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Small(Decline):
+    """Raised where few launches are all that counts: what is inside the layer runs as stock, too."""
+
+
+class Quiet(Decline):
+    """Raised by the fast function of a container: its layers run as they do by themselves, and nothing is told."""
+
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _LONGEST = 8  # parts of a list that is a pair, a triple or sizes; a longer one is an array written as a list
@@ -53,3 +68,20 @@ def _why(value: Any) -> str | None:
     if hasattr(value, "coo") and hasattr(value, "sparse_sizes"):  # torch_sparse's SparseTensor
         return None
     return f"an argument is a {type(value).__name__}"
+
+
+def pair_of(x: Any) -> tuple[Any, Any]:
+    """(x_src, x_dst) of what a user hands to a conv, or Decline."""
+    if not isinstance(x, (tuple, list)):
+        return x, x
+    if len(x) != 2:
+        raise Decline(f"the input is a {type(x).__name__} of {len(x)}")
+    return x[0], x[1]
+
+
+def same_type(x: Tensor, *parameters: Tensor | None) -> None:
+    """Decline unless all have the input's type, where the input is."""
+    for parameter in parameters:
+        if parameter is not None and (parameter.dtype != x.dtype or parameter.device != x.device):
+            what = f"{parameter.dtype} on {parameter.device}"
+            raise Decline(f"a parameter is {what}, the input {x.dtype} on {x.device}")
