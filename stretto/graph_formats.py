@@ -118,7 +118,9 @@ def check_csr(rowptr: Any, col: Any, num_cols: Any, edge_id: Any) -> None:
     who = "Graph.of_pointers"
     expect(type(num_cols) is int and 0 <= num_cols < MOST_NODES, f"{who}: 'num_cols' is {num_cols!r}, wanted a number")
     expect(isinstance(rowptr, Tensor) and rowptr.dim() == 1 and rowptr.numel() > 0, f"{who}: 'rowptr' is no vector")
-    num_edges = num_cols if col is None else col.numel() if isinstance(col, Tensor) else -1
+    if col is not None:
+        check_readable("col", col)
+    num_edges = num_cols if col is None else col.numel()
     kinds = (torch.int64,), (torch.int32, torch.int64), (torch.int32, torch.int64) if col is None else (col.dtype,)
     for (name, array), types in zip((("rowptr", rowptr), ("col", col), ("edge_id", edge_id)), kinds, strict=True):
         if array is None:

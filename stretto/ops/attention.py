@@ -82,6 +82,9 @@ def attention(
             if form == "dot" and left is not None and left.dim() == 3 and left.size(2)
             else 1.0
         )
+    for name, number in (("negative_slope", negative_slope), ("scale", scale), ("dropout", dropout)):
+        if not isinstance(number, (int, float)):
+            fail(f"attention: '{name}' is {number!r}, wanted a number")
     _check(graph, form, tensors, dropout)
     key: Tensor | None = None
     if dropout > 0:

@@ -47,8 +47,9 @@ def softmax_sum(
         fail(f"softmax_sum: 'edge' has shape {list(edge.shape)}, wanted {[graph.num_edges, x.size(1)]}")
     x, edge = _promoted((x, edge))  # type: ignore[assignment]
     acc = kernels.accumulate_type(x.dtype)
+    if isinstance(temperature, Tensor):
+        check_values("softmax_sum", "temperature", temperature, graph.device)
     heat = torch.as_tensor(temperature, dtype=None if isinstance(temperature, Tensor) else acc, device=x.device)
-    check_values("softmax_sum", "temperature", heat, graph.device)
     if heat.numel() not in (1, x.size(1)):
         fail(f"softmax_sum: 'temperature' has shape {list(heat.shape)}, wanted a number, [1] or [{x.size(1)}]")
     heat = heat.to(acc).reshape(-1).expand(x.size(1))

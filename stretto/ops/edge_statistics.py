@@ -145,8 +145,8 @@ def _check(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) 
     for name, tensor, rows in (("x", x, graph.num_cols), ("own", own, graph.num_rows)):
         if tensor is not None:
             check_values("statistics", name, tensor, graph.device)
-        if tensor is not None and (tensor.dim() != 2 or tensor.shape != (rows, x.size(-1))):
-            expect(False, f"statistics: '{name}' has shape {list(tensor.shape)}, wanted {[rows, x.size(-1)]}")
+        if tensor is not None and (tensor.dim() != 2 or tensor.shape != (rows, *x.shape[-1:])):
+            expect(False, f"statistics: '{name}' has shape {list(tensor.shape)}, wanted {[rows, *x.shape[-1:]]}")
 
 
 def reference(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Sequence[str]) -> Tensor:

@@ -37,7 +37,7 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
         if library.traced(x):
             return torch.ops.stretto.gather_rows(x, index)
         return _GatherRows.apply(x, index) if library.recorded(x) else run_gather(x, index)
-    except IndexError:  # torch looks for itself, at less cost, but does not say which
+    except (IndexError, RuntimeError):  # torch looks for itself, at less cost, but does not say which
         _check_range(x, index)
         raise
 

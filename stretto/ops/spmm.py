@@ -42,7 +42,7 @@ def spmm(
     """
     if reduce != "sum":
         reduce = Reduce.of(reduce, "spmm", REDUCES)
-    _check(graph, x, weight, row_scale, col_scale, y)
+    _check(graph, x, weight, row_scale, col_scale, y, beta)
     if weight is not None and weight.dtype != x.dtype:
         x, weight = _promote(x, weight)
     if x.dim() == 1:
@@ -215,7 +215,7 @@ def _plainly_right(graph: Graph, x: Tensor) -> bool:
     )
 
 
-def _check(graph: Graph, x: Tensor, weight: Any, row_scale: Any, col_scale: Any, y: Any) -> None:
+def _check(graph: Graph, x: Tensor, weight: Any, row_scale: Any, col_scale: Any, y: Any, beta: Any) -> None:
     if weight is row_scale is col_scale is y is None and _plainly_right(graph, x):
         return
     check_values("spmm", "x", x, graph.device)
@@ -224,6 +224,8 @@ def _check(graph: Graph, x: Tensor, weight: Any, row_scale: Any, col_scale: Any,
             f"spmm: 'x' has {x.size(0) if x.dim() else 0} rows, but the graph has {graph.num_cols} columns "
             f"(graph {graph.num_rows}x{graph.num_cols}, x {'x'.join(map(str, x.shape))})"
         )
+    if not isinstance(beta, (int, float)):
+        fail(f"spmm: 'beta' is {beta!r}, wanted a number")
     if weight is not None:
         check_values("spmm", "weight", weight, graph.device)
         heads = x.size(1) if x.dim() == 3 else None

@@ -21,9 +21,8 @@ from tests.nn.inputs import Data, flat
 from tests.nn.options import SPECS
 from tests.nn.test_convs import data_for, name_of, pair_of
 from tests.odd.changes import BROKEN, change_of, leaves, replaced
-from tests.odd.running import main
+from tests.odd.running import Case, main
 
-Case = tuple[str, Callable[[], str]]
 PARAMETERS: dict[str, Callable[[Tensor], Tensor]] = {
     "on meta": lambda p: p.to("meta"),
     "as float16": lambda p: p.half(),

@@ -13,9 +13,10 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_CRASHES = 20
+Case = tuple[str, Callable[[], str]]  # what it is called; what is wrong, or nothing
 
 
-def main(table: Callable[[], list], drawn: Callable[[int, int], list], words: list[str]) -> None:  # type: ignore[type-arg]
+def main(table: Callable[[], list[Case]], drawn: Callable[[int, int], list[Case]], words: list[str]) -> None:
     """What the process does: FIRST [SEED COUNT] on its command line."""
     first, *rest = map(int, words)
     torch.set_num_threads(1)
