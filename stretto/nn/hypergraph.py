@@ -25,7 +25,8 @@ def fast(
     """What HypergraphConv.forward computes."""
     x, _, _ = edges.ends(x)
     edges.check_aggr(conv, *edges.SUM)
-    weight_of(conv.lin, x, bias=True)
+    if weight_of(conv.lin, x, bias=True).size(0) != conv.heads * conv.out_channels:
+        raise Decline("the weight does not fit the layer")
     same_type(x, conv.bias)
     if conv.flow != "source_to_target":
         raise Decline(f"flow is {conv.flow}")

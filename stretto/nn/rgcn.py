@@ -83,8 +83,8 @@ def _rooted(conv: Any, out: Tensor, x_dst: Tensor) -> Tensor:
 def _relational(conv: Any, x: Tensor, x_dst: Tensor, edge_index: Any, edge_type: Any, reduce: str) -> Tensor:
     """Sum over relations of reduce(A_r x) W_r. -> [n, o]."""
     graph = _graph(conv, edge_index, x, x_dst)
-    if isinstance(edge_type, Tensor) and edge_type.dtype not in adjacency.INDEX:
-        raise Decline(f"edge_type is {edge_type.dtype}")
+    if isinstance(edge_type, Tensor) and (edge_type.dtype not in adjacency.INDEX or edge_type.layout != torch.strided):
+        raise Decline(f"edge_type is {edge_type.dtype}, {edge_type.layout}")
     relations = _relations(conv, graph, edge_type)
     if not x.is_floating_point():
         return _lookup(conv, graph, relations, x, reduce)

@@ -69,8 +69,8 @@ def difference(wanted: Any, got: Any, rtol: float = 0.0) -> str:
     if isinstance(got, IndexRangeError):
         return ""  # stock may read the row of another type, or the last one
     if isinstance(wanted, Exception):
-        if isinstance(got, (StrettoError, type(wanted))):
-            return ""
+        if isinstance(got, (StrettoError, type(wanted))) or "not implemented for '" in str(wanted):
+            return ""  # torch has no such kernel for 16 bits, ours may
         return f"stock raises {type(wanted).__name__}: {str(wanted)[:150]!r}, ours gives {_told(got)}"
     if isinstance(got, Exception):
         return f"stock gives {_told(wanted)}, ours raises {type(got).__name__}: {str(got)[:300]!r}"
@@ -172,7 +172,13 @@ def cases_of(conv: type, options: Any, graph: str, kind: str) -> Iterator[Case]:
                 return _checked(spec, options, kind, Data(*given), stocks=Data(*usual))
 
             yield f"{name}: {at} {what}", changed
-        if "csr" in spec.takes and kind == "plain" and len(leaves(data().args)) == 2 and not tensor.is_floating_point():
+        if (
+            "csr" in spec.takes
+            and kind == "plain"
+            and "flow" not in options
+            and len(leaves(data().args)) == 2
+            and not tensor.is_floating_point()
+        ):
             for what, make in BROKEN.items():
 
                 def broken(at: Any = at, make: Any = make) -> str:
@@ -267,6 +273,10 @@ def drawn(seed: int, count: int) -> list[Case]:
         options = draw.choice(spec.options)
         if kind == "pair" and spec.pair is not None:
             options = {k: v for k, v in options.items() if k not in ("out", "nn")}
+        if options.get("K") == 1 and conv is pyg.ChebConv:
+            continue  # reads no edges, whatever they are
+        if kind.endswith("_values") and options.get("aggr") in ("max", "min"):
+            continue  # of a sparse matrix, stock gives one of equal messages the whole gradient
         graph = draw.choice(("unsorted", "empty", "one_node", "no_nodes", "isolated", "hub"))
         found += draw.sample(every := list(cases_of(conv, options, graph, kind)), min(8, len(every)))
     return found

@@ -17,11 +17,11 @@ Case = tuple[str, Callable[[], str]]  # what it is called; what is wrong, or not
 
 
 def main(table: Callable[[], list[Case]], drawn: Callable[[int, int], list[Case]], words: list[str]) -> None:
-    """What the process does: FIRST [SEED COUNT] on its command line."""
+    """What the process does: FIRST [SEED COUNT] on its command line; seed 0: every COUNT-th case of the table."""
     first, *rest = map(int, words)
     torch.set_num_threads(1)
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    cases = drawn(*rest) if rest else table()
+    cases = drawn(*rest) if rest and rest[0] else table()[:: rest[1] if rest else 1]
     for number, (name, check) in enumerate(cases[first:], first):
         out.write(f"{number} {name}\n")
         try:
