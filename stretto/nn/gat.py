@@ -61,6 +61,8 @@ def fast(
     edges.no_infinity(edge_attr)
     check_weights_wanted(edge_index, return_attention_weights)
     graph, edge_attr = looped(conv, given, edge_attr)
+    if graph.num_edges == 0:
+        edge_attr = None  # stock does not look at it either: what it would have met has no gradient
     heads, width = conv.heads, conv.out_channels
     one = own and weight_dst is weight  # the two ends share features and weight
     first, trial = ordered(conv, graph, x_src, weight)
