@@ -108,18 +108,18 @@ class Graph:
     def of_segments(index: Tensor, num_segments: int | None = None) -> Graph:
         """The graph that sends message e to segment index[e]: [num_segments, E], one entry per column; remembered."""
         index = graph_formats.plain(index)
-        expect(
-            index.dim() == 1 and index.dtype in (torch.int32, torch.int64),
-            f"Graph.of_segments: 'index' is {index.dtype} of shape {list(index.shape)}, "
-            "wanted int32 or int64 of shape [E]",
-        )
+        graph_formats.check_segments(index, num_segments)
         if torch.compiler.is_compiling():
             return TracedGraph.of_segments(index, num_segments)  # type: ignore[return-value]
         return _memo.get(index, ("segments", num_segments), lambda: _build_segments(index, num_segments))
 
     @staticmethod
-    def of_pointers(rowptr: Tensor, col: Tensor | None, num_cols: int, *, edge_id: Tensor | None = None) -> Graph:
-        """A graph from CSR arrays that are known to be right (a sampler's); nothing is checked or copied."""
+    def of_pointers(
+        rowptr: Tensor, col: Tensor | None, num_cols: int, *, edge_id: Tensor | None = None, known: bool = False
+    ) -> Graph:
+        """A graph from CSR arrays, which are not copied; known: they are right (a sampler's) and not looked at."""
+        if not known:
+            graph_formats.check_csr(rowptr, col, num_cols, edge_id)
         num_edges = col.numel() if col is not None else num_cols
         return Graph(Csr(rowptr, col, edge_id, rowptr.numel() - 1, num_cols, num_edges))
 
@@ -382,6 +382,7 @@ def _build(edges: Any, sizes: graph_formats.Sizes | None, flow: str) -> Graph:
 
 def _build_segments(index: Tensor, num_segments: int | None) -> Graph:
     with lasting():
+        graph_formats.check_readable("index", index)
         if num_segments is None:
             num_segments = build.minmax(index)[1] + 1
         graph_formats.check_range("segment", index, num_segments)

@@ -74,7 +74,7 @@ class Adjacency:
         row, col = self.row_scale, self.col_scale
 
         def make() -> tuple[Graph, Tensor, Tensor | None, Tensor | None]:
-            values = torch.ones(self.graph.num_edges, dtype=torch.float64)
+            values = torch.ones(self.graph.num_edges, dtype=torch.float64, device=self.graph.device)
             for scale, ends in ((row, self.graph.csr.rows()), (col, self.graph.csr.columns())):
                 values = values if scale is None else values * scale[ends]
             with torch.no_grad():

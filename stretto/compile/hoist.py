@@ -151,7 +151,7 @@ def _compressed(x: Tensor) -> Nonzeros | None:
     if not bool(kept.isfinite().all()):
         return None
     pointers = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(counts).cumsum(0)])
-    return Graph.of_pointers(pointers, torch.cat(columns), x.size(1)), kept
+    return Graph.of_pointers(pointers, torch.cat(columns), x.size(1), known=True), kept
 
 
 HOIST = Hoist()

@@ -11,7 +11,7 @@ from torch import Tensor
 from stretto.kernels import native, pages
 from stretto.kernels.csr import Csr
 from stretto.kernels.pool import empty
-from stretto.kernels.schema import DTYPES, REDUCES, accumulate_type
+from stretto.kernels.schema import CPU, DTYPES, REDUCES, accumulate_type
 
 # From this many edges on, weights are brought into the order of the rows before they are used.
 MANY_EDGES = 1 << 14
@@ -128,7 +128,7 @@ def spmm_extremum_grad(
     shape = None if weight is None else weight.shape
     weight, weight_heads = _weight(weight, x.dtype)
     dx = empty(x.shape, acc) if need_x else None
-    dweight = torch.empty(shape, dtype=acc) if need_weight and shape is not None else None
+    dweight = torch.empty(shape, dtype=acc, device=CPU) if need_weight and shape is not None else None
     if x.numel() == 0 or csr_t.num_edges == 0:
         return (None if dx is None else dx.zero_()), (None if dweight is None else dweight.zero_())
     status = _lib().stretto_spmm_extremum_grad(
@@ -210,7 +210,7 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
 
 def gather_ceiling(x: Tensor, index: Tensor, prefetch: int) -> Tensor:
     """Sums of random rows of x [m, 16 k] fp32 at index [E] int32: nothing is stored, so no gather can be faster."""
-    out = torch.empty((index.numel() + 2047) // 2048)
+    out = torch.empty((index.numel() + 2047) // 2048, device=CPU)
     native.check(
         _lib().stretto_gather_ceiling(
             x.data_ptr(),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stretto.kernels import native, pool
 from stretto.kernels.denormals import DenormalsAreZero, matter
+from stretto.kernels.schema import CPU
 
 BLOCK = 1 << 20  # bytes of z and of the result in a block
 LEAST_ROWS = 1024  # below, a GEMM spends its time on packing W
@@ -101,7 +102,7 @@ def _narrow_grad(
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
     (rows, i), o = z.shape, weight.size(0)
     tasks = min(-(-rows // ROWS_PER_TASK), MOST_TASKS)
-    shares = torch.empty(tasks, o * i + o + i, dtype=z.dtype)
+    shares = torch.empty(tasks, o * i + o + i, dtype=z.dtype, device=CPU)
     native.call(
         "stretto_relu_dense_grad",
         _DTYPES[z.dtype],

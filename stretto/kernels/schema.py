@@ -38,6 +38,9 @@ import torch
 
 from stretto.errors import fail
 
+# Where the CPU's kernels put what they make, said each time: else it is where torch.set_default_device() has it.
+CPU = torch.device("cpu")
+
 # Codes of csrc/abi.h.
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 REDUCES = {"sum": 0, "max": 1, "min": 2, "mul": 3}

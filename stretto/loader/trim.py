@@ -48,7 +48,7 @@ def layers(batch: Any, *, semantics: str = "frontier") -> list[Layer]:
         edge_index = batch.edge_index[:, start : sampled[hop + 1]]
         if whole is not None and whole.csr.edge_id is None and whole.csr.col is not None:
             rowptr, col = whole.csr.rowptr[: size[1] + 1], whole.csr.col[: sampled[hop + 1]]
-            Graph.remember(edge_index, Graph.of_pointers(rowptr, col, size[0]), size)
+            Graph.remember(edge_index, Graph.of_pointers(rowptr, col, size[0], known=True), size)
         out.append(Layer(edge_index, size, (start, sampled[hop + 1])))
     return out
 
@@ -103,7 +103,9 @@ def run_by_hops(model: Any, x: Tensor, edge_index: Tensor, nodes: list[int], edg
         part, x, last = edge_index[:, :m], x[:n], i == count - 1
         size = (n, n) if last else (n, rows)  # the last layer's outermost nodes are part of the output
         rowptr = csr.rowptr[: size[1] + 1]
-        Graph.remember(part, Graph.of_pointers(rowptr.clamp(max=m) if last else rowptr, csr.col[:m], n), size)
+        Graph.remember(
+            part, Graph.of_pointers(rowptr.clamp(max=m) if last else rowptr, csr.col[:m], n, known=True), size
+        )
         x = conv(x if last else (x, x[:rows]), part)
         if not last:
             x = _between(model, i, x)

@@ -53,12 +53,14 @@ def graph_of(
     flow = conv.flow if flow is None else flow
     sizes = (num_dst, num_src) if flow == "target_to_source" else (num_src, num_dst)
     pass_by(conv, edge_index, sizes, PASSING if passing is None else passing, flow)
-    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dtype not in _INDEX:
+    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dtype not in INDEX:
         raise Decline(f"edge_index is {edge_index.dtype}")
     if isinstance(edge_index, Tensor) and edge_index.dim() != 2:
         raise Decline("edge_index is a sparse matrix of vectors")
     if isinstance(edge_index, Tensor):
         _coalesced(edge_index)
+        if type(edge_index) is not Tensor:
+            sizes_agree(edge_index, num_src, num_dst)
     else:
         values = values_of(edge_index)
         if values is not None and values.dim() > 1:  # stock hands them to message() as edge_attr
@@ -70,7 +72,14 @@ def graph_of(
     return Graph.of(edge_index, (num_src, num_dst))
 
 
-_INDEX = (torch.int64, torch.int32)
+def sizes_agree(edge_index: Any, num_src: int, num_dst: int) -> None:
+    """Decline an EdgeIndex that knows of other numbers of nodes."""
+    known = edge_index.sparse_size() if hasattr(edge_index, "sparse_size") else (None, None)
+    if known[0] not in (None, num_src) or known[1] not in (None, num_dst):
+        raise Decline("the EdgeIndex and x disagree on the number of nodes")
+
+
+INDEX = (torch.int64, torch.int32)
 
 
 def values_of(edge_index: Any) -> Tensor | None:
@@ -115,8 +124,12 @@ def weighted(graph: Graph, edge_weight: Tensor | None, x: Tensor) -> Tensor | No
     """An edge weight fit for spmm: one per edge, of x's type."""
     if edge_weight is None:
         return None
+    if not isinstance(edge_weight, Tensor) or edge_weight.layout != torch.strided or edge_weight.device != x.device:
+        raise Decline("edge_weight is no dense tensor where the input is")
     if edge_weight.numel() != graph.num_edges:
         raise Decline(f"edge_weight has {edge_weight.numel()} entries for {graph.num_edges} edges")
+    if edge_weight.dtype != x.dtype and torch.promote_types(edge_weight.dtype, x.dtype) != x.dtype:
+        raise Decline(f"edge_weight is {edge_weight.dtype}, the input {x.dtype}")
     return edge_weight.reshape(-1).to(x.dtype)
 
 
@@ -146,6 +159,8 @@ def _normalised(
     conv: Any, graph: Graph, x: Tensor, edge_index: Any, edge_weight: Tensor | None, options: dict[str, Any]
 ) -> tuple[Graph, Tensor]:
     n = x.size(0)
+    if edge_weight is not None and not isinstance(edge_weight, Tensor):
+        raise Decline(f"edge_weight is a {type(edge_weight).__name__}")
 
     def make() -> tuple[Graph, Tensor]:
         found = gcn_norm(_plain(edge_index), edge_weight, n, flow=conv.flow, dtype=x.dtype, **options)
@@ -153,7 +168,12 @@ def _normalised(
         if weight is None:
             weight = values_of(found)
         assert weight is not None
-        return graph_of(conv, found, n, n), weight.to(x.dtype)
+        if weight.dim() != 1:
+            raise Decline("edge_weight is not one number an edge")
+        of_found = graph_of(conv, found, n, n)
+        of_edges = weighted(of_found, weight, x)
+        assert of_edges is not None
+        return of_found, of_edges
 
     if edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled():
         return make()

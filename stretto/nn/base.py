@@ -24,6 +24,10 @@ from stretto import settings
 from stretto.compile import Order, Plan
 from stretto.errors import fail
 from stretto.kernels import DTYPES
+from stretto.nn.declines import Decline as Decline  # layers ask base for these
+from stretto.nn.declines import Quiet as Quiet
+from stretto.nn.declines import Small as Small
+from stretto.nn.declines import same_type, why_unusual
 from stretto.nn.own_class import METHODS, replaced
 from stretto.nn.watched import hooked, watched_everywhere
 from stretto.ops import advice
@@ -31,22 +35,6 @@ from stretto.ops.autograd_state import again_in_backward, saved_elsewhere
 from stretto.ops.batched import transformed
 
 logger = logging.getLogger("stretto")
-
-
-class Decline(Exception):
-    """Raised by a fast function: this call runs as stock, for this reason."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Small(Decline):
-    """Raised where few launches are all that counts: what is inside the layer runs as stock, too."""
-
-
-class Quiet(Decline):
-    """Raised by the fast function of a container: its layers run as they do by themselves, and nothing is told."""
 
 
 @dataclass
@@ -169,7 +157,7 @@ def accelerated_forward(stock: type, fast: Fast, stock_forward: Any = None) -> C
             if record.reason != SMALL:
                 _tell(self, record, SMALL)
             return all_stock(stock_forward, self, args, kwargs)
-        reason = why_stock(self)
+        reason = why_stock(self) or why_unusual(args, kwargs)
         if record.begun and reason is None:
             record.begun = again_in_backward()
             reason = LAZY if record.begun else None
@@ -357,8 +345,11 @@ def weight_of(linear: Any, x: Tensor, *, bias: bool = False) -> Tensor:
         raise Decline("a hook is registered on the Linear inside, or its forward was replaced")
     if not bias and linear.bias is not None:
         raise Decline("the Linear inside has a bias, unlike the one PyG puts there")
-    if weight.dtype != x.dtype:
-        raise Decline(f"the weight is {weight.dtype}, the input {x.dtype}")
+    same_type(x, weight)
+    if bias and linear.bias is not None:
+        same_type(x, linear.bias)
+        if linear.bias.shape != weight.shape[:1]:
+            raise Decline("the Linear's bias does not fit its weight")
     if weight.size(1) != x.size(1):
         raise Decline(f"the weight takes {weight.size(1)} channels, the input has {x.size(1)}")
     return weight

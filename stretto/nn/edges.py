@@ -15,6 +15,7 @@ from stretto.kernels import accumulate_type
 from stretto.nn import adjacency
 from stretto.nn.base import LAZY, Decline, check_input, weight_of
 from stretto.nn.base import is_stock as is_stock  # layers ask edges for it
+from stretto.nn.declines import pair_of
 from stretto.nn.sage import destinations
 from stretto.ops import gather_rows, segment_reduce
 from stretto.ops.rows import only_reached
@@ -24,7 +25,7 @@ SUM = ("add", "sum")
 
 def ends(x: Any) -> tuple[Tensor, Tensor | None, bool]:
     """(x_src, x_dst, whether they are one) of what a user hands to a conv, or Decline."""
-    x_src, x_dst = x if isinstance(x, (tuple, list)) else (x, x)
+    x_src, x_dst = pair_of(x)
     own = x_dst is x_src
     check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
     if torch.is_autocast_enabled(x_src.device.type):

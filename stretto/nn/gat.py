@@ -17,6 +17,7 @@ from stretto.compile.cost import gat_on_cpu, gat_on_gpu
 from stretto.graph import Graph
 from stretto.nn import adjacency, edges, folds
 from stretto.nn.base import SMALL, Decline, Small, hooked, note_attention, note_order, weight_of, why_stock
+from stretto.nn.declines import same_type
 from stretto.nn.features import linear_of_nonzeros
 from stretto.ops import library, widened
 from stretto.ops.attention import attention
@@ -47,6 +48,9 @@ def fast(
     weight = weight_of(conv.lin if shared else conv.lin_src, x_src)
     weight_dst = None if x_dst is None else weight_of(conv.lin if shared else conv.lin_dst, x_dst)
     att_src, att_dst, bias = conv.att_src, conv.att_dst, conv.bias
+    same_type(x_src, att_src, att_dst, bias, conv.att_edge)
+    if weight.size(0) != conv.heads * conv.out_channels:
+        raise Decline("the weight does not fit the layer")
     if norm is not None:
         weight, att_src, att_dst, bias = _normalised(conv, norm, weight)
         weight_dst = weight
@@ -57,6 +61,8 @@ def fast(
     edges.no_infinity(edge_attr)
     check_weights_wanted(edge_index, return_attention_weights)
     graph, edge_attr = looped(conv, given, edge_attr)
+    if graph.num_edges == 0:
+        edge_attr = None  # stock does not look at it either: what it would have met has no gradient
     heads, width = conv.heads, conv.out_channels
     one = own and weight_dst is weight  # the two ends share features and weight
     first, trial = ordered(conv, graph, x_src, weight)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, note_attention, weight_of
+from stretto.nn.declines import same_type
 from stretto.ops.attention import attention
 from stretto.ops.projections import projections
 
@@ -23,9 +24,10 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor) -> Tensor:
     """What GATEConv.forward computes."""
     x_src, x_dst = edges.both_ends(x)
     edges.check_aggr(conv, *edges.SUM)
+    same_type(x_src, conv.att_l, conv.att_r, conv.bias)
     graph = edges.plain_graph(conv, edge_index, x_src, x_dst)
     attr = edges.one_per_edge(graph, edge_attr, x_src)
-    if attr.dim() != 2 or x_dst.size(1) != conv.att_r.size(1) or conv.att_l.dtype != x_src.dtype:
+    if attr.dim() != 2 or x_dst.size(1) != conv.att_r.size(1):
         raise Decline("x or edge_attr does not fit the layer")
     of_nodes, of_edges = edges.split_weight(conv.lin1, x_src, x_src.size(1), attr.size(1))
     hidden, v = projections(x_src, [(of_nodes, conv.lin1.bias), (weight_of(conv.lin2, x_src), conv.lin2.bias)])

@@ -103,6 +103,8 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     widths = (x_dst.size(1), x_src.size(1), 0 if attr is None else attr.size(1))
     gates = (conv.lin_f, conv.lin_s)
     parts = [edges.split_weight(gate, x_src, *widths) for gate in gates]
+    if any(gate.weight.size(0) != x_dst.size(1) for gate in gates):
+        raise Decline("the weights do not fit the layer")
     biases = (None, None) if all(g.bias is None for g in gates) else tuple(map(edges.bias_of, gates))
     record_of(conv).plan = "node-side Linears, gate and sum in one pass"
     large = attr is not None and streaming.large(graph, 2 * x_dst.size(1), x_dst)

@@ -15,6 +15,7 @@ from stretto.graph_formats import index_dtype
 from stretto.lifetime import popped_from
 from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, check_input, record_of
+from stretto.nn.declines import same_type
 from stretto.ops.attention import attention
 
 
@@ -26,6 +27,7 @@ def _checked(conv: Any, x_dict: Any, edge_index_dict: Any) -> None:
         raise Decline("flow target_to_source between types of nodes")
     tensors = list(x_dict.values())
     check_input(*tensors)
+    same_type(tensors[0], *conv.parameters())
     if len({t.dtype for t in tensors}) > 1 or torch.is_autocast_enabled(tensors[0].device.type):
         raise Decline("several types of numbers, or autocast is on")
     for source, _, target in edge_index_dict:
@@ -120,7 +122,7 @@ def _side_by_side(graphs: list[Graph]) -> Graph:
             num_rows, num_cols, num_edges = num_rows + csr.num_rows, num_cols + csr.num_cols, num_edges + csr.num_edges
         dtype = index_dtype(max(num_rows, num_cols), num_edges)
         col, edge_id = torch.cat(columns).to(dtype), torch.cat(ids).to(dtype)
-        return Graph.of_pointers(torch.cat(pointers), col, num_cols, edge_id=edge_id)
+        return Graph.of_pointers(torch.cat(pointers), col, num_cols, edge_id=edge_id, known=True)
 
     return _kept_with(graphs, "side by side", make)
 

@@ -34,7 +34,7 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     out = segment_matmul(gather_rows(h, order), bounds, stacked)
     if any(lin.bias is not None for lin in conv.lins_l):
         biases = torch.stack([edges.bias_of(lin) for lin in conv.lins_l])
-        out = out + biases[torch.repeat_interleave(torch.tensor(bounds).diff()).to(out.device)]
+        out = out + biases[torch.repeat_interleave(torch.tensor(bounds, device="cpu").diff()).to(out.device)]
     return gather_rows(out, place)
 
 

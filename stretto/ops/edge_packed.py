@@ -20,7 +20,7 @@ from stretto.ops.rows import gather_rows
 def _native(graph: Graph, *tensors: Tensor | None) -> bool:
     """Whether the kernel's own forms may run: not on other devices, and not where torch.compile must see the op."""
     found = [t for t in tensors if t is not None]
-    plain = not any(library.traced(t) for t in found) and len({t.dtype for t in found}) == 1
+    plain = not any(library.traced(t) or t.device != graph.device for t in found) and len({t.dtype for t in found}) == 1
     return plain and backend(graph.device) is cpu_edge
 
 
@@ -32,7 +32,10 @@ def gated_messages(graph: Graph, nodes: Tensor, edge: Tensor | None = None, *, a
 
     The graph is square: every node is at both ends of edges.
     """
-    if not _native(graph, nodes, edge):
+    n, width = nodes.shape
+    fit = n == graph.num_rows == graph.num_cols and not width % 4
+    fit = fit and (edge is None or edge.shape == (graph.num_edges, width // 2))
+    if not fit or not _native(graph, nodes, edge):
         return edge_messages(graph, *_apart(nodes, edge), act=act, act2=act2)
     if library.recorded(nodes, edge):
         return _Gated.apply(graph, (act, act2), nodes, edge)
@@ -115,7 +118,11 @@ def _with_features(
     factor: Tensor | None,
     pairs: Pairs | None,
 ) -> Tensor:
-    if not _native(graph, x, edge, factor):
+    features, count = edge if factor is None else factor, graph.num_edges if pairs is None else pairs.ends.size(1)
+    fit = (
+        features is not None and features.shape == (count, x.size(1)) and x.size(0) == graph.num_rows == graph.num_cols
+    )
+    if not fit or not _native(graph, x, edge, factor):
         out = edge_messages(graph, *_of(x, edge, factor, pairs), act=acts[0], act2=acts[1])
         return out if scale is None else out + scale * x
     if library.recorded(x, edge, factor):
