@@ -15,7 +15,8 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from stretto.compile import Adjacency
-from stretto.graph import Graph, lasting
+from stretto.graph import Graph
+from stretto.graph_kept import lasting
 from stretto.nn import base
 from stretto.nn.base import Decline, Small
 from stretto.ops.autograd_state import saved_elsewhere

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.graph import Graph, lasting
+from stretto.graph import Graph
+from stretto.graph_kept import lasting
 from stretto.kernels import Csr, native, pairs
 from stretto.nn import adjacency
 from stretto.ops.edge_packed import Pairs

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv.han_conv import group
 
-from stretto.graph import Graph, lasting
+from stretto.graph import Graph
+from stretto.graph_kept import lasting
 from stretto.graph_formats import index_dtype
 from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, check_input, record_of
