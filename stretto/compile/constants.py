@@ -77,7 +77,7 @@ def keeper(
 def constant(x: Tensor, adj: Adjacency, what: Hashable, columns: int, make: Callable[[], Tensor]) -> Tensor | None:
     """make() [n, columns], a function of x and adj alone, kept across steps under the name `what`; not to be edited.
 
-    None while x or adj was not met before as it is now, where either is trained, and where the budget does not allow it.
+    None while x and adj were not met before as they are now, where either is trained, and where the budget is spent.
     """
     if settings.get("STRETTO_PLAN") == "stock" or torch.is_autocast_enabled(x.device.type):
         return None

@@ -34,9 +34,8 @@ def look(tensor: Tensor) -> Look | None:
     if tensor.layout is not torch.strided:
         parts = tuple([look(part) for part in _parts(tensor.detach())])
         return None if None in parts else (tensor.layout, tensor.shape, tensor._version, parts)
-    storage = weakref.ref(tensor.untyped_storage())  # torch keeps one object a storage, for as long as the storage lives
     return (
-        storage,
+        weakref.ref(tensor.untyped_storage()),  # torch keeps one object a storage, for as long as the storage lives
         tensor.data_ptr(),
         tensor._version,
         tensor.shape,
@@ -51,13 +50,11 @@ def settled(tensor: Tensor) -> Look | None:
     Trained is what requires a gradient or has one, a Parameter even while it is frozen, a view of either, and a leaf
     that a cache has met while it required a gradient.
     """
-    if tensor.requires_grad:
-        if tensor.is_leaf and type(tensor) is Tensor and id(tensor) not in _trained:
-            number = id(tensor)
-            _trained[number] = weakref.ref(tensor, lambda _: _trained.pop(number, None))
-        return None
     base = tensor._base
-    if _is_trained(tensor) or (base is not None and (base.requires_grad or _is_trained(base))):
+    if tensor.requires_grad or (base is not None and base.requires_grad):
+        _note_trained(tensor if base is None else base)
+        return None
+    if _is_trained(tensor) or (base is not None and _is_trained(base)):
         return None
     return look(tensor)
 
@@ -68,6 +65,13 @@ def forget() -> None:
 
 
 _PLAIN = (Tensor, Parameter)
+
+
+def _note_trained(tensor: Tensor) -> None:
+    """Remember a leaf, for the day on which its requires_grad is switched off. A Parameter shows what it is."""
+    if tensor.is_leaf and type(tensor) is Tensor and id(tensor) not in _trained:
+        number = id(tensor)
+        _trained[number] = weakref.ref(tensor, lambda _: _trained.pop(number, None))
 
 
 def _is_trained(tensor: Tensor) -> bool:

@@ -17,6 +17,7 @@ from torch_geometric.sampler.utils import to_csc
 from stretto import graph_formats
 from stretto.errors import expect, fail
 from stretto.kernels import build
+from stretto.kernels.looks import look
 from stretto.loader.native_sampler import running_weights
 
 
@@ -190,17 +191,17 @@ def _sorted(source: Tensor, target: Tensor, num_sources: int, num_targets: int) 
     return colptr, row.to(torch.int32) if num_sources < 2**31 else row, perm
 
 
-# edge_index -> its version and sizes, and what was sorted for them. Gone with the edge_index.
-_known: MutableMapping[Tensor, tuple[tuple[int, ...], EdgeArrays]] = WeakIdKeyDictionary()
+# edge_index -> what it looked like, its sizes, and what was sorted for them. Gone with the edge_index.
+_known: MutableMapping[Tensor, tuple[tuple[Any, ...], EdgeArrays]] = WeakIdKeyDictionary()
 
 
 def _remembered(edge_index: Tensor, num_sources: int, num_targets: int) -> EdgeArrays:
     """The CSC of an edge_index without times and weights, sorted once."""
     edge_index = graph_formats.plain(edge_index)
-    # What is made in inference mode counts no versions, so an edit would go unseen.
-    state = None if edge_index.is_inference() else (edge_index._version, num_sources, num_targets)
+    now = look(edge_index)
+    state = None if now is None else (now, num_sources, num_targets)
     known = _known.get(edge_index)
-    if known is not None and known[0] == state:
+    if state is not None and known is not None and known[0] == state:
         return known[1]
     colptr, row, perm = _sorted(
         *_checked(edge_index.detach().cpu(), num_sources, num_targets), num_sources, num_targets

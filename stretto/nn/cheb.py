@@ -73,7 +73,7 @@ def _laplacian(
         found, norm = conv.__norm__(plain, n, edge_weight, conv.normalization, lambda_max, dtype=x.dtype, batch=batch)
         return adjacency.graph_of(conv, found, n, n), norm.to(x.dtype)
 
-    if (edge_weight is not None and edge_weight.requires_grad) or isinstance(lambda_max, Tensor):
+    if isinstance(lambda_max, Tensor):
         found, norm = make()
     else:
         source = edge_index if edge_weight is None else edge_weight
@@ -86,8 +86,6 @@ def _twice(adj: Adjacency) -> Tensor:
     """The weights of 2 L, kept where those of L are. [E]"""
     weight = adj.weight
     assert weight is not None
-    if weight.is_inference():
-        return 2 * weight
     kept: Tensor = adjacency.kept_for(adj.graph, "twice", weight, lambda: 2 * weight)
     return kept
 
