@@ -266,6 +266,14 @@ class Graph:
                 return self._derived.setdefault(key, make())
         return self._derived[key]
 
+    @staticmethod
+    def forget_derived() -> None:
+        """Have every live graph drop what was derived for it; what it is asked for again is made again."""
+        for graph in list(_by_number.values()):
+            graph._derived.clear()
+            for name in ("weight", "scale"):  # copies of users' tensors; the rest is the matrix's own
+                graph.csr.cache.pop(name, None)
+
     @kept
     def size_class(self) -> tuple[int, int, int, bool]:
         """Coarse sizes for the tuner: powers of two of rows, columns, edges, and whether some row had to be cut."""

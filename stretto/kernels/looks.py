@@ -52,7 +52,7 @@ def settled(tensor: Tensor) -> Look | None:
     """
     base = tensor._base
     if tensor.requires_grad or (base is not None and base.requires_grad):
-        _note_trained(tensor if base is None else base)
+        note_trained(tensor)
         return None
     if _is_trained(tensor) or (base is not None and _is_trained(base)):
         return None
@@ -67,8 +67,10 @@ def forget() -> None:
 _PLAIN = (Tensor, Parameter)
 
 
-def _note_trained(tensor: Tensor) -> None:
-    """Remember a leaf, for the day on which its requires_grad is switched off. A Parameter shows what it is."""
+def note_trained(tensor: Tensor) -> None:
+    """Remember a leaf that requires a gradient, or is looked at by a view that does, for the day on which its
+    requires_grad is switched off. A Parameter shows what it is."""
+    tensor = tensor if tensor._base is None else tensor._base
     if tensor.is_leaf and type(tensor) is Tensor and id(tensor) not in _trained:
         number = id(tensor)
         _trained[number] = weakref.ref(tensor, lambda _: _trained.pop(number, None))

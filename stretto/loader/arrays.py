@@ -212,6 +212,11 @@ def _remembered(edge_index: Tensor, num_sources: int, num_targets: int) -> EdgeA
     return out
 
 
+def forget() -> None:
+    """Have the next loader sort its edges anew."""
+    _known.clear()
+
+
 def _in_order(values: Tensor, perm: Tensor | None) -> Tensor:
     return values.contiguous() if perm is None else values.index_select(0, perm)
 

@@ -110,6 +110,11 @@ def number(scalar: Tensor) -> float:
 _numbers: Any = WeakTensorKeyDictionary()
 
 
+def forget() -> None:
+    """Ask the device again."""
+    _numbers.clear()
+
+
 def first_linear(nn: Any) -> tuple[Any, Rest]:
     """The Linear that nn starts with, and a function that runs what follows it; (None, nn) if there is none."""
     if type(nn) in LINEAR and not hooked(nn):
