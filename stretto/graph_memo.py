@@ -4,8 +4,9 @@ Two ways to know a graph again. The same tensor object, unchanged: looked up by 
 storage, shape, strides and version (kernels/looks.py). A new tensor with the same content: looked up by a 128-bit hash
 of the bytes, among the most recently used graphs. Never by address alone: memory is reused.
 
-Graphs that are remembered by content count with all that has been derived from them. Where many were made and none of
-them came back (edges that are drawn anew at every step) only the last few of such are held, until one does.
+Graphs that are remembered by content count with all that has been derived from them. Only the last few of those that
+have not come back are held, so that edges which are drawn anew at every step fill nothing; of the others the hash stays,
+and a graph whose content was met before is held from then on.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Sized(Protocol):
 
 
 G = TypeVar("G", bound=Sized)
-FEW = 4  # graphs by content that are held where none comes back
+FEW = 4  # graphs by content that are held before they come back
+MOST_MET = 1024  # hashes of graphs that were let go
 SMALL = 1 << 18  # bytes of an edge_index below which counting would cost more than the graph's memory is worth
 MOST_KEYS = 16  # graphs of one tensor: other sizes, another flow
 
@@ -75,7 +77,7 @@ class Memo(Generic[G]):
         self._lock = threading.RLock()
         self._by_tensor: dict[int, _Entry[G]] = {}
         self._by_content: OrderedDict[Hashable, _ByContent[G]] = OrderedDict()  # what was used last stands last
-        self._made = 0  # since one came back that had not before
+        self._met: OrderedDict[Hashable, None] = OrderedDict()  # contents of graphs that were let go
         self._hits = self._recognised = self._built = 0
         os.register_at_fork(after_in_child=self._renew_lock)
 
@@ -125,8 +127,7 @@ class Memo(Generic[G]):
             if found is None:
                 return None
             self._by_content.move_to_end(content_key)
-            if not found.came_back:
-                found.came_back, self._made = True, 0
+            found.came_back = True
             self._recognised += 1
             return found.graph
 
@@ -138,15 +139,21 @@ class Memo(Generic[G]):
             last = next(reversed(entries.values()), None)
             if last is not None and last.nbytes >= SMALL:  # it has been derived from since it was counted
                 last.nbytes = last.graph.nbytes
-            entries[content_key] = _ByContent(graph, size if size < SMALL else graph.nbytes)
-            self._made += 1
-            if self._made > most:
-                new = [key for key, entry in entries.items() if not entry.came_back]
-                for key in new[:-FEW]:
-                    entries.pop(key)
+            came_back = content_key in self._met
+            entries[content_key] = _ByContent(graph, size if size < SMALL else graph.nbytes, came_back)
+            for key in [key for key, entry in entries.items() if not entry.came_back][:-FEW]:
+                self._let_go(key)
             held = sum([entry.nbytes for entry in entries.values()])
             while entries and (len(entries) > most or held > budget):
-                held -= entries.popitem(last=False)[1].nbytes
+                held -= self._let_go(next(iter(entries)))
+
+    def _let_go(self, content_key: Hashable) -> int:
+        """Hold no longer a graph of that content, but remember that it was met; its bytes."""
+        self._met[content_key] = None
+        self._met.move_to_end(content_key)
+        if len(self._met) > MOST_MET:
+            self._met.popitem(last=False)
+        return self._by_content.pop(content_key).nbytes
 
     def _forget(self, number: int) -> Callable[[weakref.ref[Any]], None]:
         memo = weakref.ref(self)
@@ -167,7 +174,7 @@ class Memo(Generic[G]):
         with self._lock:
             self._by_tensor.clear()
             self._by_content.clear()
-            self._made = 0
+            self._met.clear()
             self._hits = self._recognised = self._built = 0
 
     def _renew_lock(self) -> None:
