@@ -211,12 +211,16 @@ class Graph:
         csr = self.edge_csr
         return torch.stack([csr.to_user_order(csr.columns()), csr.to_user_order(csr.rows())])
 
-    @kept
+    @property
     def segments(self) -> Graph:
         """The graph that sends edge e's message to its destination: [n, E], columns are edges in the user's order."""
         csr = self.edge_csr
-        if csr.col is csr.edge_id and csr.num_cols == csr.num_edges:
-            return self
+        own = csr.col is csr.edge_id and csr.num_cols == csr.num_edges
+        return self if own else self._segments  # itself it does not keep: nothing but the collector would free it
+
+    @kept
+    def _segments(self) -> Graph:
+        csr = self.edge_csr
         ids = Csr(csr.rowptr, csr.edge_id, csr.edge_id, csr.num_rows, csr.num_edges, csr.num_edges)
         ids.tasks, ids.hubs, ids.num_slots = csr.tasks, csr.hubs, csr.num_slots
         return Graph(ids)
@@ -296,8 +300,9 @@ class Graph:
         seen = {id(self)}
         parts = {"csr": bytes_of(_arrays(self.csr), seen), "transpose": bytes_of((self._transposed, self._T), seen)}
         for name in ("segments", "with_self_loops"):
-            if name in self.__dict__:
-                parts[name] = bytes_of((self.__dict__[name],), seen)
+            made = self.__dict__.get("_segments" if name == "segments" else name)
+            if made is not None:
+                parts[name] = bytes_of((made,), seen)
         parts["derived"] = bytes_of(vars(self).values(), seen)
         return parts
 
