@@ -5,7 +5,7 @@ storage, shape, strides and version (kernels/looks.py). A new tensor with the sa
 of the bytes, among the most recently used graphs. Never by address alone: memory is reused.
 
 Graphs that are remembered by content count with all that has been derived from them. Only the last few of those that
-have not come back are held, so that edges which are drawn anew at every step fill nothing; of the others the hash stays,
+have not come back are held, so that edges drawn anew at every step fill nothing; of the others the hash stays,
 and a graph whose content was met before is held from then on.
 """
 

@@ -217,7 +217,7 @@ def _guarded(stock: type, fast: Callable[..., Any]) -> Callable[..., Any]:
 def forget() -> None:
     """Forget all that was kept of tensors: graphs and what derives from them, products of constants, sorted edges.
 
-    For edits that nobody can see: of memory that a tensor shares with NumPy, DLPack, `.data`, `detach()` or its storage,
+    For edits that nobody can see: of memory that a tensor shares with NumPy, DLPack, `.data`, `detach()` or a storage,
     by other means than torch's operations on that very tensor. What is wanted again is made again. What was measured
     (plans, kernels) stays, and so does what PyG's layers keep themselves with cached=True.
     """

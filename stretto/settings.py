@@ -22,7 +22,10 @@ VARIABLES = {
     ),
     "STRETTO_CACHE": ("", "folder of tuning results; empty: $XDG_CACHE_HOME/stretto or ~/.cache/stretto"),
     "STRETTO_GRAPH_CACHE": ("64", "how many graphs Graph.of remembers"),
-    "STRETTO_GRAPH_CACHE_MB": ("1024", "and how many MiB of edge_index they may stand for; graphs in use do not count"),
+    "STRETTO_GRAPH_CACHE_MB": (
+        "1024",
+        "and how many MiB they may hold, with all that derives from them; graphs in use do not count",
+    ),
     "STRETTO_BACKEND": (
         "stretto",
         "stretto: our kernels; torch: the same plans on torch's own dense and sparse kernels, attention and edge "
