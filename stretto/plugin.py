@@ -17,9 +17,12 @@ from torch.nn.utils import parametrize
 from torch_geometric.nn import MessagePassing
 
 from stretto import memory, settings
+from stretto.compile import HOIST
 from stretto.errors import StrettoError, expect
-from stretto.loader import swap
-from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, fold_models, functional, generic, shadow, traced
+from stretto.graph import Graph
+from stretto.kernels import looks
+from stretto.loader import arrays, swap
+from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, fold_models, functional, generic, gin, shadow, traced
 from stretto.nn.base import accelerated_forward, in_place_of, said, set_strict, strict_of, why_stock
 from stretto.nn.classes import class_of, fast_of, stock_of
 from stretto.nn.constructor import why_declined
@@ -226,6 +229,21 @@ def _guarded(stock: type, fast: Callable[..., Any]) -> Callable[..., Any]:
         return stock_forward(self, *args, **kwargs)
 
     return in_place_of(stock_forward, run)
+
+
+def forget() -> None:
+    """Forget all that was kept of tensors: graphs and what derives from them, products of constants, sorted edges.
+
+    For edits that nobody can see: of memory that a tensor shares with NumPy, DLPack, `.data`, `detach()` or a storage,
+    by other means than torch's operations on that very tensor. What is wanted again is made again. What was measured
+    (plans, kernels) stays, and so does what PyG's layers keep themselves with cached=True.
+    """
+    Graph.cache_clear()
+    Graph.forget_derived()
+    HOIST.clear()
+    looks.forget()
+    gin.forget()
+    arrays.forget()
 
 
 def _say(layers: Sequence[Any], left: Sequence[torch.nn.Module]) -> None:

@@ -65,7 +65,7 @@ VARIABLES = {
     "STRETTO_GRAPH_CACHE": Variable("64", "how many graphs Graph.of remembers", _whole_number),
     "STRETTO_GRAPH_CACHE_MB": Variable(
         "1024",
-        "and how many MiB of edge_index they may stand for; graphs in use do not count",
+        "and how many MiB they may hold, with all that derives from them; graphs in use do not count",
         _whole_number,
     ),
     "STRETTO_BACKEND": Variable(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stretto.kernels import native, pages
 from stretto.kernels.csr import Csr
+from stretto.kernels.looks import settled
 from stretto.kernels.pool import empty
 from stretto.kernels.schema import CPU, DTYPES, REDUCES, accumulate_type
 
@@ -247,14 +248,13 @@ def _in_row_order(csr: Csr, weight: Tensor) -> Tensor:
     The last constant weight is kept beside the matrix: layers and steps that share it sort it once.
     """
     assert csr.edge_id is not None
-    constant = not weight.requires_grad and not weight.is_inference()
-    if constant:
-        kept = csr.cache.get("weight")
-        if kept is not None and kept[0]() is weight and kept[1] == weight._version:
-            return kept[2]
+    look = settled(weight)
+    known = None if look is None else csr.cache.get("weight")
+    if known is not None and known[0]() is weight and known[1] == look:
+        return known[2]
     ordered = gather_rows(weight.detach(), csr.edge_id)
-    if constant:
-        csr.cache["weight"] = (weakref.ref(weight), weight._version, ordered)
+    if look is not None:
+        csr.cache["weight"] = (_until_gone(csr, "weight", weight), look, ordered)
     return ordered
 
 
@@ -264,15 +264,29 @@ def _scale_of_edges(csr: Csr, scale: Tensor) -> Tensor | None:
     None until the same scale comes a second time: then it is likely to stay (the degrees of the graph).
     """
     few = csr.num_edges < MANY_EDGES or csr.num_edges < 4 * csr.num_cols
-    if csr.col is None or few or scale.requires_grad or scale.is_inference():
+    look = None if csr.col is None or few else settled(scale)
+    if look is None or csr.col is None:
         return None
-    kept = csr.cache.get("scale")
-    if kept is None or kept[0]() is not scale or kept[1] != scale._version:
-        csr.cache["scale"] = (weakref.ref(scale), scale._version, None)
+    known = csr.cache.get("scale")
+    if known is None or known[0]() is not scale or known[1] != look:
+        csr.cache["scale"] = (_until_gone(csr, "scale", scale), look, None)
         return None
-    if kept[2] is None:
-        kept = csr.cache["scale"] = (*kept[:2], gather_rows(scale, csr.col))
-    return kept[2]
+    if known[2] is None:
+        known = csr.cache["scale"] = (*known[:2], gather_rows(scale, csr.col))
+    return known[2]
+
+
+def _until_gone(csr: Csr, name: str, source: Tensor) -> weakref.ref[Tensor]:
+    """A reference to the tensor with which what was made of it goes, unless something newer stands there."""
+    cache = weakref.ref(csr)
+
+    def gone(ref: weakref.ref[Tensor]) -> None:
+        owner = cache()
+        known = None if owner is None else owner.cache.get(name)
+        if owner is not None and known is not None and known[0] is ref:
+            owner.cache.pop(name, None)
+
+    return weakref.ref(source, gone)
 
 
 def _lib() -> ctypes.CDLL:

@@ -16,6 +16,7 @@ from torch_geometric.sampler.utils import to_csc
 from stretto import graph_formats
 from stretto.errors import expect, fail
 from stretto.kernels import build
+from stretto.kernels.looks import look
 from stretto.lifetime import popped_from
 from stretto.loader.native_sampler import running_weights
 
@@ -190,17 +191,17 @@ def _sorted(source: Tensor, target: Tensor, num_sources: int, num_targets: int) 
     return colptr, row.to(torch.int32) if num_sources < 2**31 else row, perm
 
 
-# id of an edge_index -> itself, its version and sizes, and what was sorted for them. Gone with the edge_index.
-_known: dict[int, tuple[weakref.ref[Tensor], tuple[int, ...], EdgeArrays]] = {}
+# id of an edge_index -> itself, what it looked like, its sizes, and what was sorted for them. Gone with the edge_index.
+_known: dict[int, tuple[weakref.ref[Tensor], tuple[Any, ...], EdgeArrays]] = {}
 
 
 def _remembered(edge_index: Tensor, num_sources: int, num_targets: int) -> EdgeArrays:
     """The CSC of an edge_index without times and weights, sorted once."""
     edge_index = graph_formats.plain(edge_index)
-    # What is made in inference mode counts no versions, so an edit would go unseen.
-    state = None if edge_index.is_inference() else (edge_index._version, num_sources, num_targets)
+    now = look(edge_index)
+    state = None if now is None else (now, num_sources, num_targets)
     known = _known.get(id(edge_index))
-    if known is not None and known[0]() is edge_index and known[1] == state:
+    if state is not None and known is not None and known[0]() is edge_index and known[1] == state:
         return known[2]
     colptr, row, perm = _sorted(
         *_checked(edge_index.detach().cpu(), num_sources, num_targets), num_sources, num_targets
@@ -209,6 +210,11 @@ def _remembered(edge_index: Tensor, num_sources: int, num_targets: int) -> EdgeA
     if state is not None:
         _known[id(edge_index)] = popped_from(_known, id(edge_index), edge_index), state, out
     return out
+
+
+def forget() -> None:
+    """Have the next loader sort its edges anew."""
+    _known.clear()
 
 
 def _in_order(values: Tensor, perm: Tensor | None) -> Tensor:

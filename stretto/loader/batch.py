@@ -15,7 +15,9 @@ from torch_geometric.loader.utils import index_select
 from torch_geometric.typing import SparseTensor
 
 from stretto.graph import Graph
+from stretto.graph_formats import plain
 from stretto.kernels import Csr, build, pages
+from stretto.kernels.looks import look
 from stretto.loader.native_sampler import Slice
 from stretto.loader.sampler import NeighborSampler
 from stretto.loader.slot import Slot
@@ -89,13 +91,12 @@ class Blueprint:
         self.entries.append(_Entry(key, number, name, of_edges, at))
 
     def current(self) -> list[Any]:
-        """What must not change while batches are prepared ahead: the attributes' identity and version."""
+        """What must not change while batches are prepared ahead: the attributes' identity and look."""
         out: list[Any] = []
         for entry in self.entries:
             store = self._store(self.data, entry.store)
             value = store.get(entry.key)
-            tracked = isinstance(value, Tensor) and not value.is_inference()
-            out.append((entry.store, entry.key, id(value), value._version if tracked else 0))
+            out.append((entry.store, entry.key, id(value), look(plain(value)) if isinstance(value, Tensor) else None))
         return out
 
     def _store(self, data: Any, key: Any) -> Any:

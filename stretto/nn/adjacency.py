@@ -14,7 +14,9 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from stretto.compile import Adjacency
-from stretto.graph import Graph, lasting
+from stretto.graph import Graph
+from stretto.graph_kept import lasting
+from stretto.kernels.looks import settled
 from stretto.lifetime import popped_from
 from stretto.nn import base
 from stretto.nn.base import Decline, Small
@@ -175,42 +177,37 @@ def _normalised(
         assert of_edges is not None
         return of_found, of_edges
 
-    if edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled():
-        return make()
     if isinstance(edge_index, Tensor) and edge_index.requires_grad and torch.is_grad_enabled():
         raise Decline("the values of a sparse matrix need a gradient, and are to be normalised")
-    own = None if isinstance(edge_index, Tensor) else values_of(edge_index)
-    if own is not None and own.requires_grad and torch.is_grad_enabled():
-        return make()
     key = ("gcn_norm", x.dtype, tuple(sorted(options.items())))
-    if edge_weight is None:
-        return kept_for(graph, key, edge_index, make)
-    return kept_for(graph, key, edge_weight, make)
+    own = edge_weight is None or values_of(edge_index) is not None  # beside which gcn_norm reads no other weights
+    return kept_for(graph, key, edge_index if own else edge_weight, make)
 
 
 def kept_for(graph: Any, key: Hashable, source: Any, make: Callable[[], Any]) -> Any:
     """make()'s result, kept on the graph (or in another's `_derived`) while `source` is the same unchanged object.
 
-    It goes with its source: a graph that is remembered longer does not hold what nobody can ask for again.
+    It goes with its source: a graph that is remembered longer does not hold what nobody can ask for again. What is made
+    of a source that is trained is not kept, and carries its gradient where one is wanted.
     """
-    value = source if isinstance(source, Tensor) else values_of(source)  # those of a SparseTensor may be set anew
-    mark = 0 if value is None else None if value.is_inference() else value._version
-    held = None if value is source else value
-    found = graph._derived.get(key)
-    if found is not None and mark is not None and found[0]() is source and found[1] == mark:
-        kept = found[2][0]
-        if kept[1] is held:
-            return kept[0]
+    value = _plain(source) if isinstance(source, Tensor) else values_of(source)  # those may be set anew
+    look = () if value is None else settled(value)
+    known = graph._derived.get(key)
+    if known is not None and known[1] == look and known[0]() is source and known[2]:
+        return known[2][0]
+    if value is not None and value.requires_grad and torch.is_grad_enabled():
+        return make()
     with lasting(), torch.no_grad():  # what an evaluation makes, training saves for backward
         made = make()
-    cell = {0: (made, held)}
-    graph._derived[key] = popped_from(cell, 0, source), mark, cell  # of the source that is gone the empty cell is left
+    if look is not None:
+        cell = {0: made}  # emptied when the source is gone
+        graph._derived[key] = (popped_from(cell, 0, source), look, cell)
     return made
 
 
 def _plain(edge_index: Any) -> Any:
     """EdgeIndex as the plain tensor it wraps; the rest as it is."""
-    return edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
+    return edge_index.as_tensor() if type(edge_index) is not Tensor and hasattr(edge_index, "as_tensor") else edge_index
 
 
 def _scale_type(dtype: torch.dtype) -> torch.dtype:

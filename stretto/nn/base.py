@@ -24,6 +24,7 @@ from stretto import settings
 from stretto.compile import Order, Plan
 from stretto.errors import fail
 from stretto.kernels import DTYPES
+from stretto.kernels.looks import note_trained
 from stretto.nn.declines import Decline as Decline  # layers ask base for these
 from stretto.nn.declines import Quiet as Quiet
 from stretto.nn.declines import Small as Small
@@ -152,6 +153,9 @@ def accelerated_forward(stock: type, fast: Fast, stock_forward: Any = None) -> C
     def usual(self: Any, *args: Any, **kwargs: Any) -> Any:
         record = record_of(self)
         record.calls += 1
+        for given in (*args, *kwargs.values()):
+            if given.__class__ is Tensor and given.requires_grad:
+                note_trained(given)  # also where this call keeps nothing of it
         least = adjacency.SMALL.get(name, 0)  # the first thing looked at: where it decides, the rest costs too much
         if least and len(args) > 1 and few_on_device(args[1], min(least, adjacency.PASSING)):
             if record.reason != SMALL:

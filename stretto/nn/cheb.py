@@ -80,7 +80,7 @@ def _laplacian(
         of_found = adjacency.graph_of(conv, found, n, n)
         return of_found, adjacency.weighted(of_found, norm, x)
 
-    if (edge_weight is not None and edge_weight.requires_grad) or isinstance(lambda_max, Tensor):
+    if isinstance(lambda_max, Tensor):
         found, norm = make()
     else:
         source = edge_index if edge_weight is None else edge_weight
@@ -93,8 +93,6 @@ def _twice(adj: Adjacency) -> Tensor:
     """The weights of 2 L, kept where those of L are. [E]"""
     weight = adj.weight
     assert weight is not None
-    if weight.is_inference():
-        return 2 * weight
     kept: Tensor = adjacency.kept_for(adj.graph, "twice", weight, lambda: 2 * weight)
     return kept
 

@@ -224,9 +224,9 @@ def ordered(conv: Any, graph: Graph, x: Tensor, weight: Tensor) -> tuple[bool, T
     # with all that a decision rests on
     fixed, threads, saved = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), saved_elsewhere()
     mark = ("order of GAT", i, heads, columns, x.dtype, wanted, settings.torch_kernels(), saved, fixed, threads)
-    settled = graph._derived.get(mark)
-    if settled is not None:
-        decision, key = settled
+    key = graph._derived.get(mark)
+    decision = None if key is None else CHOOSER.decision(key)
+    if decision is not None:
         order = decision.steady if saved else decision.chosen
         note_order(conv, order, key)
         return order.name == FOLDED, None
@@ -246,7 +246,7 @@ def ordered(conv: Any, graph: Graph, x: Tensor, weight: Tensor) -> tuple[bool, T
     order, trial, key = best_order("GAT", priced, sizes, x, wanted)
     note_order(conv, order, key)
     if trial is None:
-        graph._derived[mark] = (CHOOSER.decision(key), key)
+        graph._derived[mark] = key
     return order.name == FOLDED, trial
 
 

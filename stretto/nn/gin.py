@@ -12,6 +12,7 @@ from torch_geometric.nn.models import MLP
 
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
 from stretto.kernels import denormals
+from stretto.kernels.looks import settled
 from stretto.nn import adjacency, folds
 from stretto.nn.base import LINEAR, Decline, check_input, hooked, note_plan, record_of, weight_of
 from stretto.nn.declines import pair_of, same_type
@@ -99,16 +100,21 @@ def _with_norm(nn: Any, first: Any, rest: Rest, weight: Tensor, rows: int) -> tu
 
 def number(scalar: Tensor) -> float:
     """The value of a tensor of one element; asked of a device once per change, since the host waits for the answer."""
-    if scalar.device.type == "cpu" or scalar.is_inference():
+    look = None if scalar.device.type == "cpu" else settled(scalar)
+    if look is None:
         return scalar.item()
-    mark = (scalar.data_ptr(), scalar._version)
-    kept = _numbers.get(scalar)
-    if kept is None or kept[0] != mark:
-        kept = _numbers[scalar] = (mark, scalar.item())
-    return kept[1]
+    known = _numbers.get(scalar)
+    if known is None or known[0] != look:
+        known = _numbers[scalar] = (look, scalar.item())
+    return known[1]
 
 
 _numbers: Any = WeakTensorKeyDictionary()
+
+
+def forget() -> None:
+    """Ask the device again."""
+    _numbers.clear()
 
 
 def first_linear(nn: Any) -> tuple[Any, Rest]:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv.han_conv import group
 
-from stretto.graph import Graph, lasting
+from stretto.graph import Graph
 from stretto.graph_formats import index_dtype
-from stretto.lifetime import popped_from
+from stretto.graph_kept import kept_with
 from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, check_input, record_of
 from stretto.nn.declines import same_type
@@ -124,7 +124,7 @@ def _side_by_side(graphs: list[Graph]) -> Graph:
         col, edge_id = torch.cat(columns).to(dtype), torch.cat(ids).to(dtype)
         return Graph.of_pointers(torch.cat(pointers), col, num_cols, edge_id=edge_id, known=True)
 
-    return _kept_with(graphs, "side by side", make)
+    return _together(graphs, "side by side", make)
 
 
 def _joined(conv: Any, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any]) -> Graph:
@@ -147,24 +147,13 @@ def _joined(conv: Any, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any
             columns += graph.num_cols
         return Graph.of(torch.cat(pairs, dim=1), (columns, count))
 
-    return _kept_with(graphs, ("joined", targets, count), make)
+    return _together(graphs, ("joined", targets, count), make)
 
 
-def _kept_with(graphs: list[Graph], what: Hashable, make: Callable[[], Graph]) -> Graph:
+def _together(graphs: list[Graph], what: Hashable, make: Callable[[], Graph]) -> Graph:
     """make()'s graph, kept on the first of `graphs` for as long as the others live.
 
     A relation that stays while others are new at every step does not collect what nobody can ask for again.
     """
     first, *others = graphs
-    key = (what, tuple(id(graph) for graph in others))
-    known = first._derived.get(key)
-    if known is not None and known[0]:  # empty: one of them is gone, and its id another's
-        return known[0][0]
-    for old, entry in list(first._derived.items()):
-        if isinstance(old, tuple) and old[0] == what and not entry[0]:
-            first._derived.pop(old, None)
-    with lasting():
-        made = make()
-    cell = {0: made}
-    first._derived[key] = (cell, *(popped_from(cell, 0, graph) for graph in others))
-    return made
+    return kept_with(first, (what, tuple([id(graph) for graph in others])), others, make)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.models.schnet import ShiftedSoftplus
 
-from stretto.graph import Graph, lasting
+from stretto.graph import Graph
+from stretto.graph_kept import lasting
 from stretto.nn import edges, streaming
 from stretto.nn.base import LINEAR, Decline, hooked, record_of, weight_of
 from stretto.nn.chains import chain_of
