@@ -20,7 +20,6 @@ from stretto.kernels import build
 from stretto.loader import checks
 from stretto.loader.native_sampler import running_weights
 
-
 WHO = "NeighborLoader"
 
 
@@ -97,7 +96,8 @@ def _read_heterogeneous(
 ) -> GraphArrays:
     node_types, edge_types = data.metadata()
     num_nodes = {t: int(data[t].num_nodes or 0) for t in node_types}
-    timed = [t for t in (*node_types, *edge_types) if time_attr is not None and time_attr in data[t]]
+    kinds: list[Any] = [*node_types, *edge_types]
+    timed = [t for t in kinds if time_attr is not None and time_attr in data[t]]
     node_time = {t: as_times(data[t][time_attr], time_attr, num_nodes[t]) for t in timed if t in num_nodes}
     edge_time = {t: as_times(data[t][time_attr], time_attr) for t in timed if t not in num_nodes}
     if time_attr is not None and bool(node_time) == bool(edge_time):

@@ -111,7 +111,9 @@ class Blueprint:
                 continue
             number = (graph.edge_types if a.of_edges else graph.node_types).index(a.type)
             held = self._store(self.data, a.type)
-            self._add(a.type, number, held, a.name, held[a.name], of_edges=a.of_edges, scale=store.scale(a.type, a.name))
+            self._add(
+                a.type, number, held, a.name, held[a.name], of_edges=a.of_edges, scale=store.scale(a.type, a.name)
+            )
             if self.entries[-1].slice >= 0:
                 pages.read_here_and_there(held[a.name])
         self.signature = self.current()

@@ -44,7 +44,7 @@ def shape_of(value: Any) -> str:
 
 
 def readable(value: Any) -> bool:
-    """Whether native code can read an array by its address: a dense tensor in this process's memory, all of it there."""
+    """Whether native code can read an array by its address: a dense tensor in memory, all of it there."""
     if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.device.type != "cpu":
         return False
     if value.is_conj() or value.is_neg():
@@ -134,4 +134,4 @@ def fixed(*arrays: Tensor | None) -> None:
     for array in arrays:
         if array is not None and array.untyped_storage().resizable():
             with torch.inference_mode(False):
-                torch.empty(0, dtype=torch.uint8).set_(array.untyped_storage()).numpy()  # type: ignore[call-overload]
+                torch.empty(0, dtype=torch.uint8).set_(array.untyped_storage()).numpy()

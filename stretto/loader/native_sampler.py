@@ -103,7 +103,7 @@ def running_weights(colptr: Tensor, weight: Tensor) -> Tensor:
 
 
 def _fanout(fanout: Sequence[int], num_hops: int, flags: Sampling) -> list[int]:
-    """The fan-out of every hop; one beyond what a batch holds takes all there are, and cannot be drawn with replacement."""
+    """The fan-out of every hop; beyond what a batch holds it is all there are, or refused with replacement."""
     if len(fanout) != num_hops:
         fail(f"sampler: 'fanout' has {len(fanout)} hops, wanted {num_hops}")
     most = MOST_DRAWN if Sampling.REPLACE in flags else 2**64
@@ -140,13 +140,15 @@ def _check_slice(part: Slice, node_types: Sequence[NodeType], relations: Sequenc
     rows = part.value.size(0)
     wanted = relations[part.type].row.numel() if part.of_edges else node_types[part.type].num_nodes
     if rows != wanted:
-        fail(f"{who}: '{part.name}' has {rows} rows, wanted {wanted}, one for each {'edge' if part.of_edges else 'node'}")
+        fail(
+            f"{who}: '{part.name}' has {rows} rows, wanted {wanted}, one for each {'edge' if part.of_edges else 'node'}"
+        )
     edge_id = relations[part.type].edge_id if part.of_edges else None
     if edge_id is not None:
         checks.in_range(who, f"edge ids of {part.name}", edge_id, rows, of="edge")
     if part.scale is not None:
         if part.value.dtype != torch.int8 or part.value.dim() != 2:
-            fail(f"{who}: '{part.name}' is {checks.shape_of(part.value)}, wanted int8 of two dimensions where it has a scale")
+            fail(f"{who}: '{part.name}' is {checks.shape_of(part.value)}, wanted int8 [rows, columns]: it has a scale")
         checks.vector(who, f"{part.name}.scale", part.scale, (torch.float32,), part.value.size(1))
 
 

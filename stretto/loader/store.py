@@ -262,7 +262,7 @@ def mapped(path: Path, dtype: torch.dtype, nbytes: int | None = None) -> Tensor:
         fail(f"Store: {path} is missing")
     except OSError as error:
         fail(f"Store: {path} cannot be opened: {'it is a link' if path.is_symlink() else error.strerror}")
-    with os.fdopen(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb"):
         status = os.fstat(descriptor)
         size = status.st_size
         expect(stat.S_ISREG(status.st_mode), f"Store: {path} is no file")

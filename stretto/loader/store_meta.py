@@ -1,4 +1,4 @@
-"""What meta.json of a Store says, read and checked: a file that anyone may have written names nothing but its own arrays.
+"""What meta.json of a Store says, read and checked: whoever wrote it, it names nothing but the store's own arrays.
 
 A name of a file is a name in the store's folder: no path, no `..`, no link. Sizes, types and shapes agree with each
 other before a file is mapped; whether they agree with the files is seen as these are opened (store.py).
