@@ -47,8 +47,16 @@ def readable(value: Any) -> bool:
     """Whether native code can read an array by its address: a dense tensor in memory, all of it there."""
     if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.device.type != "cpu":
         return False
-    if value.is_conj() or value.is_neg():
-        return False
+    return not value.is_conj() and not value.is_neg() and is_whole(value)
+
+
+def is_whole(value: Tensor) -> bool:
+    """Whether all of a tensor's values lie in its memory: `untyped_storage().resize_(0)` leaves it with its shape alone.
+
+    torch itself reads what is no longer there.
+    """
+    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.device.type != "cpu":
+        return True
     if value.numel() == 0:
         return True
     last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))

@@ -142,7 +142,7 @@ def _weights(edges: Tensor, n: int, before: Tensor, drawn: Tensor, p: float, q: 
     """node2vec's weight of each draw, by its distance from the node before."""
     key = before * n + drawn
     found = edges[torch.searchsorted(edges, key).clamp(max=edges.numel() - 1)] == key
-    weight = torch.where(found, 1.0, 1 / q).double()
+    weight = torch.full((drawn.numel(),), 1 / q, dtype=torch.float64).masked_fill_(found, 1.0)
     return weight.masked_fill_(drawn == before, 1 / p)
 
 
