@@ -143,6 +143,7 @@ class Expansion {
 
     // The edges that one target with n > 0 neighbours takes, not all of them; how many.
     int64_t pick_some(int64_t low, int64_t n, uint64_t key, int64_t* out) const {
+        if (fanout_ == 0) return 0;
         Stream stream(key);
         auto& scratch = scratch_.pick;
         if (relation_.running != nullptr)
