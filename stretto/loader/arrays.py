@@ -209,8 +209,9 @@ def by_target(adjacency: Tensor, num_sources: int, num_targets: int) -> Tensor:
 def own(who: str, colptr: Tensor, row: Tensor, num_sources: int, num_targets: int) -> tuple[Tensor, Tensor]:
     """Checked copies of a user's colptr and row in our types: what is edited in them later reaches no native thread."""
     for name, array in (("colptr", colptr), ("row", row)):
-        if array.dtype not in checks.INDEX or array.dim() != 1 or array.is_meta:
+        if not isinstance(array, Tensor) or array.dtype not in checks.INDEX:
             fail(f"{who}: '{name}' is {checks.shape_of(array)}, wanted int64 or int32 of shape [n]")
+        checks.indices(who, name, array)
     row = row.detach().cpu()
     checks.in_range(who, "row", row, num_sources, of="source")  # before it is made narrower
     row = row.to(torch.int32 if num_sources < 2**31 else torch.int64, copy=True).contiguous()

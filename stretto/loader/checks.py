@@ -85,7 +85,8 @@ def vector(who: str, name: str, value: Any, dtypes: Sequence[torch.dtype], lengt
 
 def indices(who: str, name: str, value: Any, size: int | None = None, *, of: str = "node") -> Tensor:
     """Indices on the CPU, int64, one-dimensional and contiguous; each in [0, size), where a size is given."""
-    if not isinstance(value, Tensor) or value.dtype not in INTEGERS or value.dim() != 1 or value.is_meta:
+    fits = isinstance(value, Tensor) and value.layout == torch.strided and value.dim() == 1 and is_whole(value)
+    if not fits or value.dtype not in INTEGERS or value.is_meta:
         fail(f"{who}: '{name}' is {shape_of(value)}, wanted integers of shape [n]")
     value = value.detach().to("cpu", torch.int64).contiguous()
     if size is not None:
@@ -116,7 +117,7 @@ def pointers(who: str, name: str, value: Tensor, num_rows: int, num_edges: int, 
 def edges(who: str, name: str, edge_index: Any, num_sources: int, num_targets: int) -> tuple[Tensor, Tensor]:
     """Sources and targets of an edge_index [2, E] of int64 or int32, all of them nodes."""
     fits = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dim() == 2
-    fits = fits and edge_index.size(0) == 2 and not edge_index.is_meta
+    fits = fits and edge_index.size(0) == 2 and not edge_index.is_meta and is_whole(edge_index)
     if not fits or (edge_index.dtype not in INDEX and edge_index.numel()):  # an empty list makes a tensor of floats
         fail(f"{who}: '{name}' is {shape_of(edge_index)}, wanted int64 or int32 of shape [2, E]")
     edge_index = edge_index.detach().cpu()

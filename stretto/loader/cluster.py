@@ -118,9 +118,9 @@ class ClusterLoader(pyg.ClusterLoader):
         if self._made is not None and self._made[0].current() == self._made[0].signature:
             return self._made
         partition = self.cluster_data.partition
-        num_nodes = max(partition.indptr.numel() - 1, 0)
+        parts = checks.indices("ClusterLoader", "partptr", partition.partptr)
+        num_nodes = max(checks.indices("ClusterLoader", "indptr", partition.indptr).numel() - 1, 0)
         edges = EdgeArrays(*own("ClusterLoader", partition.indptr, partition.index, num_nodes, num_nodes))
-        parts = partition.partptr
         checks.pointers("ClusterLoader", "partptr", parts, max(parts.numel() - 1, 0), num_nodes)
         cut: Any = _Cut(num_nodes, edges)
         blueprint = Blueprint(self.cluster_data.data, cut)
