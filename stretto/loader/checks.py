@@ -51,7 +51,7 @@ def readable(value: Any) -> bool:
 
 
 def is_whole(value: Tensor) -> bool:
-    """Whether all of a tensor's values lie in its memory: `untyped_storage().resize_(0)` leaves it with its shape alone.
+    """Whether all of a tensor's values lie in its memory: `untyped_storage().resize_(0)` leaves only a shape.
 
     torch itself reads what is no longer there.
     """

@@ -133,7 +133,8 @@ def native(calls: Calls) -> None:
     relation = Relation(
         colptr, row, [calls.spoil("fanout", calls.choose.choice((-1, 0, 2, 20))) for _ in range(hops)],
         calls.spoil("source", 0), calls.spoil("target", 0), calls.spoil("edge_id", order),
-        None if time is None else calls.spoil("time", time), None if running is None else calls.spoil("running", running),
+        None if time is None else calls.spoil("time", time),
+        None if running is None else calls.spoil("running", running),
     )  # fmt: skip
     slices = [Slice(x, calls.spoil("type", 0), scale=None if scale is None else calls.spoil("scale", scale))]
     slices.append(Slice(of_edges, of_edges=True))
@@ -228,7 +229,7 @@ def _same_edges(got: Tensor, wanted: Tensor) -> bool:
 
 def _check_batch(batch: Any, given: Any, edges: Tensor) -> None:
     _right(_same_edges(batch.n_id[batch.edge_index], edges[:, batch.e_id].long()), "edges")
-    for name in given.keys():
+    for name in list(given.to_dict()):
         value = given[name]
         if not isinstance(value, Tensor) or value.is_meta or value.is_sparse or value.dim() == 0:
             continue
@@ -439,12 +440,17 @@ def refused(error: BaseException) -> bool:
     return "/stretto/" not in innermost
 
 
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def main(seed: int, count: int, first: int = 0) -> int:
     wrong = 0
     for number in range(first, first + count):
         calls = Calls(seed, number)
         entry = calls.choose.choice(ENTRIES)
-        print(f"{seed} {number} {entry.__name__} ", end="", flush=True)
+        _say(f"{seed} {number} {entry.__name__} ")
         try:
             torch.manual_seed(number)
             entry(calls)
@@ -455,7 +461,7 @@ def main(seed: int, count: int, first: int = 0) -> int:
                 wrong += 1
                 traceback.print_exc(file=sys.stdout)
                 outcome = f"WRONG {outcome}"
-        print("; ".join(calls.said), "->", outcome, flush=True)
+        _say(f"{'; '.join(calls.said)} -> {outcome}\n")
     return 1 if wrong else 0
 
 

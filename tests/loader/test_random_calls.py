@@ -1,4 +1,4 @@
-"""Some hundreds of random calls (random_calls.py), a fixed seed, in a process of their own: a crash is a failed test."""
+"""Some hundreds of random calls (random_calls.py) in processes of their own: a crash is a failed test."""
 
 import subprocess
 import sys
