@@ -563,6 +563,10 @@ def test_a_store_that_lies_is_not_opened(name, store, tmp_path):
         Store(folder, verify=False)
 
 
+def batch_of(opened):
+    return first(NeighborLoader(opened, [2]))
+
+
 def test_indices_that_lie_are_told_before_they_are_followed(store, tmp_path):
     for name, text in (("colptr", "decreases"), ("row", "comes from node|has node")):
         folder = shutil.copytree(store.folder, tmp_path / name)
@@ -571,7 +575,7 @@ def test_indices_that_lie_are_told_before_they_are_followed(store, tmp_path):
         values[1] = 10**8
         values.tofile(folder / f"{name}.bin")
         opened = Store(folder, verify=False)
-        for call in (opened.load, partial(NeighborLoader, opened, [2]), partial(opened.read, weight_attr="edge_attr")):
+        for call in (opened.load, partial(batch_of, opened), partial(opened.read, weight_attr="edge_attr")):
             with pytest.raises(StrettoError, match=text):
                 call()
         with pytest.raises(StrettoError, match="checksum"):
