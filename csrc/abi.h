@@ -121,12 +121,12 @@ typedef struct {
     int64_t num_nodes;
     const int64_t* time;  // the time of a seed that comes without one; or null
 } stretto_node_type;
-// Slice: rows of an array that belong to the sampled nodes (of_edges = 0) or edges (1) of a type. columns > 0: the
-// array is int8 and becomes float, multiplied by scale[column].
+// Slice: rows of an array that belong to the sampled nodes (of_edges = 0) or edges (1) of a type, `stride` bytes apart.
+// columns > 0: the array is int8 and becomes float, multiplied by scale[column].
 typedef struct {
     const void* data;
     const float* scale;
-    int64_t row_bytes, of_edges, type, columns;
+    int64_t row_bytes, stride, of_edges, type, columns;
 } stretto_slice;
 enum stretto_sampling {
     STRETTO_REPLACE = 1,    // draw with replacement
@@ -160,7 +160,8 @@ typedef struct stretto_slot stretto_slot;
 
 STRETTO_API stretto_sampler* stretto_sampler_create(const stretto_sampling_plan* plan);  // null: see stretto_error()
 STRETTO_API void stretto_sampler_destroy(stretto_sampler* sampler);
-// Running sums of weights (F32 or F64) within each target; -1 if one is negative or not finite.
+// Running sums of weights (F32 or F64) within each target; -1 if one is negative or not finite, or colptr is no row of
+// pointers that rise to colptr[num_targets], the number of weights.
 STRETTO_API int stretto_sampler_weights(const int64_t* colptr, int64_t num_targets, const void* weight, int dtype,
                                         double* running);
 // Samples one batch on the calling thread. The slot must be released.

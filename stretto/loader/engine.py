@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from stretto.errors import expect, fail
+from stretto.errors import fail
 from stretto.lifetime import Owned
+from stretto.loader import checks
 from stretto.loader.abi import failure, library
 from stretto.loader.native_sampler import NativeSampler
 from stretto.loader.slot import Slot
@@ -19,8 +20,8 @@ class Engine:
     def __init__(
         self, sampler: NativeSampler, *, threads: int, memory: int, pin: Any = None, unpin: Any = None
     ) -> None:
-        expect(threads >= 1, f"engine: 'threads' is {threads}, wanted at least 1")
-        expect(memory >= 1, f"engine: 'memory' is {memory} bytes, wanted at least 1")
+        checks.count("engine", "threads", threads, 1, checks.MOST_THREADS)
+        checks.count("engine", "memory", memory, 1)
         lib = library()
         self.sampler = sampler
         callbacks = [None if f is None else c.cast(f, c.c_void_p) for f in (pin, unpin)]
@@ -66,7 +67,7 @@ class Engine:
         """The next batch if it is ready within that time."""
         lib = library()
         call = self.sampler.borrow()
-        status = lib.stretto_engine_next(self._open(), milliseconds, call.slot)
+        status = lib.stretto_engine_next(self._open(), checks.count("engine", "milliseconds", milliseconds), call.slot)
         if status < 0:
             raise failure(lib)
         if status:

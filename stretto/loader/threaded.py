@@ -15,7 +15,8 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler.base import SubgraphType
 
-from stretto.errors import expect, fail
+from stretto.errors import fail
+from stretto.loader import checks
 from stretto.loader.batch import Blueprint
 from stretto.loader.clock import Clock, mixed
 from stretto.loader.native_sampler import Sampling
@@ -26,6 +27,7 @@ from stretto.loader.stream import Stream, Task
 from stretto.loader.transfer import Transfer, pinning
 from stretto.loader.trim import trimmed
 
+WHO = "NeighborLoader"
 MEMORY = 256 << 20  # bytes of batches ready and waiting, unless told otherwise
 # DataLoader's arguments that speak of worker processes, which these loaders do not have.
 OF_PROCESSES = (
@@ -39,6 +41,13 @@ OF_PROCESSES = (
 _OF_ENGINE = ("device", "num_threads", "memory", "batch_dependency", "trim")
 
 
+def thread_count(who: str, asked: Any, workers: int) -> int:
+    """How many threads a loader has: those asked for, or as many as worker processes, or half the cores, at most 4."""
+    name = "num_threads" if asked else "num_workers"
+    default = max(1, min(4, (os.cpu_count() or 2) // 2))
+    return checks.count(who, name, asked or workers or default, 1, checks.MOST_THREADS)
+
+
 class Threaded:
     """What both loaders share: options, the stream, the iterator. Mixed into one of PyG's loader classes."""
 
@@ -49,26 +58,20 @@ class Threaded:
 
     def _take_options(self, kwargs: dict[str, Any]) -> None:
         """Pick our options out of DataLoader's."""
-        self.num_workers_asked = int(kwargs.get("num_workers", 0))
+        self.num_workers_asked = checks.count(WHO, "num_workers", kwargs.get("num_workers", 0))
         prefetch = kwargs.get("prefetch_factor")
+        prefetch = 0 if prefetch is None else checks.count(WHO, "prefetch_factor", prefetch, most=1 << 20)
         for name in OF_PROCESSES:
             kwargs.pop(name, None)
         options = {name: kwargs.pop(name) for name in _OF_ENGINE if name in kwargs}
         device = options.get("device")
         self.device = None if device is None or torch.device(device).type == "cpu" else torch.device(device)
-        self.num_threads = (
-            options.get("num_threads") or self.num_workers_asked or max(1, min(4, (os.cpu_count() or 2) // 2))
-        )
-        expect(self.num_threads >= 1, f"NeighborLoader: 'num_threads' is {self.num_threads}, wanted at least 1")
-        self.memory = options.get("memory") or MEMORY
-        expect(self.memory > 0, f"NeighborLoader: 'memory' is {self.memory} bytes, wanted more than 0")
-        self.batch_dependency = options.get("batch_dependency") or 1
-        expect(
-            self.batch_dependency >= 1, f"NeighborLoader: 'batch_dependency' is {self.batch_dependency}, wanted >= 1"
-        )
+        self.num_threads = thread_count(WHO, options.get("num_threads"), self.num_workers_asked)
+        self.memory = checks.count(WHO, "memory", options.get("memory") or MEMORY, 1)
+        self.batch_dependency = checks.count(WHO, "batch_dependency", options.get("batch_dependency") or 1, 1)
         self.trim = bool(options.get("trim", False))
         # One for each thread and one ready: more would only hold memory, unless the reader asks for it.
-        self._ahead = max(2, int(prefetch) * self.num_threads) + 1 if prefetch else self.num_threads + 1
+        self._ahead = max(2, prefetch * self.num_threads) + 1 if prefetch else self.num_threads + 1
         self._own_order = kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None
         self._shuffle = bool(kwargs.get("shuffle", False))
         self._clock = Clock()
