@@ -106,7 +106,8 @@ struct AttentionBackward : Attention<T> {
                                                : a.right_heads * K) {}
 
     // Edges [begin, end) of source j: dv into into[0, values), dright after it, datt of this task.
-    void edges(int64_t j, int64_t begin, int64_t end, int64_t ahead_end, A* into, double* datt, Scratch& scratch) const {
+    void edges(int64_t j, int64_t begin, int64_t end, int64_t ahead_end, A* into, double* datt,
+               Scratch& scratch) const {
         constexpr int L = lanes<A>;
         A *score = scratch.take<A>(H * B), *inner = scratch.take<A>(H * B), *dalpha = scratch.take<A>(H * B);
         A *most = scratch.take<A>(H * B), *inverse = scratch.take<A>(H * B), *sums = scratch.take<A>(H * B);

@@ -69,7 +69,6 @@ int run_relu_dense_grad(const ReluDenseArgs& a) {
         T *dbias = dweight + width * in, *dz_bias = dbias + width;
         __builtin_memset(dweight, 0, static_cast<size_t>(share) * sizeof(T));
         double bias_sums[relu_dense_most] = {}, z_bias_sums[relu_dense_most] = {};
-        alignas(64) T of_block[relu_dense_most];
         const int64_t end = (task + 1) * per_task < a.rows ? (task + 1) * per_task : a.rows;
         for (int64_t first = task * per_task; first < end; first += block_rows) {
             const int64_t rows = end - first < block_rows ? end - first : block_rows;
@@ -80,14 +79,12 @@ int run_relu_dense_grad(const ReluDenseArgs& a) {
             add_summed_product(g, width, width, active, in, in, rows, ahead, dweight);
             add_rows_wide(g, width, rows, width, bias_sums);
             if (!dz) continue;
-            __builtin_memset(of_block, 0, sizeof(of_block));
             product_of(g, width, rows, weight.rows, weight.ld, in, width,
                        [&](int64_t r, int64_t c, int n, Vec<T> value) {
                            value = load_lanes(active + r * in + c, n) <= Vec<T>{} ? Vec<T>{} : value;
                            store_lanes(dz + (first + r) * in + c, value, n);
-                           store_lanes(of_block + c, load_lanes(of_block + c, n) + value, n);
                        });
-            add_wide(of_block, in, z_bias_sums);
+            if (z_bias) add_rows_wide(dz + first * in, in, rows, in, z_bias_sums);
         }
         narrow_sums(bias_sums, width, dbias);
         narrow_sums(z_bias_sums, in, dz_bias);

@@ -13,9 +13,9 @@ from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, hooked, record_of
 from stretto.nn.chains import chain_of
 from stretto.nn.edge_pairs import features_of
+from stretto.ops.dense import dense, plus_dense
 from stretto.ops.edge_layer import gated_layer, takes
 from stretto.ops.edge_messages import edge_messages
-from stretto.ops.dense import dense, plus_dense
 from stretto.ops.edge_packed import gated_messages, linear_of_data
 
 

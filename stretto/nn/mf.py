@@ -24,7 +24,9 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     graph = between(conv, edge_index, x_src, x_dst, size)
     if x_dst is not None and x_dst.size(0) != graph.num_rows:
         raise Decline("size and x disagree")
-    order, place, degrees, bounds = graph.derived(("by degree", conv.max_degree), lambda: _by_degree(graph, conv.max_degree))
+    order, place, degrees, bounds = graph.derived(
+        ("by degree", conv.max_degree), lambda: _by_degree(graph, conv.max_degree)
+    )
     record_of(conv).plan = "[A X | X] [W_d; V_d], rows in order of degree"
     h = spmm(graph, x_src)
     stacked = torch.stack([w.t() for w in weights])

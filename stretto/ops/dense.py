@@ -34,7 +34,11 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     own = bias is not None and hasattr(kernels.backend(x.device), "column_sum") and x.dim() == 2
     if not (own or _skinny(x, weight)) or library.traced(x) or torch.is_autocast_enabled(x.device.type):
         return F.linear(x, weight, bias)
-    if x.dtype != weight.dtype or (bias is not None and weight.dtype != bias.dtype) or not library.recorded(x, weight, bias):
+    if (
+        x.dtype != weight.dtype
+        or (bias is not None and weight.dtype != bias.dtype)
+        or not library.recorded(x, weight, bias)
+    ):
         return F.linear(x, weight, bias)
     return _Dense.apply(x, weight, bias)
 
