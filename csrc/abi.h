@@ -255,7 +255,7 @@ STRETTO_API int stretto_attention_backward(const stretto_csr* g, int dtype, cons
 // What is summed by destination, from dscore: dleft, dquery. g is the graph.
 STRETTO_API int stretto_attention_left(const stretto_csr* g, int dtype, const stretto_attention* a, int threads);
 // out[i, h] = a[i, h] . (b[i, h] - offset[h]), added to what is there if `add`. offset [heads, width], or null.
-// sums [tasks, heads * width], unless null: parts that add up to the sum of a over its rows.
+// sums [tasks, heads * width] in the accumulation type, unless null: parts that add up to the sum of a over its rows.
 STRETTO_API int stretto_row_dot(int dtype, const void* a, int64_t lda, const void* b, int64_t ldb, int64_t rows,
                                 int64_t heads, int64_t width, const void* offset, void* out, int add, void* sums,
                                 int64_t tasks, int threads);
@@ -377,7 +377,7 @@ STRETTO_API int stretto_tall_product(int dtype, const void* x, int64_t rows, int
                                      int64_t y_in, const void* v, int64_t v_row_stride, int64_t v_column_stride,
                                      void* out, int threads);
 // x' w, summed over the rows of x [rows, out_width] and w [rows, in]: parts [tasks, out_width, in] add up to it,
-// and sums [tasks, out_width], unless null, to the sums of x over its rows.
+// and sums [tasks, out_width] in fp64, unless null, to the sums of x over its rows.
 STRETTO_API int stretto_sum_product(int dtype, const void* x, int64_t rows, int64_t x_stride, int64_t out_width,
                                     const void* w, int64_t w_stride, int64_t in, void* parts, void* sums, int64_t tasks,
                                     int threads);

@@ -6,6 +6,7 @@ plans on torch's own kernels.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from stretto.graph import Graph
 from stretto.graph_kept import kept_with
 from stretto.ops import taped
 from stretto.ops.product import product, product_and_sums, two_products
+from stretto.ops.rows import all_reached
 from stretto.ops.spmm import run as run_spmm
 from stretto.ops.spmm import spmm
 
@@ -186,6 +188,29 @@ class Evaluation:
                 found = self._compute(node)
             self.known[node] = found
         return found
+
+    def gradient(self, node: Node) -> Tensor:
+        """A gradient's value. That of a weight W in A X W', taken as (A' G)' X, meets a 0 in rows of X that no edge
+        reads: what is not finite there stays out of it, as out of stock's G' (A X)."""
+        found = self.value(node)
+        if not isinstance(node, MatMul) or not isinstance(node.left, Transpose) or found.device.type != "cpu":
+            return found
+        unread = self._without_edges(node.left.of)
+        if unread is None or math.isfinite(float(found.sum())):
+            return found
+        return product(self.value(node.left), torch.where(unread.unsqueeze(1), 0.0, self.value(node.right)))
+
+    def _without_edges(self, node: Node) -> Tensor | None:
+        """Which rows of a product with a sparse matrix are 0 because they have no edges, where there are any."""
+        if not isinstance(node, MatMul):
+            return None
+        if isinstance(node.left, Diagonal):
+            return self._without_edges(node.right)
+        if not isinstance(node.left, Sparse):
+            return None
+        graph = self.call.sparse[node.left.name].graph
+        graph = graph.T if node.left.transposed else graph
+        return None if all_reached(graph) else graph.degree == 0
 
     def _compute(self, node: Node) -> Tensor:
         kind = type(node)

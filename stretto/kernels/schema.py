@@ -23,6 +23,7 @@ times: reference.py (plain PyTorch: specification, oracle, fallback), cpu.py ove
     statistics          x [m, k], own [n, k], names of s statistics           [n, s, k]
     statistics_grad     the same, grad [n, s, k]                              gradients of x and own
     product             x [m, k], w [k, n], bias or what to add to            [m, n] (tall_product: by our kernel)
+    product_in_blocks   x [m, k], w [k, n]; blocks of k are summed by themselves   [m, n]
     chain               stages, rows [n, i], their weights and biases         [n, o]
     chain_grad          the same, grad [n, o]                                 gradients of rows and tensors
     relu_dense          z [n, i], bias [i], weight [o, i], bias [o]           [n, o]

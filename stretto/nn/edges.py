@@ -122,15 +122,29 @@ def one_per_edge(graph: Graph, edge_attr: Any, x: Tensor, name: str = "edge_attr
     return edge_attr
 
 
-def no_infinity(*tensors: Tensor | None) -> None:
-    """Decline where an input holds an infinity.
+def no_infinity(*tensors: Tensor | None) -> bool:
+    """Whether all inputs seem finite; Decline where one holds an infinity.
 
     For plans that add weights up, multiply them out, take a difference apart or sum an edge's gradients before they
     meet the input: the infinity meets a sum, where in stock it meets one term after the other, and a NaN more or less
     comes of it. A NaN itself goes where stock sends it.
     """
-    if any(tensor is not None and not seems_finite(tensor) and bool(tensor.isinf().any()) for tensor in tensors):
+    strange = [tensor for tensor in tensors if tensor is not None and not seems_finite(tensor)]
+    if any(bool(tensor.isinf().any()) for tensor in strange):
         raise Decline("an input holds an infinity, which would meet weights in another order than in stock")
+    return not strange
+
+
+def only_read(graph: Graph, x: Tensor, *, target: bool) -> Tensor:
+    """x, with 0 in the rows that no edge reads at this end.
+
+    For a Linear that stock has on edges and a plan on nodes: the gradient of such a row is 0, and what is not finite
+    there would make a NaN of it in the gradient of the weight.
+    """
+    if target:
+        return only_reached(graph, x)
+    read = graph.derived("read", lambda: torch.bincount(graph.edge_csr.columns(), minlength=graph.num_cols) > 0)
+    return torch.where(read.view(-1, *([1] * (x.dim() - 1))), x, 0.0)
 
 
 def seems_finite(tensor: Tensor) -> bool:

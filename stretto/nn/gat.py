@@ -23,6 +23,7 @@ from stretto.ops import library, widened
 from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer, takes
 from stretto.ops.autograd_state import saved_elsewhere
+from stretto.ops.dense import dense
 from stretto.ops.folded_bias import larger, some_rows
 from stretto.ops.projections import plus, projections
 from stretto.ops.rows import all_reached
@@ -86,13 +87,13 @@ def fast(
         of_nonzeros = linear_of_nonzeros(x_src, weight)
         projected = [*projections(x_src, [(weight, None)])] if of_nonzeros is None else [of_nonzeros]
         vectors = per_head(att_src) if not one else torch.cat([per_head(att_src), per_head(att_dst)], 1)
-        scores = projected[0] @ vectors
+        scores = dense(projected[0], vectors.t())
         right, left = scores.split(heads, dim=1) if one else (scores, scores)
     if x_dst is None or weight_dst is None:
         left = right.new_zeros(graph.num_rows, heads)
     elif not one:
-        left = x_dst @ fold(weight_dst, att_dst).t()
-    edge = None if edge_attr is None else edge_attr @ fold(conv.lin_edge.weight, conv.att_edge).t()
+        left = dense(x_dst, fold(weight_dst, att_dst))
+    edge = None if edge_attr is None else dense(edge_attr, fold(conv.lin_edge.weight, conv.att_edge))
     wanted = bool(return_attention_weights)
     v = x_src.unsqueeze(1) if first else projected[0].view(-1, heads, width)
     found = attention(

@@ -84,6 +84,7 @@ def fast_hgt(conv: Any, x_dict: Any, edge_index_dict: Any) -> dict[str, Tensor |
     k, v, _ = conv._construct_src_node_feat(k_dict, v_dict, edge_index_dict)
     # A relation's prior scales every score of its edges: as well the keys, which each relation has for itself.
     priors = [conv.p_rel["__".join(kind)].expand(k_dict[kind[0]].size(0), heads) for kind in edge_index_dict]
+    k = k if edges.seems_finite(k) else edges.only_read(graph, k, target=False)
     k = k * torch.cat(priors).unsqueeze(-1)
     out = attention(graph, v, q, k, form="dot", scale=1 / math.sqrt(width))
     assert isinstance(out, Tensor)

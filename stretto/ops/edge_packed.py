@@ -11,8 +11,10 @@ from torch import Tensor
 
 from stretto.graph import Graph
 from stretto.kernels import Csr, cpu_edge, pool, reference_edge
+from stretto.kernels.cpu_dense import product_in_blocks
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
+from stretto.ops.dense import dense
 from stretto.ops.edge_messages import backend, edge_messages
 from stretto.ops.rows import gather_rows
 
@@ -184,7 +186,7 @@ def linear_of_data(data: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     That column makes the bias and its gradient parts of the products: no pass over [E, o] for either.
     """
     if bias is None:
-        return torch.nn.functional.linear(data[:, :-1], weight)
+        return dense(data[:, :-1], weight)
     return _LinearOfData.apply(data, weight, bias)
 
 
@@ -198,7 +200,9 @@ class _LinearOfData(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         (data,) = ctx.saved_tensors
-        both = grads[0].t() @ data
+        turned = grads[0].t()
+        plain = torch.is_grad_enabled() or data.device.type != "cpu"
+        both = turned @ data if plain else product_in_blocks(turned, data)
         return None, both[:, :-1], both[:, -1]
 
 
