@@ -89,7 +89,7 @@ def to_row(lines: list[Row], setting: Setting, command: str) -> results.Row:
         "loader", {"measure": lines[0].measure, "graph": setting.graph, "batch": setting.batch}, measured,
         command=command, threads=setting.threads, unit=unit, ours=ours,
         stock=min(whole, key=lambda name: measured[name][0], default=""),
-        rivals=[name for name in measured if not name.startswith(OURS) and name not in CEILINGS],
+        rivals=[name for name in measured if not name.startswith((OURS, "labor")) and name not in CEILINGS],
         note="; ".join(f"{line.candidate}: {line.reason}" for line in lines if line.reason),
         more=more,
     )  # fmt: skip

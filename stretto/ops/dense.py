@@ -1,6 +1,6 @@
 """dense: x W' + b as torch's linear has it; on a device, the sum over all rows that b's gradient is runs in our kernel.
 
-torch takes four times as long for that sum as memory asks (benchmarks/results/gpu-profile.txt).
+torch takes several times as long for that sum as memory asks.
 """
 
 from __future__ import annotations

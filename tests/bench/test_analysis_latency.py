@@ -1,6 +1,7 @@
 """Depth against a clock: the fit is least squares, and the command's rows follow the model."""
 
 import itertools
+
 import pytest
 import torch
 from typer.testing import CliRunner
