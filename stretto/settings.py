@@ -41,6 +41,7 @@ VARIABLES = {
         "large: arrays that are gathered from live in 2 MiB pages where Linux lends them; leave",
     ),
     "STRETTO_SCRIPT": ("", "set by python -m stretto SCRIPT for the processes that the script spawns; not for users"),
+    "STRETTO_COMMIT": ("", "what rows of stretto bench name as their commit where there is no checkout to ask"),
     "STRETTO_DATA": ("", "folder of further .npz graphs; empty: ../shared/data beside the checkout, if it is there"),
 }
 

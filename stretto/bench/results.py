@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from stretto import settings
 from stretto.bench import machine
 from stretto.errors import expect
 from stretto.tune.machine import cpu_model
@@ -96,7 +97,7 @@ def place(device: str = "cpu", threads: int = 0) -> dict[str, object]:
 
 @cache
 def commit() -> str:
-    """The commit of this checkout, with "+changes" where the library differs from it; "unknown" outside of one."""
+    """The commit of this checkout, with "+changes" where the library differs from it; elsewhere STRETTO_COMMIT."""
     root = Path(__file__).resolve().parents[2]
 
     def git(*words: str) -> str:
@@ -104,12 +105,13 @@ def commit() -> str:
             ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
         ).stdout.strip()
 
+    told = settings.get("STRETTO_COMMIT") or UNKNOWN
     if not (root / ".git").exists():  # installed, perhaps into a folder inside a repository of the user's own
-        return UNKNOWN
+        return told
     try:
         name, changed = git("rev-parse", "--short", "HEAD"), git("status", "--porcelain", "--", "stretto", "csrc")
     except (OSError, subprocess.CalledProcessError):
-        return UNKNOWN
+        return told
     return f"{name}+changes" if changed else name
 
 

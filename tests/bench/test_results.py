@@ -73,3 +73,12 @@ def test_the_commit_is_that_of_the_checkout(tmp_path):
         assert results.commit() == results.UNKNOWN
     else:
         assert results.commit().removesuffix("+changes") == known.stdout.strip()
+
+
+def test_without_a_checkout_the_commit_is_what_one_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(results, "__file__", str(tmp_path / "stretto" / "bench" / "results.py"))
+    for told, wanted in (("", results.UNKNOWN), ("abc1234", "abc1234")):
+        monkeypatch.setenv("STRETTO_COMMIT", told)
+        results.commit.cache_clear()
+        assert results.commit() == wanted
+    results.commit.cache_clear()
