@@ -10,7 +10,7 @@ CXX_SOURCES := $(shell find csrc -name '*.h' -o -name '*.cpp')
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
 SIDE_BY_SIDE := OMP_WAIT_POLICY=passive
 
-.PHONY: setup demo test test-all test-asan test-tsan test-gpu check format wheel clean
+.PHONY: setup demo test test-all test-asan test-tsan test-gpu check format tables wheel clean
 
 setup: .venv/.installed build/.built
 
@@ -65,6 +65,10 @@ format: setup
 	.venv/bin/ruff check --fix stretto tests examples benchmarks
 	.venv/bin/ruff format stretto tests examples benchmarks
 	.venv/bin/clang-format -i $(CXX_SOURCES)
+
+# The tables of the docs, from the rows in benchmarks/results. A test fails where they differ.
+tables: setup
+	$(PY) -m benchmarks.tables
 
 wheel: setup
 	$(PY) -m pip wheel --quiet --no-deps -w dist-wheel .

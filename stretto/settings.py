@@ -110,6 +110,9 @@ VARIABLES = {
         "folder of further .npz graphs; empty: ../shared/data beside the checkout, if it is there",
         _folder_or_nothing,
     ),
+    "STRETTO_COMMIT": Variable(
+        "", "what rows of stretto bench name as their commit where there is no checkout to ask", _anything
+    ),
 }
 
 
