@@ -1,7 +1,7 @@
 """dense: x W' + b as torch's linear has it; on a device, the sum over all rows that b's gradient is runs in our kernel.
 
-torch takes several times as long for that sum as memory asks. On a CPU the gradient of a narrow W is a sum over all rows
-that torch's GEMM would take one row after the other: it is taken in blocks.
+torch takes several times as long for that sum as memory asks. On a CPU the gradient of a narrow W is a sum over all
+rows that torch's GEMM would take one row after the other: it is taken in blocks.
 """
 
 from __future__ import annotations
