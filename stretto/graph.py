@@ -275,7 +275,10 @@ class Graph:
     @staticmethod
     def forget_derived() -> None:
         """Have every live graph drop what was derived for it; what it is asked for again is made again."""
-        for graph in list(_by_number.values()):
+        for reference in list(_by_number.values()):
+            graph = reference()
+            if graph is None:
+                continue
             graph._derived.clear()
             for name in ("weight", "scale"):  # copies of users' tensors; the rest is the matrix's own
                 graph.csr.cache.pop(name, None)

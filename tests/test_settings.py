@@ -170,7 +170,7 @@ GARBAGE = {
         for name in ("GRAPH_CACHE", "GRAPH_CACHE_MB", "SHADOW", "HOIST_MB", "POOL_MB")
     },
 }
-ANY_TEXT = {"STRETTO_CPU", "STRETTO_LIBRARY", "STRETTO_CACHE", "STRETTO_SCRIPT"}
+ANY_TEXT = {"STRETTO_CPU", "STRETTO_LIBRARY", "STRETTO_CACHE", "STRETTO_SCRIPT", "STRETTO_COMMIT"}
 
 
 def test_every_variable_is_checked_where_it_is_read(monkeypatch):

@@ -13,7 +13,6 @@ A constant X that is nearly all zeros (a bag of words) is kept by its nonzeros t
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -50,7 +49,11 @@ class _Asked:
 
     refs: tuple[weakref.ref[object], ...]
     look: Look | None
-    product: Tensor | None = None
+    kept: dict[int, Tensor]  # the product, if it is kept; emptied when one of the objects is gone
+
+    @property
+    def product(self) -> Tensor | None:
+        return self.kept.get(0)
 
     def stands(self, beside: Beside) -> bool:
         same = [ref() is one for ref, one in zip(self.refs, beside.objects, strict=True)]
@@ -74,17 +77,10 @@ class _Entry:
         """Remember that this was asked for, until one of the objects beside is gone."""
         if len(self.asked) >= MOST_ASKED:
             self.asked = {k: asked for k, asked in self.asked.items() if asked.product is not None}
-        gone = functools.partial(_forget_key, weakref.ref(self), key)
-        made = _Asked(tuple([weakref.ref(one, gone) for one in beside.objects]), beside.look)
+        kept: dict[int, Tensor] = {}
+        made = _Asked(tuple([popped_from(kept, 0, one) for one in beside.objects]), beside.look, kept)
         self.asked[key] = made
         return made
-
-
-def _forget_key(entry: weakref.ref[_Entry], key: Hashable, gone: object) -> None:
-    holder = entry()
-    found = None if holder is None else holder.asked.get(key)
-    if holder is not None and found is not None and any(ref is gone for ref in found.refs):
-        holder.asked.pop(key, None)
 
 
 class Hoist:
@@ -133,7 +129,7 @@ class Hoist:
             return asked.product
         made = make()
         if entry is not None and beside.whole and self.affords(made.nbytes):
-            (asked or entry.note(key, beside)).product = made
+            (asked or entry.note(key, beside)).kept[0] = made
         return made
 
     def knows(self, x: Tensor, key: Hashable, beside: Beside) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from stretto.kernels.csr import Csr
 from stretto.kernels.looks import settled
 from stretto.kernels.pool import empty
 from stretto.kernels.schema import CPU, DTYPES, REDUCES, accumulate_type
+from stretto.lifetime import popped_from
 
 # From this many edges on, weights are brought into the order of the rows before they are used.
 MANY_EDGES = 1 << 14
@@ -250,11 +250,12 @@ def _in_row_order(csr: Csr, weight: Tensor) -> Tensor:
     assert csr.edge_id is not None
     look = settled(weight)
     known = None if look is None else csr.cache.get("weight")
-    if known is not None and known[0]() is weight and known[1] == look:
-        return known[2]
+    if known is not None and known[0]() is weight and known[1] == look and known[2]:
+        return known[2][0]
     ordered = gather_rows(weight.detach(), csr.edge_id)
     if look is not None:
-        csr.cache["weight"] = (_until_gone(csr, "weight", weight), look, ordered)
+        cell = {0: ordered}  # emptied when the weight is gone
+        csr.cache["weight"] = (popped_from(cell, 0, weight), look, cell)
     return ordered
 
 
@@ -269,24 +270,12 @@ def _scale_of_edges(csr: Csr, scale: Tensor) -> Tensor | None:
         return None
     known = csr.cache.get("scale")
     if known is None or known[0]() is not scale or known[1] != look:
-        csr.cache["scale"] = (_until_gone(csr, "scale", scale), look, None)
+        cell: dict[int, Tensor] = {}
+        csr.cache["scale"] = (popped_from(cell, 0, scale), look, cell)
         return None
-    if known[2] is None:
-        known = csr.cache["scale"] = (*known[:2], gather_rows(scale, csr.col))
-    return known[2]
-
-
-def _until_gone(csr: Csr, name: str, source: Tensor) -> weakref.ref[Tensor]:
-    """A reference to the tensor with which what was made of it goes, unless something newer stands there."""
-    cache = weakref.ref(csr)
-
-    def gone(ref: weakref.ref[Tensor]) -> None:
-        owner = cache()
-        known = None if owner is None else owner.cache.get(name)
-        if owner is not None and known is not None and known[0] is ref:
-            owner.cache.pop(name, None)
-
-    return weakref.ref(source, gone)
+    if not known[2]:
+        known[2][0] = gather_rows(scale, csr.col)
+    return known[2][0]
 
 
 def _lib() -> ctypes.CDLL:

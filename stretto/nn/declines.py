@@ -63,7 +63,9 @@ def _why(value: Any) -> str | None:
             if reason is not None:
                 return reason
         return None
-    if hasattr(value, "as_tensor"):  # PyG's EdgeIndex and Index, which wrap a plain tensor
+    if isinstance(value, Tensor) and hasattr(
+        value, "as_tensor"
+    ):  # PyG's EdgeIndex and Index, which wrap a plain tensor
         return _why(value.as_tensor())
     if hasattr(value, "coo") and hasattr(value, "sparse_sizes"):  # torch_sparse's SparseTensor
         return None
