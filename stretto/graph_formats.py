@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stretto import settings
 from stretto.errors import IndexRangeError, expect, fail
-from stretto.kernels import Csr, build
+from stretto.kernels import Csr, build, has_own_memory
 
 Sizes = tuple[int | None, int | None]
 
