@@ -143,6 +143,9 @@ def _mark(tensor: Any) -> Hashable:
     return tensor.layout, tensor.shape, tensor._nnz(), tensor._version
 
 
+mark_of = _mark
+
+
 def _content(tensor: Any) -> Hashable:
     """A hash of the indices, or None where there is none at memory speed."""
     if isinstance(tensor, Tensor) and tensor.layout == torch.strided:

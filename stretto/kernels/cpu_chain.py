@@ -57,7 +57,7 @@ def chain(stages: Sequence[Stage], rows: Tensor, tensors: Sequence[Tensor], kept
         rows = to
     scratch = torch.empty(weights, dtype=first.dtype)
     native.check(
-        _lib().stretto_chain(
+        native.raw().stretto_chain(
             DTYPES[first.dtype],
             first.data_ptr(),
             n,
@@ -112,7 +112,7 @@ def chain_grad(
     drows = torch.empty(n, i, dtype=dtype) if need_rows else None
     scratch = torch.empty(max(tasks * size, 1), dtype=dtype)
     native.check(
-        _lib().stretto_chain_grad(
+        native.raw().stretto_chain_grad(
             DTYPES[dtype],
             grad.data_ptr(),
             n,
@@ -126,7 +126,3 @@ def chain_grad(
         )
     )
     return drows, found
-
-
-def _lib() -> Any:
-    return native.library()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stretto.kernels import native, pages
-from stretto.kernels.cpu import _lib, _pointer, empty, struct
+from stretto.kernels.cpu import _pointer, empty, struct
 from stretto.kernels.csr import Csr
 from stretto.kernels.reference_edge import ACTS
 from stretto.kernels.schema import DTYPES, accumulate_type
@@ -42,7 +42,7 @@ class _SoftmaxSumStruct(ctypes.Structure):
 
 
 def _call(name: str, csr: Csr, dtype: torch.dtype, fields: Any, step: int) -> None:
-    function = getattr(_lib(), name)
+    function = getattr(native.raw(), name)
     native.check(function(struct(csr), DTYPES[dtype], fields, step, torch.get_num_threads()))
 
 
@@ -144,7 +144,7 @@ def softplus(x: Tensor, shift: float, grad: Tensor | None = None) -> Tensor:
     out = empty(x.shape, x.dtype)
     threads = torch.get_num_threads()
     native.check(
-        _lib().stretto_softplus(
+        native.raw().stretto_softplus(
             DTYPES[x.dtype], x.data_ptr(), _pointer(grad), x.numel(), shift, out.data_ptr(), threads
         )
     )

@@ -21,7 +21,7 @@ from torch_geometric.nn import aggr as stock_aggr
 from torch_geometric.nn.dense import Linear
 
 from stretto import settings
-from stretto.compile import Order, Plan
+from stretto.compile import Order, Plan, layer
 from stretto.errors import fail
 from stretto.kernels import DTYPES
 from stretto.nn.watched import hooked, watched_everywhere
@@ -141,7 +141,7 @@ def stock_wanted() -> bool:
 
 def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
     """A forward that runs fast(self, ...) where it may, and stock's own forward elsewhere."""
-    from stretto.nn import adjacency, compiled, inside_compile, shadow  # they import this module
+    from stretto.nn import adjacency, bound, compiled, inside_compile, shadow  # they import this module
 
     stock_forward = stock.forward  # type: ignore[attr-defined]
     name = stock.__name__
@@ -152,9 +152,20 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
             return stock_forward(self, *args, **kwargs)
         if stock_wanted():
             return stock_forward(self, *args, **kwargs)
+        out = bound.step(self, args, kwargs)
+        if out is not bound.MISS:
+            return out
         if settings.get("STRETTO_TUNE") == "full":
             return compiled.race(self, usual, stock_forward, args, kwargs)
-        return usual(self, *args, **kwargs)
+        before, layer.noting.calls = layer.noting.calls, []
+        try:
+            out = usual(self, *args, **kwargs)
+            noted = layer.noting.calls
+        finally:
+            layer.noting.calls = before
+        if noted and settings.get("STRETTO_SHADOW") == "0":
+            bound.bind(self, args, kwargs, noted, out, record_of(self))
+        return out
 
     def usual(self: Any, *args: Any, **kwargs: Any) -> Any:
         record = record_of(self)
