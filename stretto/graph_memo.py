@@ -83,6 +83,15 @@ class Memo(Generic[G]):
         self.put(tensor, key, graph)
         return graph
 
+    def graphs(self, tensor: Any) -> list[G]:
+        """The graphs of this very tensor, as it is now."""
+        entry = self._by_tensor.get(id(tensor))
+        return (
+            []
+            if entry is None or entry.ref() is not tensor or entry.mark != _mark(tensor)
+            else [*entry.graphs.values()]
+        )
+
     def knows(self, tensor: Any, key: Hashable) -> bool:
         """Whether get() would find this very tensor's graph."""
         entry = self._by_tensor.get(id(tensor))
@@ -141,9 +150,6 @@ def _mark(tensor: Any) -> Hashable:
     if tensor.layout == torch.strided:
         return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor._version
     return tensor.layout, tensor.shape, tensor._nnz(), tensor._version
-
-
-mark_of = _mark
 
 
 def _content(tensor: Any) -> Hashable:

@@ -33,7 +33,7 @@ def watched_kernels(call: Call) -> Iterator[None]:
     The functions are replaced inside their modules: ops choose kernels by the identity of the module.
     """
     with ExitStack() as stack:
-        tape: Any = sys.modules.get("stretto.kernels.tape")
+        tape: Any = sys.modules.get("stretto.kernels.triton.tape")
         if tape is not None:  # a tape would launch them unseen
             stack.callback(setattr, tape, "playing", tape.playing)
             tape.playing = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,7 +112,6 @@ class Call:
     after: tuple[tuple[str, str], ...] = ()  # names of weight and bias, if it has one, of each ReLU and Linear after it
     timed: Callable[[float], None] | None = None
     timed_backward: bool = False
-    taped: Any = None  # how its kernels' calls are recorded (layer.py); found out by its first forward pass
 
 
 class Evaluation:

@@ -1,15 +1,14 @@
 """A layer as one step of autograd: a plan's forward pass and its gradients, and the ReLUs and Linears after it.
 
-On a device forward and backward are a tape each (kernels/tape.py): what a plan launches is found out once, and
+On a device forward and backward are a tape each (kernels/triton/tape.py): what a plan launches is found out once, and
 from then on the host does no more than launch it. What cannot be taped runs as on the CPU, kernel by kernel.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch.nn import functional as F
 from stretto import kernels
 from stretto.compile.execute import WANTED, Call, Evaluation
 from stretto.compile.expr import Node
-from stretto.kernels import tape
 from stretto.ops import twice
 from stretto.ops.attention_layer import aligned
 from stretto.ops.autograd_state import in_given_types, is_last, saved_elsewhere
@@ -31,64 +29,34 @@ Maybe = Tensor | None
 Known = Iterable[tuple[Node, Tensor]]
 
 
-@dataclass
-class Noted:
-    """One run: what was called, with which tensors, and what it gave."""
-
-    call: Call
-    tensors: tuple[Tensor, ...]
-    out: Tensor
-
-
-class Noting(threading.local):
-    """Where this thread's runs are noted, if somebody wants to know them."""
-
-    calls: list[Noted] | None = None
-
-
-noting = Noting()
-
-
 def run(call: Call, tensors: tuple[Tensor, ...]) -> Tensor:
     """The layer's result; differentiable where a gradient is wanted."""
-    out: Tensor = _Layer.apply(call, *tensors) if learns(call, tensors) else plain(call, tensors)[0]
-    if noting.calls is not None:
-        noting.calls.append(Noted(call, tensors, out))
-    return out
-
-
-def learns(call: Call, tensors: Sequence[Tensor]) -> bool:
-    """Whether autograd must see a call."""
-    return torch.is_grad_enabled() and (bool(call.plan.gradients) or any(t.requires_grad for t in tensors))
+    if torch.is_grad_enabled() and (call.plan.gradients or any(t.requires_grad for t in tensors)):
+        return _Layer.apply(call, *tensors)
+    return _forward(call, tensors)[0]
 
 
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor) -> Tensor:
-        start = 0.0 if call.timed is None else time.perf_counter()
-        out, *kept = plain(call, tensors)
+        start = time.perf_counter()
+        out, *kept = _forward(call, tensors)
         ctx.call, ctx.num, ctx.hooked = call, len(tensors), bool(call.after) and saved_elsewhere()
         ctx.save_for_backward(*_held(call, tensors), *kept)
-        ctx.seconds = 0.0 if call.timed is None else time.perf_counter() - start
+        ctx.seconds = time.perf_counter() - start
         return out
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         call: Call = ctx.call
-        start = 0.0 if call.timed is None else time.perf_counter()
+        start = time.perf_counter()
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         tensors, kept = saved[: ctx.num], saved[ctx.num :]
-        if not torch.is_grad_enabled() and not torch.is_autocast_enabled(grads[0].device.type):
-            last = bool(call.after) and not ctx.hooked and is_last()  # what was kept may be overwritten
-            found = _backward(call, grads[0], needs, last, tensors, kept)
-            if call.timed is not None and call.timed_backward:
-                call.timed(ctx.seconds + time.perf_counter() - start)
-            return (None, *found)
         with in_given_types(grads[0].device.type):
             if not torch.is_grad_enabled():
-                last = bool(call.after) and not ctx.hooked and is_last()
-                found = _gradients(call, grads[0], needs, tensors, kept, last=last)
+                last = bool(call.after) and not ctx.hooked and is_last()  # what was kept may be overwritten
+                found = _backward(call, grads[0], needs, last, tensors, kept)
             elif call.after:  # create_graph=True: gradients must be differentiable themselves
                 found = twice.gradients(lambda *terms: [_plainly(call, terms)], grads, tensors, needs)
             else:
@@ -100,13 +68,9 @@ class _Layer(torch.autograd.Function):
 
 def _held(call: Call, tensors: Sequence[Tensor]) -> Sequence[Maybe]:
     """What backward may read of the arguments. The others are the user's: to edit in place, or to free."""
-    if call.after or tensors[0].is_cuda:  # which are handed all of them
+    if call.after or hasattr(kernels.backend(tensors[0].device), "tape"):  # which are handed all of them
         return tensors
     return [t if name in call.plan.read else None for name, t in zip(call.names, tensors, strict=True)]
-
-
-# What Function.apply does in the end. Before, it looks for transforms of torch.func, which whoever binds a step has seen.
-differentiable: Any = super(torch.autograd.Function, _Layer).apply
 
 
 # ---- kernel by kernel ----
@@ -194,99 +158,75 @@ def _plainly(call: Call, tensors: Sequence[Tensor]) -> Tensor:
 # ---- as tapes ----
 
 
-class Taped:
-    """What a call's forward and backward passes need to be recorded and played, found out once for each call."""
-
-    def __init__(self, call: Call, module: ModuleType) -> None:
-        self.call, self.tapes = call, tape.kept_with(next(iter(call.sparse.values())).graph.csr)
-        scales = [t for adj in call.sparse.values() for t in (adj.row_scale, adj.col_scale, adj.weight)]
-        # A processor may read scales in another order, kept for these very tensors: there they are part of the key.
-        self.held = [call.plan, *(scales if module is kernels.cpu else [])]
-        self.scales = [] if module is kernels.cpu else scales
-        state = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-        graphs = tuple([adj.graph.number for adj in call.sparse.values()])
-        ids = tuple([id(t) for t in self.held])
-        self.key = (id(call.plan), call.names, call.after, graphs, ids, tuple(call.scalars.values()), state)
-        self.forward_key = ("forward", *self.key)
-        self.passes: dict[Hashable, tuple[Hashable, Callable[..., Sequence[Maybe]]]] = {}
-
-    def forward(self, *given: Any) -> Sequence[Tensor]:
-        """tensors, scales and constants -> the result, and what backward reads again."""
-        many = len(self.call.names)
-        few = many + len(self.scales)
-        nodes = self.call.plan.hoisted_forward
-        return _results(self._scaled(given[many:few]), given[:many], zip(nodes, given[few:], strict=True))
-
-    def backward(self, needs: tuple[bool, ...], last: bool) -> tuple[Hashable, Callable[..., Sequence[Maybe]]]:
-        """The key of a backward pass, and the pass: gradient, tensors, scales, what was kept, constants -> gradients."""
-        many = 1 + len(self.call.names)
-        few = many + len(self.scales)
-
-        def function(grad: Tensor, *given: Any) -> Sequence[Maybe]:
-            given = (None, *given)
-            nodes = self.call.plan.hoisted_backward
-            end = len(given) - len(nodes)
-            known = zip(nodes, given[end:], strict=True)
-            call = self._scaled(given[many:few])
-            return _gradients(call, grad, needs, given[1:many], given[few:end], known, last=last)
-
-        made = self.passes[needs, last] = (("backward", *self.key, needs, last), function)
-        return made
-
-    def _scaled(self, scales: Sequence[Any]) -> Call:
-        """The call with these row scales, column scales and weights of its adjacencies."""
-        if not scales:
-            return self.call
-        sparse = {}
-        for k, (name, adj) in enumerate(self.call.sparse.items()):
-            row, col, weight = scales[3 * k : 3 * k + 3]
-            sparse[name] = replace(adj, row_scale=row, col_scale=col, weight=weight)
-        return replace(self.call, sparse=sparse)
-
-
-def plain(call: Call, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The result, without autograd, and what the gradients read again."""
-    taped = call.taped
-    if taped is None:
-        taped = call.taped = _taping(call, tensors[0])
-    if taped is None:
+def _forward(call: Call, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    module = _taping(call, tensors[0])
+    if module is None:
         return _results(call, tensors)
     nodes = call.plan.hoisted_forward
-    constants = _constants(call, tensors, nodes) if nodes else ()
-    inputs = (*tensors, *taped.scales, *constants)
-    return tape.run(taped.tapes, taped.forward_key, taped.forward, inputs, taped.held)
+    constants = _constants(call, tensors, nodes)
+    scales = [t for adj in call.sparse.values() for t in (adj.row_scale, adj.col_scale, adj.weight)]
+    many, few = len(tensors), len(tensors) + len(scales)
+
+    def function(*given: Any) -> Sequence[Tensor]:
+        return _results(_scaled(call, given[many:few]), given[:many], zip(nodes, given[few:], strict=True))
+
+    return module.tape.run(_tapes(module, call), _key("forward", call), function, (*tensors, *scales, *constants))
 
 
 def _backward(
     call: Call, grad: Tensor, needs: tuple[bool, ...], last: bool, tensors: Sequence[Tensor], kept: Sequence[Tensor]
 ) -> Sequence[Maybe]:
-    taped = call.taped
-    if taped is None:
+    module = _taping(call, grad)
+    if module is None:
         return _gradients(call, grad, needs, tensors, kept, last=last)
     nodes = call.plan.hoisted_backward
-    constants = _constants(call, tensors, nodes) if nodes else ()
-    key, function = taped.passes.get((needs, last)) or taped.backward(needs, last)
-    inputs = (
-        grad if grad.is_contiguous() and not grad.data_ptr() % 16 else aligned(grad),
-        *tensors,
-        *taped.scales,
-        *kept,
-        *constants,
-    )
-    return tape.run(taped.tapes, key, function, inputs, taped.held)
+    constants = _constants(call, tensors, nodes)
+    scales = [t for adj in call.sparse.values() for t in (adj.row_scale, adj.col_scale, adj.weight)]
+    many, few = 1 + len(tensors), 1 + len(tensors) + len(scales)
+    all_kept = few + len(kept)
+
+    def function(grad: Tensor, *given: Any) -> Sequence[Maybe]:
+        given = (None, *given)
+        values, parts = given[1:many], given[few:all_kept]
+        known = zip(nodes, given[all_kept:], strict=True)
+        return _gradients(_scaled(call, given[many:few]), grad, needs, values, parts, known, last=last)
+
+    inputs = (aligned(grad), *tensors, *scales, *kept, *constants)
+    return module.tape.run(_tapes(module, call), (*_key("backward", call), needs, last), function, inputs)
 
 
-def _taping(call: Call, like: Tensor) -> Taped | None:
-    """How this call is recorded, where its kernels' calls can be."""
-    module = kernels.backend(like.device)
+def _taping(call: Call, like: Tensor) -> ModuleType | None:
+    """The kernels whose launches can be recorded, where they are those of this call."""
+    device = like.device
+    module = kernels.backend(device)
     if not hasattr(module, "tape") or not call.sparse or call.timed is not None:
         return None
-    if module is kernels.cpu and any(adj.weight is not None for adj in call.sparse.values()):
-        return None  # it is kept in the order of rows, for as long as it is not edited
-    return None if torch.is_autocast_enabled(like.device.type) else Taped(call, module)
+    return None if torch.is_autocast_enabled(device.type) else module
+
+
+def _key(what: str, call: Call) -> tuple[Any, ...]:
+    """All that launches depend on, besides the tensors."""
+    graphs = tuple([adj.graph.number for adj in call.sparse.values()])
+    state = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    return what, call.plan, call.names, call.after, graphs, tuple(call.scalars.values()), state
+
+
+def _tapes(module: ModuleType, call: Call) -> dict[Any, Any]:
+    return module.tape.kept_with(next(iter(call.sparse.values())).graph.csr)
+
+
+def _scaled(call: Call, scales: Sequence[Any]) -> Call:
+    """The call with these row scales, column scales and weights of its adjacencies."""
+    sparse = {}
+    for k, (name, adj) in enumerate(call.sparse.items()):
+        row, col, weight = scales[3 * k : 3 * k + 3]
+        sparse[name] = replace(adj, row_scale=row, col_scale=col, weight=weight)
+    return replace(call, sparse=sparse)
 
 
 def _constants(call: Call, tensors: Sequence[Tensor], nodes: Sequence[Node]) -> list[Tensor]:
     """The values of nodes that are kept across steps."""
+    if not nodes:
+        return []
     evaluation = Evaluation(call, dict(zip(call.names, tensors, strict=True)))
     return [evaluation.value(node) for node in nodes]

@@ -11,7 +11,7 @@ from torch import Tensor
 from stretto.kernels import native, pages
 from stretto.kernels.csr import Csr
 from stretto.kernels.pool import empty
-from stretto.kernels.recording import keep
+from stretto.kernels.recording import recorder
 from stretto.kernels.schema import DTYPES, REDUCES, accumulate_type
 
 # From this many edges on, weights are brought into the order of the rows before they are used.
@@ -34,7 +34,6 @@ class _CsrStruct(ctypes.Structure):
 
 def struct(csr: Csr, *, in_row_order: bool = False) -> int:
     """Address of the matrix's C struct, made once and kept with it. in_row_order: what is per edge has been sorted."""
-    keep(csr)
     key = "struct_in_row_order" if in_row_order else "struct"
     kept = csr.cache.get(key)
     if kept is None:
@@ -57,6 +56,8 @@ def struct(csr: Csr, *, in_row_order: bool = False) -> int:
         )
         # Of two threads' structs the first: the other is freed while nobody holds its address.
         kept = csr.cache.setdefault(key, (ctypes.addressof(fields), fields))
+    if recorder.program is not None:
+        recorder.program.matrices[kept[0]] = csr
     return kept[0]
 
 
@@ -94,29 +95,29 @@ def spmm(
             weight_heads, col_scale, in_row_order = 1, None, True
     if y is not None:
         y = _rows(y.to(dtype))
-    native.call(
-        "stretto_spmm",
+    status = _lib().stretto_spmm(
         struct(csr, in_row_order=in_row_order),
         DTYPES[dtype],
         REDUCES[reduce],
-        x,
+        x.data_ptr(),
         x.stride(0),
         heads,
         width,
-        weight,
+        _pointer(weight),
         weight_heads,
-        row_scale,
-        col_scale,
-        y,
+        _pointer(row_scale),
+        _pointer(col_scale),
+        _pointer(y),
         0 if y is None else y.stride(0),
         beta,
-        out,
+        out.data_ptr(),
         heads * width,
-        ties,
+        _pointer(ties),
         tile,
         prefetch,
         torch.get_num_threads(),
     )
+    native.check(status)
     return out, ties
 
 
@@ -133,7 +134,7 @@ def spmm_extremum_grad(
     dweight = torch.empty(shape, dtype=acc) if need_weight and shape is not None else None
     if x.numel() == 0 or csr_t.num_edges == 0:
         return (None if dx is None else dx.zero_()), (None if dweight is None else dweight.zero_())
-    status = native.raw().stretto_spmm_extremum_grad(
+    status = _lib().stretto_spmm_extremum_grad(
         struct(csr_t),
         DTYPES[x.dtype],
         x.data_ptr(),
@@ -158,7 +159,7 @@ def sddmm(csr: Csr, a: Tensor, b: Tensor) -> Tensor:
     if out.numel():
         threads = torch.get_num_threads()
         native.check(
-            native.raw().stretto_sddmm(
+            _lib().stretto_sddmm(
                 struct(csr),
                 DTYPES[a.dtype],
                 a.data_ptr(),
@@ -196,8 +197,17 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     out = empty((index.numel(), *x.shape[1:]), x.dtype)
     if out.numel():
         row_bytes = x[0].numel() * x.element_size()
-        threads = torch.get_num_threads()
-        native.call("stretto_gather_rows", x, row_bytes, index, index.element_size(), index.numel(), out, threads)
+        native.check(
+            _lib().stretto_gather_rows(
+                x.data_ptr(),
+                row_bytes,
+                index.data_ptr(),
+                index.element_size(),
+                index.numel(),
+                out.data_ptr(),
+                torch.get_num_threads(),
+            )
+        )
     return out
 
 
@@ -205,7 +215,7 @@ def gather_ceiling(x: Tensor, index: Tensor, prefetch: int) -> Tensor:
     """Sums of random rows of x [m, 16 k] fp32 at index [E] int32: nothing is stored, so no gather can be faster."""
     out = torch.empty((index.numel() + 2047) // 2048)
     native.check(
-        native.raw().stretto_gather_ceiling(
+        _lib().stretto_gather_ceiling(
             x.data_ptr(),
             x.size(1) * 4,
             index.data_ptr(),
@@ -228,7 +238,7 @@ def _per_edge(name: str, csr: Csr, a: Tensor, b: Tensor | None, shape: tuple[int
         if b is not None:
             b = b.to(acc).contiguous()
             operands.append(b.data_ptr())
-        function = getattr(native.raw(), name)
+        function = getattr(_lib(), name)
         width = a.size(1)
         native.check(function(struct(csr), DTYPES[acc], *operands, width, out.data_ptr(), torch.get_num_threads()))
     return out.to(dtype)
@@ -266,6 +276,9 @@ def _scale_of_edges(csr: Csr, scale: Tensor) -> Tensor | None:
     if kept[2] is None:
         kept = csr.cache["scale"] = (*kept[:2], gather_rows(scale, csr.col))
     return kept[2]
+
+
+_lib = native.here
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

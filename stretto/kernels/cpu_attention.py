@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stretto.kernels import native, pages
 from stretto.kernels.attention import FORMS, TENSORS, Attention
-from stretto.kernels.cpu import _pointer, _rows, empty, struct
+from stretto.kernels.cpu import _lib, _pointer, _rows, empty, struct
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import DTYPES, accumulate_type
 
@@ -94,7 +94,7 @@ class _Call:
 
     def run(self, name: str, csr: Csr) -> None:
         pages.read_at_random(*self.kept)
-        function = getattr(native.raw(), name)
+        function = getattr(_lib(), name)
         native.check(function(struct(csr), DTYPES[self.dtype], ctypes.byref(self.fields), torch.get_num_threads()))
 
 
@@ -217,7 +217,7 @@ def row_dot(
     tasks = -(-n // ROWS_PER_TASK)
     parts = torch.empty(tasks, heads * width, dtype=acc) if sums else None
     native.check(
-        native.raw().stretto_row_dot(
+        _lib().stretto_row_dot(
             DTYPES[a.dtype],
             a.data_ptr(),
             a.stride(0),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from stretto.kernels import native, pool, tape
+from stretto.kernels import native, pool
 from stretto.kernels.denormals import DenormalsAreZero, matter
 
 BLOCK = 1 << 20  # bytes of z and of the result in a block
@@ -35,14 +35,11 @@ def product(
 
 def _product(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, factor: float) -> Tensor:
     if add is not None:
-        tape.call(torch.Tensor.addmm_, add, x, w, alpha=factor)
-        return add
+        return add.addmm_(x, w, alpha=factor)
     out = pool.empty((x.size(0), w.size(1)), x.dtype)
     if bias is not None:
-        tape.call(torch.addmm, bias, x, w, out=out)
-    else:
-        tape.call(torch.mm, x, w, out=out)
-    return out
+        return torch.addmm(bias, x, w, out=out)
+    return torch.mm(x, w, out=out)
 
 
 def relu_dense(z: Tensor, z_bias: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -54,13 +51,13 @@ def relu_dense(z: Tensor, z_bias: Tensor | None, weight: Tensor, bias: Tensor | 
         native.call(
             "stretto_relu_dense",
             _DTYPES[z.dtype],
-            z,
+            z.data_ptr(),
             *z.shape,
-            z_bias,
-            turned,
+            _pointer(z_bias),
+            turned.data_ptr(),
             weight.size(0),
-            bias,
-            out,
+            _pointer(bias),
+            out.data_ptr(),
             torch.get_num_threads(),
         )
         return out
@@ -108,15 +105,15 @@ def _narrow_grad(
     native.call(
         "stretto_relu_dense_grad",
         _DTYPES[z.dtype],
-        z,
+        z.data_ptr(),
         rows,
         i,
-        z_bias,
-        weight,
+        _pointer(z_bias),
+        weight.data_ptr(),
         o,
-        grad,
-        dz,
-        shares,
+        grad.data_ptr(),
+        _pointer(dz),
+        shares.data_ptr(),
         tasks,
         torch.get_num_threads(),
     )
@@ -141,3 +138,7 @@ def _active(z: Tensor, z_bias: Tensor | None) -> Tensor:
 def _side_by_side(bias: Tensor | None, width: int) -> Tensor | None:
     """A bias as our kernels read it, [width] without gaps: a user's may be one number, or part of something larger."""
     return None if bias is None else bias.expand(width).contiguous()
+
+
+def _pointer(t: Tensor | None) -> int | None:
+    return None if t is None else t.data_ptr()

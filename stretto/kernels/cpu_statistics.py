@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stretto.kernels import native, pages
-from stretto.kernels.cpu import _pointer, empty, struct
+from stretto.kernels.cpu import _lib, _pointer, empty, struct
 from stretto.kernels.csr import Csr
 from stretto.kernels.reference_statistics import STATISTICS
 from stretto.kernels.schema import DTYPES, accumulate_type
@@ -75,6 +75,4 @@ def _struct(x: Tensor, own: Tensor | None, names: tuple[str, ...], **pointers: i
 
 def _call(csr: Csr, fields: _Struct, dtype: torch.dtype, step: int) -> None:
     threads = torch.get_num_threads()
-    native.check(
-        native.raw().stretto_neighbour_statistics(struct(csr), DTYPES[dtype], ctypes.byref(fields), step, threads)
-    )
+    native.check(_lib().stretto_neighbour_statistics(struct(csr), DTYPES[dtype], ctypes.byref(fields), step, threads))

@@ -7,15 +7,14 @@ import logging
 import platform
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from stretto import settings
 from stretto.errors import StrettoError
-from stretto.kernels.recording import recorder, unrecorded
+from stretto.kernels.recording import Recorded, recorder
 from stretto.kernels.schema import RESULTS, SIGNATURES
-from stretto.kernels.tape import Native
 
 logger = logging.getLogger("stretto")
 
@@ -55,29 +54,22 @@ def location() -> str:
     return lib._name if lib is not None else ""
 
 
-def call(name: str, *arguments: object) -> int:
-    """Call an ABI function by name; a negative status becomes a StrettoError with its text.
-
-    Of a tensor its address is handed over, and a tape that is being recorded (tape.py) will hand over another's.
-    """
+def here() -> Any:
+    """The library, which is loaded; or what writes down the calls that go to it."""
     lib = library()
-    if lib is None:
+    assert lib is not None
+    return lib if recorder.program is None else Recorded(lib, recorder.program)
+
+
+def call(name: str, *args: object) -> int:
+    """Call an ABI function by name; a negative status becomes a StrettoError with its text."""
+    if library() is None:
         raise StrettoError(f"{name}: libstretto is not loaded: {_why_not}")
-    function = getattr(lib, name)
-    if recorder.tape is not None:
-        recorder.tape.note(Native(function, check), arguments)
-    status = function(*[a.data_ptr() if isinstance(a, Tensor) else a for a in arguments])
+    lib = here()
+    status = getattr(lib, name)(*args)
     if status is not None and status < 0:
         raise StrettoError(f"{name}: {lib.stretto_error().decode()}")
     return status
-
-
-def raw() -> ctypes.CDLL:
-    """The library itself, for callers that hand over addresses: what they call no tape can play."""
-    lib = library()
-    assert lib is not None
-    unrecorded()
-    return lib
 
 
 def check(status: int) -> None:

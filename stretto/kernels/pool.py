@@ -36,7 +36,7 @@ _bytes = 0
 def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor on the CPU. Its memory may be that of a former result."""
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < LEAST or _use_count is None or recorder.tape is not None:  # a tape plans memory by itself
+    if nbytes < LEAST or _use_count is None or recorder.program is not None:
         return torch.empty(shape, dtype=dtype)
     size = size_class(nbytes)
     with _lock:

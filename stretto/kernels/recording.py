@@ -1,4 +1,4 @@
-"""Whether this thread's calls of kernels are being written down (tape.py), and by whom."""
+"""Whether this thread's calls of kernels are being written down (ops/program.py), and by whom."""
 
 from __future__ import annotations
 
@@ -9,30 +9,40 @@ from typing import Any
 class Recorder(threading.local):
     """Who writes down what this thread calls, if someone does."""
 
-    tape: Any = None
+    program: Any = None
 
 
 recorder = Recorder()
 
 
-def recording() -> bool:
-    """Whether this thread's calls are written down."""
-    return recorder.tape is not None
-
-
 def unsettled() -> None:
-    """What is called now is still being chosen: not to be written down, but to be tried again."""
-    if recorder.tape is not None:
-        recorder.tape.playable = recorder.tape.settled = False
+    """What is called now is still being chosen, or was found by looking at values: it is not to be written down."""
+    if recorder.program is not None:
+        recorder.program.refuse("a choice that is still open")
 
 
-def unrecorded() -> None:
-    """What is called now cannot be written down."""
-    if recorder.tape is not None:
-        recorder.tape.playable = False
+def looked(t: Any) -> bool:
+    """The value of this tensor, which no optimizer writes, is looked at: what is written down holds while it stays.
+
+    Whether something is written down.
+    """
+    if recorder.program is None:
+        return False
+    recorder.program.looked_at.append((t, t._version, t.data_ptr()))
+    return True
 
 
-def keep(*owners: object) -> None:
-    """What is called now reads memory of these: they live as long as what is written down."""
-    if recorder.tape is not None:
-        recorder.tape.keep(*owners)
+class Recorded:
+    """libstretto, as callers see it while their calls are written down."""
+
+    def __init__(self, library: Any, program: Any) -> None:
+        self._library, self._program = library, program
+
+    def __getattr__(self, name: str) -> Any:
+        function, program = getattr(self._library, name), self._program
+
+        def call(*arguments: Any) -> Any:
+            program.native(name, function, arguments)
+            return function(*arguments)
+
+        return call

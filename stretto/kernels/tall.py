@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from stretto.kernels import native, pool, tape
+from stretto.kernels import native, pool
 
 TALL = 4096  # rows
 MOST_SUMMED = 1024  # terms of a sum, which are added one after the other
@@ -49,25 +47,25 @@ def tall_product(
     (m, k), n = x.shape, w.size(1)
     out = pool.empty((m, n), x.dtype) if add is None else add
     bias = None if bias is None else bias.expand(n).contiguous()  # the kernel reads n values side by side
-    other: tuple[Any, ...] = (None, 0, 0, None, 0, 0)
+    other: tuple[int | None, ...] = (None, 0, 0, None, 0, 0)
     if beside is not None:
         y, v = beside
-        other = (y, y.stride(0), y.size(1), v, *v.stride())
+        other = (y.data_ptr(), y.stride(0), y.size(1), v.data_ptr(), *v.stride())
     native.call(
         "stretto_tall_product",
         DTYPES[x.dtype],
-        x,
+        x.data_ptr(),
         m,
         x.stride(0),
-        w,
+        w.data_ptr(),
         k,
         *w.stride(),
         n,
-        bias,
+        None if bias is None else bias.data_ptr(),
         factor,
         add is not None,
         *other,
-        out,
+        out.data_ptr(),
         torch.get_num_threads(),
     )
     return out
@@ -83,23 +81,16 @@ def sum_product(x: Tensor, w: Tensor, *, sums: bool = False) -> tuple[Tensor, Te
     native.call(
         "stretto_sum_product",
         DTYPES[x.dtype],
-        x,
+        x.data_ptr(),
         k,
         x.stride(1),
         m,
-        w,
+        w.data_ptr(),
         w.stride(0),
         n,
-        parts,
-        totals,
+        parts.data_ptr(),
+        None if totals is None else totals.data_ptr(),
         tasks,
         torch.get_num_threads(),
     )
-    return _summed(parts), None if totals is None else _summed(totals)
-
-
-def _summed(parts: Tensor) -> Tensor:
-    """The sum of what several tasks made. [tasks, ...] -> [...]"""
-    out = torch.empty(parts.shape[1:], dtype=parts.dtype)
-    tape.call(torch.sum, parts, 0, out=out)
-    return out
+    return parts.sum(0), None if totals is None else totals.sum(0)

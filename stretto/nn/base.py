@@ -21,7 +21,7 @@ from torch_geometric.nn import aggr as stock_aggr
 from torch_geometric.nn.dense import Linear
 
 from stretto import settings
-from stretto.compile import Order, Plan, layer
+from stretto.compile import Order, Plan
 from stretto.errors import fail
 from stretto.kernels import DTYPES
 from stretto.nn.watched import hooked, watched_everywhere
@@ -152,20 +152,12 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
             return stock_forward(self, *args, **kwargs)
         if stock_wanted():
             return stock_forward(self, *args, **kwargs)
-        out = bound.step(self, args, kwargs)
+        out = bound.step(self, args, kwargs, usual)
         if out is not bound.MISS:
             return out
         if settings.get("STRETTO_TUNE") == "full":
             return compiled.race(self, usual, stock_forward, args, kwargs)
-        before, layer.noting.calls = layer.noting.calls, []
-        try:
-            out = usual(self, *args, **kwargs)
-            noted = layer.noting.calls
-        finally:
-            layer.noting.calls = before
-        if noted and settings.get("STRETTO_SHADOW") == "0":
-            bound.bind(self, args, kwargs, noted, out, record_of(self))
-        return out
+        return usual(self, *args, **kwargs)
 
     def usual(self: Any, *args: Any, **kwargs: Any) -> Any:
         record = record_of(self)
@@ -196,6 +188,8 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
                 raise
             else:
                 record.path, record.reason = "fast", ""
+                if off:
+                    bound.meet(self, args, record)
                 return out if watch is None else watch.judged(out, fast, stock_forward)
         _tell(self, record, reason)
         record.begun = record.begun or (saved_elsewhere() and is_lazy(self))

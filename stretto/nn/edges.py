@@ -12,6 +12,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 from stretto.compile import Adjacency
 from stretto.graph import Graph
 from stretto.kernels import accumulate_type
+from stretto.kernels.recording import recorder
 from stretto.nn import adjacency
 from stretto.nn.base import LAZY, Decline, check_input, weight_of
 from stretto.nn.base import is_stock as is_stock  # layers ask edges for it
@@ -135,6 +136,9 @@ def no_infinity(*tensors: Tensor | None) -> None:
 def seems_finite(tensor: Tensor) -> bool:
     """Whether the sum of all values is finite. Not looked at on a device, where the host would wait for the answer."""
     if tensor.device.type != "cpu":
+        return True
+    if recorder.program is not None:
+        recorder.program.expect_finite(tensor.detach())
         return True
     return math.isfinite(float(tensor.detach().sum(dtype=accumulate_type(tensor.dtype))))
 

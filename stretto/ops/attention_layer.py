@@ -1,7 +1,7 @@
 """attention_layer: projections, scores, attention and bias of one layer as one step of autograd, on a device.
 
 In small pieces the host takes longer to launch such a layer than the device to compute it. Here the second call of a
-signature is recorded and later ones are played from the tape (kernels/tape.py). fp32; what does not fit goes
+signature is recorded and later ones are played from the tape (kernels/triton/tape.py). fp32; what does not fit goes
 through `projections` and `attention`, which compute the same.
 """
 

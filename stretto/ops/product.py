@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from stretto import kernels, settings
-from stretto.kernels.recording import unsettled
 from stretto.ops import tall_product as tall
 from stretto.ops import taped
 from stretto.tune import Variant, picker
@@ -74,7 +73,7 @@ def _choose(key: Hashable, x: Tensor, w: Tensor, bias: Tensor | None, add: Tenso
     if found is not None:
         return found
     backend = kernels.backend(x.device)
-    unsettled()
+    backend.tape.unsettled()
     if torch.cuda.is_current_stream_capturing():
         return variants[0]
 

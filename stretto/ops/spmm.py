@@ -13,7 +13,6 @@ from stretto import kernels, settings
 from stretto.errors import fail
 from stretto.graph import Graph
 from stretto.kernels import Csr, Reduce, accumulate_type, reference, vendor
-from stretto.kernels.recording import unsettled
 from stretto.ops import extremum, library
 from stretto.ops.batched import one_by_one
 from stretto.ops.op import Op, Sample
@@ -106,8 +105,8 @@ def run(
         return backend.spmm(csr, x, weight, **options, **known.options)[0]
     variants = legal("spmm", device, width=width, plain=plain)
     tuned = settings.tuning() and not torch.are_deterministic_algorithms_enabled()
-    if known is None and tuned and len(variants) > 1:
-        unsettled()
+    if known is None and tuned and device == "cuda" and len(variants) > 1:
+        backend.tape.unsettled()
 
     def call(variant: Variant) -> Tensor:
         if variant.backend == "torch":

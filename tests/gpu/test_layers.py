@@ -100,7 +100,7 @@ def test_played_layers_err_no_more_than_stock(name, grads, edge_index, no_cuspar
         assert (one - right).norm() <= 2 * (other - right).norm() + 1e-6 * right.norm()
     found = tapes_of(edge_index)
     assert {key: type(t).__name__ for key, t in found.items()} == {"forward": "Tape", "backward": "Tape"}
-    row = importlib.import_module("stretto.kernels.triton.launched").Row
+    row = importlib.import_module("stretto.kernels.triton.tape")._Row
     rows = [part for t in found.values() for part in t.parts if isinstance(part, row)]
     assert rows or name == "sage, narrow"  # whose products may all be torch's
     assert all(row.burst is not None for row in rows)  # the driver took every launch
@@ -213,7 +213,7 @@ def test_both_layers_of_a_training_step_are_played(name, edge_index, no_cusparse
     graph = Graph.of(edge_index, NODES)
     matrix = (graph.with_self_loops if name == "gcn" else graph).csr
     kept = [(key[0][0], t) for key, t in matrix.cache["tapes"].items() if key[0][0] in ("forward", "backward")]
-    tape = importlib.import_module("stretto.kernels.tape").Tape
+    tape = importlib.import_module("stretto.kernels.triton.tape").Tape
     assert sorted(what for what, t in kept if isinstance(t, tape)) == ["backward"] * 2 + ["forward"] * 2
     assert all(t <= 1 for _, t in kept if isinstance(t, int))  # calls before the first product was kept
     assert all(torch.equal(losses[-1], one) for one in losses[-5:])

@@ -126,7 +126,7 @@ def test_two_threads_do_not_share_memory(driver):
 
 
 def test_what_the_driver_refuses_triton_launches(driver, triton_kernels, monkeypatch):
-    tape = import_module("stretto.kernels.tape")
+    tape = import_module("stretto.kernels.triton.tape")
     fake, ran = Fake(refuse=1), []
     known = driver.Driver(fake)
     monkeypatch.setattr(driver, "driver", lambda: known)
@@ -142,7 +142,7 @@ def test_what_the_driver_refuses_triton_launches(driver, triton_kernels, monkeyp
 
 
 def test_without_a_driver_triton_launches(driver, triton_kernels, monkeypatch):
-    tape = import_module("stretto.kernels.tape")
+    tape = import_module("stretto.kernels.triton.tape")
     monkeypatch.setattr(driver, "driver", lambda: None)
     row, ran = tape._Row(), []
     row.add(kernel(ran), (5,), [1000, *VALUES[1:]])

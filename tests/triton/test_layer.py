@@ -292,7 +292,7 @@ def test_without_gradients(graph, device, forced):
 
 
 def test_what_is_still_being_chosen_is_not_kept(graph, device, forced, monkeypatch):
-    tape = import_module("stretto.kernels.tape")
+    tape = import_module("stretto.kernels.triton.tape")
     spmm = import_module("stretto.compile.execute").run_spmm
     undecided = [True]
 
@@ -335,7 +335,7 @@ def test_on_the_cpu_s_kernels_nothing_is_taped(graph, device):
 
 def test_what_torch_makes_on_a_tape_lies_as_it_does_off_it(device, triton_kernels):
     """A sum of transposes lies across, as its product wants it."""
-    tape = import_module("stretto.kernels.tape")
+    tape = import_module("stretto.kernels.triton.tape")
     taped = import_module("stretto.ops.taped")
     x = torch.randn(6, 4, device=device)
 

@@ -10,7 +10,7 @@ from stretto.kernels.csr import Csr
 
 @pytest.fixture
 def tape(triton_kernels):
-    return import_module("stretto.kernels.tape")
+    return import_module("stretto.kernels.triton.tape")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The kernels in Triton, one file each, the functions of cpu.py: for CUDA, or for the CPU under TRITON_INTERPRET=1."""
 
-from stretto.kernels import tape
-from stretto.kernels.triton import attention_layer
+from stretto.kernels.triton import attention_layer, tape
 from stretto.kernels.triton.attention import BIAS_WIDTH, attention
 from stretto.kernels.triton.attention_grad import attention_grad
 from stretto.kernels.triton.column_sum import column_sum

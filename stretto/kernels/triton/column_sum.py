@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton.language as tl
 from torch import Tensor
 
-from stretto.kernels import tape
 from stretto.kernels.schema import accumulate_type
+from stretto.kernels.triton import tape
 from stretto.kernels.triton.launch import kernel
 from stretto.kernels.triton.operands import acc_of, power, rows, tiles, vector
 

@@ -16,11 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-# Where torch is built for CUDA: the device and the stream that are current, without the checks around them.
-device_now: Any = getattr(torch._C, "_cuda_getDevice", None)
-stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 WORD = 8  # bytes kept for a parameter; the driver reads as many of them as it has
 SPARE = 2  # pointers to scratch memory that Triton may add to a kernel's parameters, unused by ours
 FORMATS = {"i32": "i", "u32": "I", "i64": "q", "u64": "Q", "fp32": "f", "fp64": "d"}

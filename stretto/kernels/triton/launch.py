@@ -19,9 +19,9 @@ import triton
 from torch import Tensor
 from torch.nn import Parameter
 
-from stretto.kernels.recording import recorder
-from stretto.kernels.triton.driver import device_now, stream_of
-from stretto.kernels.triton.launched import Launched
+# Where torch is built for CUDA: the device and the stream that are current, without the checks around them.
+device_now: Any = getattr(torch._C, "_cuda_getDevice", None)
+stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 # Untyped: a launch passes plain values where a kernel is annotated to take constants.
 jit: Any = triton.jit
@@ -47,6 +47,15 @@ def _started() -> None:
             done.result()
 
 
+class Recorder(threading.local):
+    """Who writes down this thread's launches (tape.py), if someone does."""
+
+    tape: Any = None
+
+
+recorder = Recorder()
+
+
 class Kernel:
     """A Triton kernel: kernel[grid](*args, **kwargs), constants in capitals by name."""
 
@@ -67,7 +76,7 @@ class Kernel:
             if tape is None:
                 self.function[grid](*args, **kwargs)
             else:
-                with tape.note(Launched(self, grid, None, kwargs["num_warps"]), given):
+                with tape.note(self, grid, given, None, kwargs["num_warps"]):
                     self.function[grid](*args, **kwargs)
             return
         values: list[Any] = []
@@ -93,16 +102,25 @@ class Kernel:
             start()
             self.known[key] = compiled = self.function[grid](*args, **kwargs)
             if tape is not None:
-                tape.note(Launched(self, grid, compiled, kwargs["num_warps"]), given)
+                tape.note(self, grid, given, compiled, kwargs["num_warps"])
             return
         if tape is not None:
-            tape.note(Launched(self, grid, compiled, kwargs["num_warps"]), given)
+            tape.note(self, grid, given, compiled, kwargs["num_warps"])
         whole = (*grid, 1, 1)[:3]
         if stream_of is None:
             compiled[whole](*values)
         else:  # the same, without asking for the device again and for a profiler's hooks
             handle, packed = compiled.function, compiled.packed_metadata
             compiled.run(*whole, stream_of(device), handle, packed, None, None, None, *values)
+
+
+def call(function: Callable[..., object], *tensors: Tensor) -> None:
+    """function(*tensors), which writes to tensors it is given; a tape does the same with others."""
+    if recorder.tape is None:
+        function(*tensors)
+    else:
+        with recorder.tape.note(function, (), list(tensors), None, 0):
+            function(*tensors)
 
 
 def interpreted(kernel: Kernel) -> bool:

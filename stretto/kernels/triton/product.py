@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from stretto.kernels import tape
+from stretto.kernels.triton import tape
 from stretto.kernels.triton.activations import positive
 from stretto.kernels.triton.column_sum import sum_few
 from stretto.kernels.triton.launch import call, interpreted, jit, kernel

@@ -13,9 +13,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from stretto.kernels import tape
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import REDUCES, accumulate_type
+from stretto.kernels.triton import tape
 from stretto.kernels.triton.launch import jit, kernel
 from stretto.kernels.triton.operands import acc_of, at_entry, hub_of, locate, offsets, plain, power, rows, tiles, vector
 from stretto.kernels.triton.pieces import pieces
