@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from stretto import files
 from stretto.bench import machine as facts
 from stretto.errors import StrettoError, expect, fail
 from stretto.tune import machine as tuned
@@ -100,7 +101,8 @@ class Machine:
 
     def save(self, path: str | Path) -> None:
         """Write the machine file."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        with files.replacing(Path(path)) as out:
+            out.write((json.dumps(self.to_dict(), indent=1) + "\n").encode())
 
     def far(self, touched: float) -> float:
         """0 to 1: how far an operand has gone from the caches after so many bytes of other work."""

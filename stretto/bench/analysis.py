@@ -27,7 +27,7 @@ from stretto.analyze.models import as_data, make
 from stretto.analyze.predict import step_seconds
 from stretto.analyze.subject import usable, writable
 from stretto.analyze.workload import Workload
-from stretto.bench import analysis_plans, machine, report
+from stretto.bench import analysis_plans, machine, report, results
 from stretto.bench.analysis_replays import ALLOWED, HIDDEN, HOT, in_processes
 from stretto.bench.run import threads as limited
 from stretto.compile.choose import MOST_STEPS
@@ -38,6 +38,7 @@ from stretto.tune.timing import measure
 
 MODELS = ("gcn", "sage", "gin", "gat", "sgc", "tag")
 GRAPHS = ("cora", "er:8000:40000", "rmat:12:60000", "grid:90")
+OURS, STOCK = "accelerated", "as given"  # of the ways to run a step
 SAMPLE = 0.05  # seconds of one sample: a fast plan's caches are then its own and not those of the plan before
 
 
@@ -77,15 +78,52 @@ class Findings:
     load: tuple[float, float] = (0.0, 0.0)
     seconds: float = 0.0
 
-    def to_rows(self) -> list[dict[str, Any]]:
-        """As JSON keeps them."""
-        cells = [
-            vars(cell) | {"ratio": cell.ratio, "regret": cell.regret, "tau": analysis_plans.tau(cell.rows)}
-            for cell in self.cells
-        ]
-        about = {"load": self.load, "seconds": self.seconds, "overhead": self.overhead,
-                 "attributed": self.attributed, "machine": machine.facts()}  # fmt: skip
-        return [*cells, *self.memory, *self.replays, *self.labels, *self.reached, *self.gains, about]
+    def to_rows(self, workers: int, replayed: bool, device: str) -> list[results.Row]:
+        """A row of each cell; what is looked at with one number of threads alone stands in the rows of the least."""
+        pairs = list(dict.fromkeys((cell.model, cell.graph) for cell in self.cells))
+        least = min((cell.threads for cell in self.cells), default=0)
+        rows = []
+        for cell in self.cells:
+            right, wrong = analysis_plans.order(cell.rows)
+            predicted = {row["plan"]: row["predicted"] * 1e3 for row in cell.rows}
+            taken = {row["plan"]: row.get("figure", (row["measured"] * 1e3,) * 3) for row in cell.rows}
+            more: dict[str, object] = {
+                "predicted_ours": predicted.get(OURS), "predicted_stock": predicted.get(STOCK),
+                "pairs_in_order": right, "pairs": right + wrong, "regret": cell.regret,
+                "ways": len(cell.rows),
+                "ways_within_2x": sum(0.5 <= row["predicted"] / row["measured"] <= 2 for row in cell.rows),
+            }  # fmt: skip
+            if cell.threads == least:
+                more |= self._looked_at(cell.model, cell.graph, pairs.index((cell.model, cell.graph)))
+            case = {"model": cell.model, "graph": cell.graph, "workers": workers, "replays": replayed}
+            command = f"stretto bench analysis --models {cell.model} --graphs {cell.graph}"
+            command += f" --threads {cell.threads}" if device == "cpu" else f" --device {device}"
+            command += f" --workers {workers}" * (workers > 0) + " --replays 0" * (not replayed)
+            rows.append(
+                results.row("analysis", case, taken, command=command, threads=cell.threads, device=device,
+                            ours=OURS, stock=STOCK, more=more)
+            )  # fmt: skip
+        return rows
+
+    def _looked_at(self, model: str, graph: str, number: int) -> dict[str, object]:
+        """Memory, ceilings, replays, gains and labels of a model on a graph, the `number`-th that was measured."""
+
+        def of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return [row for row in rows if (row["model"], row["graph"]) == (model, graph)]
+
+        memory = {row["plan"]: row["predicted"] / row["allocated"] for row in of(self.memory) if row["allocated"]}
+        reached, labels = of(self.reached), of(self.labels)
+        hot = {plan: [r for r in of(self.replays) if r["plan"] == plan and r["hot"]] for plan in (OURS, STOCK)}
+        met = {plan: sum(row["verdict"] == "met" for row in rows) for plan, rows in hot.items()}
+        return {
+            "memory_ours": memory.get(OURS), "memory_stock": memory.get(STOCK),
+            "above_ceiling": sum(row["reached"] > 1.1 for row in reached), "hot_ops": len(reached),
+            "attributed": self.attributed[number], "traced": self.overhead[number],
+            "replays_met_ours": met[OURS], "replays_ours": len(hot[OURS]),
+            "replays_met_stock": met[STOCK], "replays_stock": len(hot[STOCK]),
+            "gain_over_predicted": next((row["agreement"] for row in of(self.gains)), None),
+            "labels_confirmed": sum(row["fits"] for row in labels), "labels": len(labels),
+        }  # fmt: skip
 
 
 def run_pair(
@@ -117,9 +155,10 @@ def run_pair(
                 repeats=repeats, warmup=1, budget=budget * len(ways), sample_seconds=SAMPLE, device=data.x.device,
             )  # fmt: skip
             rows = [
-                {"plan": name, "predicted": predicted[name], "measured": t.median, "fastest": t.best}
+                {"plan": name, "predicted": predicted[name], "measured": t.median, "fastest": t.best,
+                 "figure": results.figure(t)}
                 for name, t in timings.items()
-            ]
+            ]  # fmt: skip
             if workers > 1 and count == 1:
                 rows += analysis_plans.strategies(workload, computer, workers)
             found.cells.append(Cell(model, graph, count, rows))
@@ -162,7 +201,7 @@ def command(
     ] = 3,
     device: Annotated[str, typer.Option(help="cpu, or cuda: the card instead of numbers of threads.")] = "cpu",
     kept: Annotated[bool, typer.Option(help="Use the machine file of an earlier run instead of probing now.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Write the cells to this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Put a row of each cell into this file.")] = None,
 ) -> None:
     """Predicted against measured: step time, order of plans, memory, replay, overhead."""
     out = report.console()
@@ -172,7 +211,7 @@ def command(
     words = threads.split(",") if threads else ["1", str(machine.cores())]
     expect(all(w.isdigit() and int(w) for w in words), f"bench analysis: '--threads' is {threads!r}, wanted 1 or more")
     expect(workers >= 0, f"bench analysis: '--workers' is {workers}, wanted 0 or more")
-    writable(json, "bench analysis: '--json'")
+    writable(csv, "bench analysis: '--csv'")
     for name in names:  # before the machine is measured
         make(name, 1, 1, 2)
     for graph in places:
@@ -191,12 +230,9 @@ def command(
                     repeats=repeats, budget=budget, workers=workers, replays=replays, processes=processes,
                 )  # fmt: skip
                 step(f"{model}, {graph}")
-                if json is not None:  # kept as they come
-                    report.write_json(json, found.to_rows())
+                results.save(csv, found.to_rows(workers, replays > 0, device))  # kept as they come
     found.load, found.seconds = (before, os.getloadavg()[0]), time.perf_counter() - start
     show(out, found)
-    if json is not None:
-        report.write_json(json, found.to_rows())
 
 
 def show(out: Console, found: Findings) -> None:

@@ -25,13 +25,14 @@ from stretto.analyze.machine_file import Machine
 from stretto.analyze.models import as_data, make
 from stretto.analyze.predict import step_seconds
 from stretto.analyze.workload import Workload
-from stretto.bench import machine, report
+from stretto.bench import report, results
 from stretto.bench.run import threads as limited
 from stretto.tune.timing import measure
 
 LAYERS = (1, 2, 3, 4, 6, 8)
 STARS = (17, 65, 257, 1025, 4097, 16385, 65537)  # nodes: the degree is one less
 WIDTH = 8
+STOCK = "stock"
 SIDE_BY_SIDE = ((1, 8), (2, 4), (4, 2), (8, 1), (1, 4), (2, 2), (4, 1), (1, 2), (2, 1), (1, 1))  # branches, layers each
 
 
@@ -74,7 +75,7 @@ def branches(model: str, repeats: int) -> list[dict[str, Any]]:
     taken = measure({name: one.run for name, one in work.items()}, repeats=repeats, warmup=3)
     return [
         {"model": model, "branches": name, "kernels": trace.launches, "chain": depth(trace, 7).launches,
-         "measured": taken[name].median}
+         "measured": taken[name].median, "figure": results.figure(taken[name], 1e6)}
         for name, trace in traces.items()
     ]  # fmt: skip
 
@@ -101,7 +102,7 @@ def launches(model: str, repeats: int, computer: Machine) -> list[dict[str, Any]
     return [
         {"model": model, "layers": layers, "kernels": trace.launches, "chain": depth(trace, 7).launches,
          "predicted": step_seconds(trace, computer), "measured": taken[str(layers)].median,
-         "q20": taken[str(layers)].quantile(0.2), "q80": taken[str(layers)].quantile(0.8)}
+         "figure": results.figure(taken[str(layers)], 1e6)}
         for layers, trace in traces.items()
     ]  # fmt: skip
 
@@ -118,13 +119,33 @@ def stars(repeats: int, computer: Machine) -> list[dict[str, Any]]:
         ideal = float(found.work) / found.depth.steps
         rows.append({"degree": size - 1, "log d": float(np.log2(size - 1)), "depth": found.depth.steps, "W/D": ideal})
     taken = measure(calls, repeats=repeats, warmup=3)
-    return [row | {"measured": taken[str(size)].median} for row, size in zip(rows, STARS, strict=True)]
+    return [
+        row | {"measured": taken[str(size)].median, "figure": results.figure(taken[str(size)], 1e6)}
+        for row, size in zip(rows, STARS, strict=True)
+    ]
+
+
+def to_row(found: dict[str, Any], repeats: int) -> results.Row:
+    """A step on eight nodes or on a star, as it is written down; the fits follow from these rows."""
+    if "degree" in found:
+        kind, shape = "star", f"degree {found['degree']}"
+    elif "branches" in found:
+        kind, shape = "side by side", found["branches"]
+    else:
+        kind, shape = "stack", f"1 x {found['layers']}"
+    case = {"model": found.get("model", "gcn"), "kind": kind, "shape": shape}
+    more = {name: found.get(name) for name in ("kernels", "chain", "depth", "W/D")}
+    more["predicted"] = found["predicted"] * 1e6 if "predicted" in found else None
+    command = f"stretto bench latency --models {case['model']} --repeats {repeats}"
+    return results.row(
+        "latency", case, {STOCK: found["figure"]}, command=command, stock=STOCK, rivals=(), unit="us", more=more
+    )
 
 
 def command(
     models: Annotated[str, typer.Option(help="Models, separated by commas.")] = "gcn,sage,gat",
     repeats: Annotated[int, typer.Option(help="Steps of each to time.")] = 50,
-    json: Annotated[Path | None, typer.Option(help="Write the rows to this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Put the rows into this file.")] = None,
 ) -> None:
     """Latency of a launch fitted to chains of kernels, and the time of an aggregation to its degree."""
     out = report.console()
@@ -170,5 +191,4 @@ def command(
             f"{'depth' if what == 'depth' else 'time'} = {start:.1f} {unit} + {slope:.3g} per {words}, R2 {fit:.3f}"
         )
         rows.append({"star": what, "start": start, "slope": slope, "r2": fit})
-    if json is not None:
-        report.write_json(json, [*rows, {"machine": machine.facts()}])
+    results.save(csv, [to_row(row, repeats) for row in rows if "measured" in row])

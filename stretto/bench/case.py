@@ -1,7 +1,7 @@
 """What is measured: a Spec (the words of the command line) and the Case it stands for (tensors and candidates)."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -92,3 +92,17 @@ class Outcome:
     timing: Timing | None = None
     peak_bytes: int | None = None
     reason: str = ""
+
+
+def reasons(outcomes: Iterable[Outcome]) -> str:
+    """Who did not run, and why."""
+    return "; ".join(f"{o.name}: {o.reason}" for o in outcomes if o.reason)
+
+
+def details(outcomes: Iterable[Outcome], ours: str, stock: str) -> dict[str, object]:
+    """What a row says of outcomes beside the times of ours and of stock: memory, error, other candidates."""
+    known = {o.name: o for o in outcomes}
+    mib = {name: o.peak_bytes / 2**20 for name, o in known.items() if o.peak_bytes is not None}
+    others = {f"{o.name} ms": o.timing.median * 1e3 for o in known.values() if o.timing and o.name not in (ours, stock)}
+    error = known[ours].error if ours in known else None
+    return {"error": error, "ours_mib": mib.get(ours), "stock_mib": mib.get(stock), **others}

@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.table import Table
 
 from stretto.analyze import machine_file
-from stretto.bench import breakeven, report
+from stretto.bench import breakeven, report, results
+from stretto.bench.case import OURS
 from stretto.bench.hosseini import SAME, SETTINGS, SKIPPED, SPARSITIES, Cell, run
 from stretto.bench.hosseini_cells import cells
 from stretto.bench.run import threads as limited
 from stretto.errors import fail
-from stretto.profile.contest import interval
-from stretto.tune.timing import Timing, ratio
+from stretto.tune.timing import ratio
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,10 @@ def _oblivious(done: list[Cell]) -> Finding | None:
     return Finding("many central ops ignore sparsity", len(flat) * 2 >= len(effects), text)
 
 
-def command(out: Console, *, threads: int, repeats: int, only: str, device: str = "cpu") -> list[dict[str, object]]:
-    """Run the study's cells whose label contains `only`, show them, then the findings."""
+def command(
+    out: Console, *, threads: int, repeats: int, only: str, device: str = "cpu"
+) -> tuple[list[results.Row], bool]:
+    """Run the study's cells whose label contains `only`, show them and the findings. -> rows, whether ours failed"""
     setting = SETTINGS[device]
     labels = [cell.label for cell in cells(setting)]
     wanted = sum(only in label for label in labels)
@@ -135,6 +137,7 @@ def command(out: Console, *, threads: int, repeats: int, only: str, device: str 
         if len(found) < STATEMENTS:
             missing = f"{STATEMENTS - len(found)} of the study's {STATEMENTS} findings cannot be judged on this part."
             out.print(missing, style="yellow", highlight=False)
+    edge = None
     if not only:
         with limited(threads):
             edge = breakeven.run(machine_file.get(device=device), device=device)
@@ -142,13 +145,10 @@ def command(out: Console, *, threads: int, repeats: int, only: str, device: str 
     for finding in found:
         word = ("TRUE" if finding.holds else "FALSE") + (" in this part" if only else " here")
         out.print(f"{word}: {finding.statement}: {finding.numbers}", soft_wrap=True, highlight=False)
-    return [
-        *_records(chosen),
-        *(
-            {"finding": f.statement, "holds": f.holds, "numbers": f.numbers, "judged on": f.part, "reason": ""}
-            for f in found
-        ),
-    ]
+    written = [row for cell in chosen for row in rows(cell, threads, device)]
+    if edge is not None:
+        written.append(_break_even_row(edge, threads, device))
+    return written, any(OURS in cell.failed for cell in chosen)
 
 
 def not_to_be_had(done: list[Cell]) -> dict[str, str]:
@@ -167,27 +167,39 @@ def _milliseconds(cell: Cell, sparsity: float, name: str) -> str:
     return "-" if timing is None else f"{timing.median * 1e3:.3f}"
 
 
-def _records(done: list[Cell]) -> list[dict[str, object]]:
-    records: list[dict[str, object]] = []
-    for cell in done:
-        for name, reason in cell.missing.items():
-            records.append({**_place(cell), "candidate": name, "reason": reason})
-        for key in cell.errors | dict.fromkeys(cell.reasons, 0.0):
-            timing = cell.timings.get(key)
-            records.append(
-                {
-                    **_place(cell), "sparsity": key[0], "candidate": key[1], "error": cell.errors.get(key),
-                    "reason": cell.reasons.get(key, ""), **({} if timing is None else _numbers(timing)),
-                }
-            )  # fmt: skip
-    return records
+def rows(cell: Cell, threads: int, device: str) -> list[results.Row]:
+    """A row for every share of zeros of a cell. Stock: the first candidate that is not ours, mostly torch's own."""
+    found = []
+    command = f"stretto bench ops --suite hosseini --only {cell.label!r}" + f" --device {device}" * (device != "cpu")
+    missing = [f"{name}: {reason}" for name, reason in cell.missing.items()]
+    for sparsity, zeros in dict.fromkeys((s, zeros_of(name)) for s, name in [*cell.errors, *cell.reasons]):
+        mine = {n: t for (s, n), t in cell.timings.items() if (s, zeros_of(n)) == (sparsity, zeros)}
+        reasons = [f"{n}: {why}" for (s, n), why in cell.reasons.items() if (s, zeros_of(n)) == (sparsity, zeros)]
+        case = {
+            "op": cell.op, "shape": cell.shape, "dim": cell.dim, "reduce_factor": cell.factor,
+            "structural": cell.structural, "sparsity": sparsity, "zeros": zeros,
+        }  # fmt: skip
+        stock = next((name for name in mine if name != OURS), "")
+        note = "; ".join(missing + reasons)
+        figures = results.figures(mine)
+        found.append(
+            results.row(
+                "hosseini", case, figures, command=command, threads=threads, device=device, stock=stock, note=note
+            )
+        )
+    return found
 
 
-def _numbers(timing: Timing) -> dict[str, object]:
-    """Median and quantiles, and between what the median lies in 95 % of draws."""
-    return {**timing.to_dict(), "ci_ms": [end * 1e3 for end in interval(timing)]}
+def _break_even_row(edge: breakeven.BreakEven, threads: int, device: str) -> results.Row:
+    case = {"op": "break-even density", "shape": "square", "dim": 0, "reduce_factor": 1}
+    case |= {"structural": True, "sparsity": "", "zeros": ""}
+    found = {"predicted": edge.predicted} | ({} if edge.measured is None else {"measured": edge.measured})
+    return results.row(
+        "hosseini", case, {name: (value,) * 3 for name, value in found.items()}, threads=threads, device=device,
+        ours="predicted", stock="measured", unit="density", command="stretto bench ops --suite hosseini",
+    )  # fmt: skip
 
 
-def _place(cell: Cell) -> dict[str, object]:
-    where = {"suite": "hosseini", "op": cell.op, "shape": cell.shape, "dim": cell.dim}
-    return {**where, "reduce_factor": cell.factor, "structural": cell.structural}
+def zeros_of(candidate: str) -> str:
+    """Where other operands have zeros, as the name of a candidate has it: "addmm, zeros in B 50%, in C 0%"."""
+    return candidate.partition(", zeros ")[2]

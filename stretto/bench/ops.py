@@ -8,14 +8,15 @@ import torch
 import typer
 
 from stretto.analyze.subject import usable, writable
-from stretto.bench import findings, foundation, hosseini, report
-from stretto.bench.case import OURS, Spec
-from stretto.bench.run import run
+from stretto.bench import findings, foundation, hosseini, report, results
+from stretto.bench.case import Spec
+from stretto.bench.run import Result, run
 from stretto.datasets import grammar
 from stretto.errors import expect, fail
 from stretto.ops import OPS
 
-SUITES: dict[str, Callable[..., list[dict[str, object]]]] = {
+# name -> its rows, and whether ours failed the check in any
+SUITES: dict[str, Callable[..., tuple[list[results.Row], bool]]] = {
     "foundation": foundation.command,
     "hosseini": findings.command,
 }
@@ -40,13 +41,13 @@ def command(
     suite: Annotated[str, typer.Option(help=f"A table of targets instead of one cell: {', '.join(SUITES)}.")] = "",
     only: Annotated[str, typer.Option(help="Of a suite, the lines that contain this text.")] = "",
     device: Annotated[str, typer.Option(help="cpu; cuda: of the suite hosseini.")] = "cpu",
-    json: Annotated[Path | None, typer.Option(help="Write one record per candidate to this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Put the rows into this file.")] = None,
 ) -> None:
     """Check each candidate of an op against the fp64 reference, then time all of them in turns."""
     _refuse_what_is_not_meant(context, "a suite" if suite else "one cell")
     least = hosseini.REPEATS if suite == "hosseini" and _was_given(context, "repeats") else 1
     expect(repeats >= least, f"bench ops: '--repeats' is {repeats}, wanted at least {least}")
-    writable(json, "bench ops: '--json'")
+    writable(csv, "bench ops: '--csv'")
     out = report.console()
     threads = threads or torch.get_num_threads()
     if suite:
@@ -55,20 +56,21 @@ def command(
         where = {"device": usable(device)} if suite in ON_A_CARD else {}
         if device != "cpu" and not where:
             fail(f"bench ops: '--device' is {device!r}, wanted cpu for the suite {suite}")
-        records = SUITES[suite](out, threads=threads, repeats=repeats, only=only, **where)
+        rows, failed = SUITES[suite](out, threads=threads, repeats=repeats, only=only, **where)
     else:
         if device != "cpu":
             fail(f"bench ops: '--device' is {device!r}, wanted cpu without a suite; see stretto bench gpu")
-        records = []
+        rows, failed = [], False
         for name in op.split(",") if op else OPS:
             for columns in width.split(","):
                 if not columns.isdigit():
                     fail(f"bench ops: '--width' is {width!r}, wanted numbers separated by commas")
                 spec = Spec(name, graph, int(columns), dtype, reduce, weight, heads, direction, threads)
-                records += _one(out, spec, repeats)
-    if json is not None:
-        report.write_json(json, records)
-    if any(record.get("candidate") == OURS and record["reason"] for record in records):
+                result = _one(out, spec, repeats)
+                rows.append(result.to_row())
+                failed |= bool(result.failed)
+    results.save(csv, rows)
+    if failed:
         raise typer.Exit(1)
 
 
@@ -84,9 +86,9 @@ def _was_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _one(out: report.Console, spec: Spec, repeats: int) -> list[dict[str, object]]:
+def _one(out: report.Console, spec: Spec, repeats: int) -> Result:
     """Measure and show one cell."""
     with report.progress(0, spec.op) as step:
         result = run(spec, repeats=repeats, after=step)
     report.show(out, result)
-    return result.to_dicts()
+    return result

@@ -14,7 +14,7 @@ from stretto.kernels import native, pages
 from stretto.kernels.cpu import _lib, _pointer, empty, struct
 from stretto.kernels.csr import Csr
 from stretto.kernels.reference_edge import ACTS
-from stretto.kernels.schema import DTYPES, accumulate_type
+from stretto.kernels.schema import CPU, DTYPES, accumulate_type
 
 FORWARD, BY_COLUMN, BY_ROW, _, SUM_BY_ROW, PAIRS = range(6)  # stretto_messages_pass of csrc/abi.h
 
@@ -196,7 +196,7 @@ def softmax_sum_grad(
     edge = None if edge is None else edge.contiguous()
     dx = empty(x.shape, x.dtype) if needs[0] else None
     dedge = empty(edge.shape, edge.dtype) if needs[1] and edge is not None else None
-    dheat = torch.zeros(x.size(1), dtype=acc) if needs[2] else None
+    dheat = torch.zeros(x.size(1), dtype=acc, device=CPU) if needs[2] else None
     out, most, inverse = kept
     fields = _SoftmaxSumStruct(
         width=x.size(1),

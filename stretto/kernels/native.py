@@ -33,6 +33,7 @@ def library() -> ctypes.CDLL | None:
         return _library
     with _lock:
         if not _tried:
+            settings.flag("STRETTO_NATIVE")  # a word that it does not take is no reason to run without the library
             try:
                 _library = _load()
             except (OSError, StrettoError) as error:

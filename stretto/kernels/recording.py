@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
+
+from stretto.kernels.schema import accumulate_type
 
 
 class Recorder(threading.local):
@@ -30,6 +33,14 @@ def looked(t: Any) -> bool:
         return False
     recorder.program.looked_at.append((t, t._version, t.data_ptr()))
     return True
+
+
+def finite(t: Any) -> bool:
+    """Whether the sum of all values is finite. What is written down is run only where it is."""
+    if recorder.program is not None:
+        recorder.program.expect_finite(t.detach())
+        return True
+    return math.isfinite(float(t.detach().sum(dtype=accumulate_type(t.dtype))))
 
 
 class Recorded:

@@ -3,8 +3,8 @@
 On a small graph a layer is as fast as the Python around its kernels is short; to read its options, to find graph, plan
 and variants again takes ten times as many calls of Python functions as to run them. So once the same layer has met the
 same graph a few times, its step is written down (ops/program.py), and from then on run as long as everything that
-decided it is as it was: options, hooks, parameters and modules inside; the tensor of the graph; types, shapes and layouts
-of the arguments; what torch and the environment are set to. Whatever else is met takes the long way.
+decided it is as it was: options, hooks, parameters and modules inside; the tensor of the graph; types, shapes and
+layouts of the arguments; what torch and the environment are set to. Whatever else is met takes the long way.
 
 On 100 nodes, calls of Python functions before and since, forward and backward: `stretto bench latency`.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 import operator
+import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,10 @@ from torch.nn.modules import module as torch_modules
 
 from stretto import kernels, settings
 from stretto.graph import Graph
+from stretto.kernels.looks import note_trained
 from stretto.kernels.recording import recorder
+from stretto.lifetime import popped_from
+from stretto.nn.own_class import LIBRARIES, METHODS
 from stretto.ops.program import Program, Unfit, write
 from stretto.ops.program_step import step as run_step
 
@@ -38,6 +42,7 @@ GRAPHS = 8  # of a layer that are bound at a time
 WRITTEN_AT = (8, 16, 32, 64)  # calls at which a step is written down, if the times before it was refused
 LARGEST = 1 << 20  # values of an argument, or edges times channels: above, Python is no part of a step's time
 SIMPLE = (bool, int, float, str, type(None))
+CALLED = (types.FunctionType, types.MethodType, functools.partial)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 Long = Callable[..., Any]  # the layer's long way: (conv, *args, **kwargs)
 
@@ -52,8 +57,8 @@ class Met:
     """What is known of a layer on one graph: how often each kind of call was made, and those that are bound."""
 
     graph: weakref.ref[Tensor]
+    cell: dict[int, dict[Hashable, Bound]]  # the steps that are bound, under 0; emptied when the graph's tensor is gone
     calls: dict[Hashable, int] = field(default_factory=dict)
-    bound: dict[Hashable, Bound] = field(default_factory=dict)
     last: tuple[weakref.ref[Tensor], ...] = ()
 
 
@@ -114,14 +119,17 @@ class State:
             if value is not None
         ]
         self.sizes = (len(state["_parameters"]), len(state["_buffers"]))
+        self.stock = self.kind.__base__ if self.kind.__module__ == "stretto.nn.classes" else self.kind
+        self.read_class = operator.attrgetter(*[name for name in ("forward", *METHODS) if hasattr(self.stock, name)])
+        self.methods = self.read_class(self.stock)
         hooks = any(name.endswith("hooks") for name, _ in self.objects)
-        methods = any(hasattr(value, "__self__") for _, value in self.objects)  # they would keep the module alive
-        self.bindable = not hooks and not methods
+        users = any(isinstance(value, CALLED) for _, value in self.objects)  # what they read, no guard can see
+        self.bindable = not hooks and not users and self.stock.__module__.startswith(LIBRARIES)
 
     def holds(self) -> bool:
         """Whether the module is as it was."""
         module = self.module()
-        if module is None or module.__class__ is not self.kind:
+        if module is None or module.__class__ is not self.kind or self.read_class(self.stock) != self.methods:
             return False
         state = module.__dict__
         if len(state) != self.count or self.read(state) != self.values or state["_modules"] != self.modules:
@@ -221,7 +229,7 @@ def step(conv: Any, args: tuple[Any, ...], kwargs: dict[str, Any], long: Long) -
         return MISS
     tensors, rest = parts
     key = (torch.is_grad_enabled(), tuple(kwargs), *rest, *[(t.requires_grad, t.dtype) for t in tensors])
-    bound = met.bound.get(key)
+    bound = met.cell[0].get(key)
     if bound is None:
         return _count(known, met, key, conv, args, kwargs, tensors, long)
     if not bound.fits(tensors, edge_index):
@@ -239,6 +247,9 @@ def _run(
     record = bound.record
     record.calls += 1
     record.path, record.reason, record.plan, record.key, record.avoided = bound.told
+    for t in tensors:
+        if t.requires_grad and t.grad_fn is None:
+            note_trained(t)
     if bound.learns:
         again = functools.partial(long, conv, *args, **kwargs)
         return run_step(bound.program, again, *tensors, *bound.parameters)
@@ -252,14 +263,14 @@ def meet(conv: Any, args: tuple[Any, ...], record: Any) -> None:
     edge_index = args[1]
     known = _layers.get(id(conv))
     if known is None or known.conv() is not conv:
-        # In C, which no signal interrupts.
-        known = _layers[id(conv)] = Layer(weakref.ref(conv, functools.partial(_layers.pop, id(conv))), record)
+        known = _layers[id(conv)] = Layer(popped_from(_layers, id(conv), conv), record)
     number = id(edge_index)
     met = known.met.get(number)
     if met is None or met.graph() is not edge_index:
         while len(known.met) >= GRAPHS:
             known.met.pop(next(iter(known.met)), None)
-        known.met[number] = Met(weakref.ref(edge_index, functools.partial(known.met.pop, number)))
+        cell: dict[int, dict[Hashable, Bound]] = {0: {}}
+        known.met[number] = Met(popped_from(cell, 0, edge_index), cell)
 
 
 def forget(conv: Any = None) -> None:
@@ -300,7 +311,7 @@ def _count(
     if all(state.bindable for state in made.states) and _same_on_other_values(conv, made, args, kwargs, tensors, long):
         made.record = known.record
         made.told = (made.record.path, made.record.reason, made.record.plan, made.record.key, made.record.avoided)
-        met.bound[key] = made
+        met.cell[0][key] = made
     else:
         logger.debug("stretto: %s is not bound: on other values it computes something else", type(conv).__name__)
     return out

@@ -95,7 +95,7 @@ def with_statistics(
     of the network, in order. learned: what its blocks have gradients for. Running statistics move on, as in a call.
     """
     dropped = {module: module.p for module in modules if type(module) is nn.Dropout and module.training}
-    seed = int(torch.randint(2**63 - 1, ())) if dropped else 0
+    seed = int(torch.randint(2**63 - 1, (), device="cpu")) if dropped else 0
     if dropped:  # by its first edge a block knows itself
         edge = [*listed(edge), torch.arange(graph.num_edges, device=graph.device)]
 

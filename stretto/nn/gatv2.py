@@ -10,6 +10,7 @@ from torch.nn.functional import leaky_relu, linear
 from stretto.graph import Graph
 from stretto.nn import edges, gat, streaming
 from stretto.nn.base import Decline, note_attention, weight_of
+from stretto.nn.declines import same_type
 from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer
 from stretto.ops.edge_mlp import edge_mlp
@@ -26,6 +27,7 @@ def fast(
     edges.check_aggr(conv, *edges.SUM)
     weight_of(conv.lin_l, x_src, bias=True)
     weight_of(conv.lin_r, x_dst, bias=True)
+    same_type(x_src, conv.att, conv.bias)
     given = edges.graph_between(conv, edge_index, x_src, x_dst)
     if conv.lin_edge is None and edge_attr is not None:
         raise Decline("edge_attr without edge_dim")

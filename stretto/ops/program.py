@@ -1,10 +1,10 @@
 """A computation written down as it runs, forward and backward, and run again with other tensors: a Program.
 
 On a small graph a layer takes as long as the Python between its kernels. What it does there follows from the shapes,
-types and layouts of its inputs: written down once, operations of torch and calls into libstretto alike, it is a straight
-line of calls of C, compiled as one Python function each way. Nothing that was read from values may be in it: who looks at
-a value, or reads memory that is neither an input's, nor made on the way, nor the graph's own, is refused, and every
-program is compared with what it was written from on other values before it is used.
+types and layouts of its inputs: written down once, operations of torch and calls into libstretto alike, it is a
+straight line of calls of C, compiled as one Python function each way. Nothing that was read from values may be in it:
+who looks at a value, or reads memory that is neither an input's, nor made on the way, nor the graph's own, is refused,
+and every program is compared with what it was written from, on other values, before it is used.
 """
 
 from __future__ import annotations
@@ -286,8 +286,8 @@ def owned(graph: Graph, seen: set[int] | None = None) -> list[Tensor]:
     for csr in {id(c): c for c in (*vars(graph).values(), *derived) if isinstance(c, Csr)}.values():
         found += [t for t in (csr.rowptr, csr.col, csr.edge_id) if t is not None]
         scale = csr.cache.get("scale")
-        if scale is not None and scale[-1] is not None and any(scale[0]() is v for v in found):
-            found.append(scale[-1])
+        if scale is not None and scale[2] and any(scale[0]() is v for v in found):
+            found.append(scale[2][0])
     for inner in (*vars(graph).values(), *derived):
         if isinstance(inner, Graph):
             found += owned(inner, seen)

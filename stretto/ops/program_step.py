@@ -11,7 +11,7 @@ from torch import Tensor
 from stretto.errors import fail
 from stretto.ops.autograd_state import in_given_types
 from stretto.ops.batched import one_by_one
-from stretto.ops.program import Program
+from stretto.ops.program import Program, Unfit
 
 
 class _Step(torch.autograd.Function):
@@ -33,7 +33,7 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         saved, program = ctx.saved_tensors, ctx.program
         if torch.is_grad_enabled():  # create_graph=True: gradients must be differentiable themselves
-            return (None, None, *_differentiable(ctx, grads[0]))
+            return (None, None, *_by_long_way(ctx, grads[0], again=True))
         if ctx.out is not None:
             if ctx.out._version != ctx.version:  # edited in place since: made again
                 if ctx.versions != [t._version for t in ctx.inputs]:
@@ -43,19 +43,23 @@ class _Step(torch.autograd.Function):
                 _, *ctx.beside = program.forward(*ctx.inputs)
             saved = (*saved, *ctx.beside)
         grad = grads[0] if grads[0].is_contiguous() else grads[0].contiguous()
-        if torch.is_autocast_enabled(grad.device.type):
-            with in_given_types(grad.device.type):
-                return (None, None, *program.backward(grad, *saved))
-        return (None, None, *program.backward(grad, *saved))
+        try:
+            if torch.is_autocast_enabled(grad.device.type):
+                with in_given_types(grad.device.type):
+                    return (None, None, *program.backward(grad, *saved))
+            return (None, None, *program.backward(grad, *saved))
+        except Unfit:
+            with torch.enable_grad():
+                return (None, None, *_by_long_way(ctx, grad, again=False))
 
 
-def _differentiable(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-    """The gradients by the long way, which torch can differentiate."""
+def _by_long_way(ctx: Any, grad: Tensor, *, again: bool) -> list[Tensor | None]:
+    """The gradients of the layer's long way. again: they are to be differentiated themselves."""
     out = ctx.again()
     wanted = [t for t, need in zip(ctx.inputs, ctx.needs_input_grad[2:], strict=True) if need]
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again, allow_unused=True))
     return [next(found) if need else None for need in ctx.needs_input_grad[2:]]
 
 
-# What Function.apply does in the end. Before, it looks for transforms of torch.func, which whoever binds a step has seen.
+# What Function.apply does in the end. Before, it looks for transforms of torch.func, of which a bound step has none.
 step: Any = super(torch.autograd.Function, _Step).apply

@@ -29,12 +29,3 @@ def test_every_item_names_tests_that_exist():
                 assert any(name.startswith(word[:-1]) for name in defined[file]), (file, word)
             else:
                 assert word in defined[file], (file, word)
-
-
-def test_results_that_are_named_are_there():
-    if not PAGE.exists():
-        pytest.skip("no docs beside this installation")
-    named = set(re.findall(r"`(?:benchmarks/results/)?([\w-]+\.json)`", PAGE.read_text()))
-    assert len(named) >= 5
-    missing = {name for name in named if not (ROOT / "benchmarks" / "results" / name).exists()}
-    assert not missing

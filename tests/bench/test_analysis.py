@@ -1,13 +1,12 @@
 """The comparison of predicted with measured: it runs to its end, and its summary follows from its rows."""
 
-import json
-
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from stretto import cli
 from stretto.analyze import Machine, machine_file
+from stretto.bench import results
 from stretto.bench.analysis import Cell, Findings, summary
 from stretto.bench.analysis_replays import Told, close, in_processes, merged, middle
 
@@ -17,16 +16,18 @@ def test_command(tmp_path, monkeypatch):
     monkeypatch.setattr(machine_file, "get", lambda **_: Machine())
     words = ["bench", "analysis", "--models", "sage", "--graphs", "er:100:400", "--threads", "1", "--repeats", "2"]
     result = CliRunner().invoke(
-        cli.app, [*words, "--budget", "1", "--replays", "0.5", "--processes", "1", "--json", str(tmp_path / "a.json")]
+        cli.app, [*words, "--budget", "1", "--replays", "0.5", "--processes", "1", "--csv", str(tmp_path / "a.csv")]
     )
     assert result.exit_code == 0, result.output
-    rows = json.loads((tmp_path / "a.json").read_text())
-    replays = [row for row in rows if "hot" in row]
-    assert {row["plan"] for row in replays} == {"as given", "accelerated"}
-    assert any(row["hot"] for row in replays)
-    assert all(row["turns"] >= 5 for row in replays)  # a quarter of twenty turns at least
-    assert any(row["shuffled"] for row in replays)
-    assert [row["model"] for row in rows if "predicted gain ms" in row] == ["sage"]
+    (row,) = results.load(tmp_path / "a.csv")
+    assert (row["model"], row["graph"], row["threads"], row["replays"]) == ("sage", "er:100:400", "1", "yes")
+    for plan in ("ours", "stock"):
+        assert 0 <= int(row[f"replays_met_{plan}"]) <= int(row[f"replays_{plan}"]) != 0
+        assert float(row[f"predicted_{plan}"]) > 0
+        assert float(row[f"memory_{plan}"]) > 0
+    assert float(row["ours_low"]) <= float(row["ours"]) <= float(row["ours_high"])
+    assert int(row["hot_ops"]) > 0
+    assert int(row["ways"]) >= 2
     assert "replay over in-model time, hot ops" in result.output.replace("\n", " ")
 
 
@@ -121,7 +122,7 @@ def test_more_processes_where_it_is_close(replays, agreement, more):
         (["--threads", "0"], "'--threads' is '0', wanted 1 or more"),
         (["--threads", "two"], "'--threads' is 'two'"),
         (["--workers", "-1"], "'--workers' is -1"),
-        (["--json", "nowhere/x.json"], "there is no folder 'nowhere'"),
+        (["--csv", "nowhere/x.csv"], "there is no folder 'nowhere'"),
     ],
     ids=" ".join,
 )

@@ -1,6 +1,6 @@
 """Depth against a clock: the fit is least squares, and the command's rows follow the model."""
 
-import json
+import itertools
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from stretto import cli
 from stretto.analyze import Machine, machine_file
-from stretto.bench import analysis_latency, report
+from stretto.bench import analysis_latency, report, results
 from stretto.bench.analysis_latency import line, plane, tell_apart
 
 
@@ -43,17 +43,20 @@ def test_command(tmp_path, monkeypatch):
     monkeypatch.setattr(machine_file, "get", lambda *_, **__: Machine())
     monkeypatch.setattr(analysis_latency, "STARS", (17, 65, 257))
     monkeypatch.setattr(analysis_latency, "SIDE_BY_SIDE", ((1, 2), (2, 1), (1, 1)))
-    words = ["bench", "latency", "--models", "gcn", "--repeats", "2", "--json", str(tmp_path / "a.json")]
+    words = ["bench", "latency", "--models", "gcn", "--repeats", "2", "--csv", str(tmp_path / "a.csv")]
     result = CliRunner().invoke(cli.app, words)
     assert result.exit_code == 0, result.output
-    rows = json.loads((tmp_path / "a.json").read_text())
-    chains = [row["chain"] for row in rows if "layers" in row]
-    layers = [row["layers"] for row in rows if "layers" in row]
+    rows = results.load(tmp_path / "a.csv")
+    stack = [row for row in rows if row["kind"] == "stack"]
+    layers, chains = [int(row["shape"].removeprefix("1 x ")) for row in stack], [int(row["chain"]) for row in stack]
     per_layer = {(b - a) / (m - n) for (a, n), (b, m) in zip(zip(chains, layers), zip(chains[1:], layers[1:]))}  # noqa: B905
     assert max(per_layer) - min(per_layer) <= 1  # every layer adds as many kernels to the chain
-    side = {row["branches"]: row for row in rows if "branches" in row}
-    assert side["2 x 1"]["kernels"] > side["1 x 1"]["kernels"]
-    assert side["1 x 2"]["chain"] > side["2 x 1"]["chain"]  # as many layers, the chain is shorter side by side
-    (depth,) = [row for row in rows if row.get("star") == "depth"]
-    assert depth["slope"] >= 1  # a level or more for each doubling of the degree
-    assert depth["r2"] > 0.999
+    side = {row["shape"]: row for row in rows if row["kind"] == "side by side"}
+    assert int(side["2 x 1"]["kernels"]) > int(side["1 x 1"]["kernels"])
+    assert int(side["1 x 2"]["chain"]) > int(
+        side["2 x 1"]["chain"]
+    )  # as many layers, the chain is shorter side by side
+    depth = [float(row["depth"]) for row in rows if row["kind"] == "star"]
+    (four_times,) = {b - a for a, b in itertools.pairwise(depth)}
+    assert four_times >= 2  # a level or more for each doubling of the degree
+    assert all(float(row["stock_low"]) <= float(row["stock"]) <= float(row["stock_high"]) for row in rows)

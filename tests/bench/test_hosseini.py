@@ -1,13 +1,11 @@
 """The operator study: every op of it has cells, candidates agree with fp64, findings are judged from the numbers."""
 
-import json
-
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from stretto import cli
-from stretto.bench import findings, hosseini, stock
+from stretto.bench import findings, hosseini, results, stock
 from stretto.bench.hosseini import Cell, run
 from stretto.bench.hosseini_cells import cells
 from stretto.tune.timing import Timing
@@ -143,9 +141,9 @@ def test_every_row_has_a_spread(monkeypatch):
         row = timing.to_dict()
         assert row["min_ms"] <= row["q20_ms"] <= row["median_ms"] <= row["q80_ms"] <= row["max_ms"]
         assert row["min_ms"] < row["max_ms"]
-    for record in findings._records([cell]):
-        low, high = record["ci_ms"]
-        assert record["min_ms"] <= low <= record["median_ms"] <= high <= record["max_ms"]
+    for row in findings.rows(cell, 1, "cpu"):
+        assert float(row["stock_low"]) <= float(row["stock"]) <= float(row["stock_high"])
+        assert float(row["stock_low"]) < float(row["stock_high"])
 
 
 @pytest.mark.parametrize("wrong", [1.5, 1.001], ids=["another op", "off by a thousandth"])
@@ -217,15 +215,16 @@ def test_the_spread_over_all_operands_is_told():
 
 
 def test_command(tmp_path, monkeypatch):
-    words = ["bench", "ops", "--suite", "hosseini", "--only", "gather", "--json", str(tmp_path / "h.json")]
+    words = ["bench", "ops", "--suite", "hosseini", "--only", "gather", "--csv", str(tmp_path / "h.csv")]
     result = CliRunner().invoke(cli.app, words)
     assert result.exit_code == 0, result.output
     assert "TRUE in this part" in result.output or "FALSE in this part" in result.output
     assert "many central ops ignore sparsity" in result.output
     assert "judged on a part of the study" in result.output
-    told = [r for r in json.loads((tmp_path / "h.json").read_text()) if "finding" in r]
-    assert told
-    assert all("those that contain 'gather'" in r["judged on"] for r in told)
+    told = results.load(tmp_path / "h.csv")
+    assert {row["op"] for row in told} == {"gather"}
+    assert {row["sparsity"] for row in told} == {"0", "0.5", "0.9", "0.99"}
+    assert all("those that contain 'gather'" in " ".join(result.output.split()) for _ in told)
     for least, words in ((20, ["--suite", "hosseini"]), (1, ["--suite", "foundation"]), (1, ["--op", "spmm"])):
         monkeypatch.setattr(hosseini, "REPEATS", REPEATS)
         refused = CliRunner().invoke(cli.app, ["bench", "ops", *words, "--repeats", str(least - 1)])
