@@ -111,6 +111,11 @@ class Graph:
         _memo.put(edges, (sizes, flow), graph)
 
     @staticmethod
+    def known(edges: Any) -> list[Graph]:
+        """The graphs that were made of this very tensor."""
+        return _memo.graphs(edges)
+
+    @staticmethod
     def cache_info() -> MemoInfo:
         """How often Graph.of found, recognised by content, or built a graph, and what it holds."""
         return _memo.info()

@@ -102,6 +102,13 @@ class Memo(Generic[G]):
         self.put(tensor, key, graph)
         return graph
 
+    def graphs(self, tensor: Any) -> list[G]:
+        """The graphs of this very tensor, as it is now."""
+        entry = self._by_tensor.get(id(tensor))
+        return (
+            [] if entry is None or entry.ref() is not tensor or entry.look != look(tensor) else [*entry.graphs.values()]
+        )
+
     def knows(self, tensor: Any, key: Hashable) -> bool:
         """Whether get() would find this very tensor's graph."""
         entry = self._by_tensor.get(id(tensor))

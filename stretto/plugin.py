@@ -22,7 +22,7 @@ from stretto.errors import StrettoError, expect
 from stretto.graph import Graph
 from stretto.kernels import looks
 from stretto.loader import arrays, swap
-from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, fold_models, functional, generic, gin, shadow, traced
+from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, bound, fold_models, functional, generic, gin, shadow, traced
 from stretto.nn.base import accelerated_forward, in_place_of, said, set_strict, strict_of, why_stock
 from stretto.nn.classes import class_of, fast_of, stock_of
 from stretto.nn.constructor import why_declined
@@ -243,6 +243,7 @@ def forget() -> None:
     HOIST.clear()
     looks.forget()
     gin.forget()
+    bound.forget()
     arrays.forget()
 
 

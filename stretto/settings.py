@@ -147,6 +147,16 @@ def get(name: str) -> str:
     return value
 
 
+_DECIDING = tuple(
+    _KEYS[f"STRETTO_{name}"] for name in ("PLAN", "BACKEND", "SHADOW", "TUNE", "HOIST_MB", "NATIVE", "CPU", "INDEX")
+)
+
+
+def deciding() -> tuple[bytes | None, ...]:
+    """The variables that decide how a layer runs, as they are: to compare with what they were."""
+    return tuple(map(_TABLE.get, _DECIDING))
+
+
 def torch_kernels() -> bool:
     """Whether STRETTO_BACKEND=torch: no kernel of ours runs."""
     raw = _TABLE.get(_BACKEND)

@@ -6,7 +6,6 @@ plans on torch's own kernels.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from stretto.compile.powers import FORMED, multiplied
 from stretto.compile.together import Groups, worth_it
 from stretto.graph import Graph
 from stretto.graph_kept import kept_with
+from stretto.kernels.recording import finite
 from stretto.ops import taped
 from stretto.ops.product import product, product_and_sums, two_products
 from stretto.ops.rows import all_reached
@@ -196,7 +196,7 @@ class Evaluation:
         if not isinstance(node, MatMul) or not isinstance(node.left, Transpose) or found.device.type != "cpu":
             return found
         unread = self._without_edges(node.left.of)
-        if unread is None or math.isfinite(float(found.sum())):
+        if unread is None or finite(found):
             return found
         return product(self.value(node.left), torch.where(unread.unsqueeze(1), 0.0, self.value(node.right)))
 

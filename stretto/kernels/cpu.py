@@ -11,6 +11,7 @@ from stretto.kernels import native, pages
 from stretto.kernels.csr import Csr
 from stretto.kernels.looks import settled
 from stretto.kernels.pool import empty
+from stretto.kernels.recording import recorder
 from stretto.kernels.schema import CPU, DTYPES, REDUCES, accumulate_type
 from stretto.lifetime import popped_from
 
@@ -56,6 +57,8 @@ def struct(csr: Csr, *, in_row_order: bool = False) -> int:
         )
         # Of two threads' structs the first: the other is freed while nobody holds its address.
         kept = csr.cache.setdefault(key, (ctypes.addressof(fields), fields))
+    if recorder.program is not None:
+        recorder.program.matrices[kept[0]] = csr
     return kept[0]
 
 
@@ -278,10 +281,7 @@ def _scale_of_edges(csr: Csr, scale: Tensor) -> Tensor | None:
     return known[2][0]
 
 
-def _lib() -> ctypes.CDLL:
-    lib = native.library()
-    assert lib is not None
-    return lib
+_lib = native.here
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

@@ -15,7 +15,7 @@ from stretto.kernels.schema import CPU, DTYPES
 WIDEST = 256  # values in a row
 BLOCK, MOST_TASKS = 64, 8  # rows that go through a chain together; shares of the weights' gradients
 KINDS = {"dense": 0, "relu": 1, "softplus": 2, "scale": 3}  # stretto_stage_kind of csrc/abi.h
-_STAGE = struct.Struct("qqPPdPPP")  # stretto_stage of csrc/abi.h
+STAGE = struct.Struct("qqPPdPPP")  # stretto_stage of csrc/abi.h
 
 # ("dense", whether it has a bias), ("relu", None), ("softplus", shift), ("scale", None); a Linear has a weight [o, i]
 # and maybe a bias [o] among the tensors, a scale one factor for each row [n].
@@ -53,7 +53,7 @@ def chain(stages: Sequence[Stage], rows: Tensor, tensors: Sequence[Tensor], kept
             kept.append(tensors[at])
             at += 1
         shift = detail if name == "softplus" else 0.0
-        packed.append(_STAGE.pack(KINDS[name], width, weight, bias, shift, to.data_ptr(), 0, 0))
+        packed.append(STAGE.pack(KINDS[name], width, weight, bias, shift, to.data_ptr(), 0, 0))
         rows = to
     scratch = torch.empty(weights, dtype=first.dtype, device=CPU)
     native.check(
@@ -106,7 +106,7 @@ def chain_grad(
             weight = saved.data_ptr()
             at += 1
         shift = detail if name == "softplus" else 0.0
-        packed.append(_STAGE.pack(KINDS[name], width, weight, bias, shift, saved.data_ptr(), dweight, dbias))
+        packed.append(STAGE.pack(KINDS[name], width, weight, bias, shift, saved.data_ptr(), dweight, dbias))
     blocks = -(-n // BLOCK)
     tasks = -(-blocks // -(-blocks // MOST_TASKS))
     drows = torch.empty(n, i, dtype=dtype, device=CPU) if need_rows else None
@@ -128,5 +128,4 @@ def chain_grad(
     return drows, found
 
 
-def _lib() -> Any:
-    return native.library()
+_lib = native.here

@@ -24,7 +24,7 @@ Terms = tuple[Tensor | None, ...]  # row, col, edge of the first factor, then of
 # stretto_messages of csrc/abi.h: width and activations; addresses of the six terms, of the result and its gradient, of
 # the six gradients; steps from row to row of terms and gradients; root, pairs. Packed rather than a ctypes.Structure:
 # on mini-batches setting a field at a time takes longer than the kernel.
-_MESSAGES = struct_module.Struct("3q 8P 6P 12q P q d P q")
+MESSAGES = struct_module.Struct("3q 8P 6P 12q P q d P q")
 _ORDER = (0, 3, 1, 4, 2, 5)  # row of both factors, col of both, edge of both
 
 
@@ -80,7 +80,7 @@ def edge_messages(
     if out.numel():
         codes = ACTS.index(acts[0]), ACTS.index(acts[1])
         addresses, steps = _points(tensors)
-        fields = _MESSAGES.pack(
+        fields = MESSAGES.pack(
             width, *codes, *addresses, out.data_ptr(), 0, *_ABSENT, *steps, *_ABSENT, *_rooted(root), 0, 0
         )
         _call("stretto_edge_messages", csr, dtype, fields, FORWARD)
@@ -120,7 +120,7 @@ def edge_messages_grad(
 
     def run(graph: Csr, step: int, *wanted: Tensor | None) -> None:
         places, dsteps = _points(wanted)
-        fields = _MESSAGES.pack(*terms, *places, *steps, *dsteps, *rest)
+        fields = MESSAGES.pack(*terms, *places, *steps, *dsteps, *rest)
         _call("stretto_edge_messages", graph, grad.dtype, fields, step)
 
     if pairs is not None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from stretto import settings
 from stretto.kernels import pages
+from stretto.kernels.recording import recorder
 from stretto.kernels.schema import CPU
 
 LEAST = 1 << 20  # smaller buffers come out of the allocator's own free lists
@@ -36,7 +37,7 @@ _bytes = 0
 def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor on the CPU. Its memory may be that of a former result."""
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < LEAST or _use_count is None:
+    if nbytes < LEAST or _use_count is None or recorder.program is not None:
         return torch.empty(shape, dtype=dtype, device=CPU)
     size = size_class(nbytes)
     with _lock:

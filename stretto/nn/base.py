@@ -131,7 +131,7 @@ def stock_wanted() -> bool:
 
 def accelerated_forward(stock: type, fast: Fast, stock_forward: Any = None) -> Callable[..., Any]:
     """A forward that runs fast(self, ...) where it may, elsewhere stock's own: the one given, or what it is by then."""
-    from stretto.nn import adjacency, compiled, inside_compile, shadow  # they import this module
+    from stretto.nn import adjacency, bound, compiled, inside_compile, shadow  # they import this module
 
     name, like = stock.__name__, stock.forward  # type: ignore[attr-defined]
 
@@ -146,6 +146,9 @@ def accelerated_forward(stock: type, fast: Fast, stock_forward: Any = None) -> C
             return stock_forward(self, *args, **kwargs)
         if stock_wanted():
             return stock_forward(self, *args, **kwargs)
+        out = bound.step(self, args, kwargs, usual)
+        if out is not bound.MISS:
+            return out
         if settings.get("STRETTO_TUNE") == "full":
             return compiled.race(self, usual, stock_forward, args, kwargs)
         return usual(self, *args, **kwargs)
@@ -182,6 +185,8 @@ def accelerated_forward(stock: type, fast: Fast, stock_forward: Any = None) -> C
                 raise
             else:
                 record.path, record.reason = "fast", ""
+                if off:
+                    bound.meet(self, args, record)
                 return out if watch is None else watch.judged(out, fast, stock_forward)
         _tell(self, record, reason)
         record.begun = record.begun or (saved_elsewhere() and is_lazy(self))

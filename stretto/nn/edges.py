@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from stretto.compile import Adjacency
 from stretto.graph import Graph
-from stretto.kernels import accumulate_type
+from stretto.kernels.recording import finite
 from stretto.nn import adjacency
 from stretto.nn.base import LAZY, Decline, check_input, weight_of
 from stretto.nn.base import is_stock as is_stock  # layers ask edges for it
@@ -151,7 +150,7 @@ def seems_finite(tensor: Tensor) -> bool:
     """Whether the sum of all values is finite. Not looked at on a device, where the host would wait for the answer."""
     if tensor.device.type != "cpu":
         return True
-    return math.isfinite(float(tensor.detach().sum(dtype=accumulate_type(tensor.dtype))))
+    return finite(tensor)
 
 
 def with_loops(conv: Any, graph: Graph, num_loops: int) -> Graph:

@@ -13,6 +13,7 @@ from torch_geometric.nn.models import MLP
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
 from stretto.kernels import denormals
 from stretto.kernels.looks import settled
+from stretto.kernels.recording import looked
 from stretto.nn import adjacency, folds
 from stretto.nn.base import LINEAR, Decline, check_input, hooked, note_plan, record_of, weight_of
 from stretto.nn.declines import pair_of, same_type
@@ -100,6 +101,8 @@ def _with_norm(nn: Any, first: Any, rest: Rest, weight: Tensor, rows: int) -> tu
 
 def number(scalar: Tensor) -> float:
     """The value of a tensor of one element; asked of a device once per change, since the host waits for the answer."""
+    if scalar.device.type == "cpu" and looked(scalar):
+        return float(scalar.detach().numpy().item())  # without torch's eyes, where the step is being written down
     look = None if scalar.device.type == "cpu" else settled(scalar)
     if look is None:
         return scalar.item()
