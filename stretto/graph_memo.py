@@ -105,9 +105,9 @@ class Memo(Generic[G]):
     def graphs(self, tensor: Any) -> list[G]:
         """The graphs of this very tensor, as it is now."""
         entry = self._by_tensor.get(id(tensor))
-        return (
-            [] if entry is None or entry.ref() is not tensor or entry.look != look(tensor) else [*entry.graphs.values()]
-        )
+        if entry is None or entry.ref() is not tensor or entry.look != _look(tensor):
+            return []
+        return [*entry.graphs.values()]
 
     def knows(self, tensor: Any, key: Hashable) -> bool:
         """Whether get() would find this very tensor's graph."""

@@ -338,7 +338,8 @@ def _same_on_other_values(
     """Whether the program computes what the layer does, with other values of all that is handed to it."""
     own = _own(conv)
     fixed = {id(t) for t, _, _ in bound.program.looked_at}
-    others = {id(t): _twin(t) if id(t) in fixed else _other(t) for t in (*tensors, *own)}
+    with torch.random.fork_rng(devices=[]):
+        others = {id(t): _twin(t) if id(t) in fixed else _other(t) for t in (*tensors, *own)}
     copy = _copied(conv, others)
     ours = [_twin(others[id(t)]) for t in (*tensors, *own)]
     theirs = [others[id(t)] for t in (*tensors, *own)]

@@ -143,27 +143,30 @@ class Writer(TorchDispatchMode):
         if isinstance(value, int):
             return self._address(name, value, reads)
         if isinstance(value, bytes) and name in PACKED:
-            packing = PACKED[name]
-            packed = []
-            for at in range(0, len(value), packing.size):
-                fields = zip(_codes(packing.format), packing.unpack(value[at : at + packing.size]), strict=True)
-                inner = [self._word(name, "p" if code == "P" else "", v, reads) for code, v in fields]
-                packed.append(f"{self._constant(packing.pack)}({', '.join(v if v != 'None' else '0' for v in inner)})")
-            return " + ".join(packed)
+            return self._packed(name, PACKED[name], value, reads)
         fields = getattr(value, "_obj", None)  # of ctypes.byref
         if not isinstance(fields, ctypes.Structure):
             self.refuse(f"{name} takes a {type(value).__name__}")
             return "None"
         words = []
-        for at, kind, *_ in fields._fields_:
-            inner = getattr(fields, at)
-            pointer = kind is ctypes.c_void_p and inner
-            simple = inner is None or isinstance(inner, (int, float))
-            words.append(
-                self._address(name, inner, reads) if pointer else
-                self._word(name, "", inner, reads) if simple else self._constant(inner)
-            )  # fmt: skip
+        for field_name, kind, *_ in fields._fields_:
+            inner = getattr(fields, field_name)
+            if kind is ctypes.c_void_p and inner:
+                words.append(self._address(name, inner, reads))
+            elif inner is None or isinstance(inner, (int, float)):
+                words.append(self._word(name, "", inner, reads))
+            else:
+                words.append(self._constant(inner))
         return f"byref({self._constant(type(fields))}({', '.join(words)}))"
+
+    def _packed(self, name: str, packing: Any, value: bytes, reads: list[int]) -> str:
+        """Fields packed side by side, once or several times."""
+        parts = []
+        for at in range(0, len(value), packing.size):
+            fields = zip(_codes(packing.format), packing.unpack(value[at : at + packing.size]), strict=True)
+            words = [self._word(name, "p" if code == "P" else "", v, reads) for code, v in fields]
+            parts.append(f"{self._constant(packing.pack)}({', '.join(words)})")
+        return " + ".join(parts)
 
     def _address(self, name: str, address: int, reads: list[int]) -> str:
         csr = self.matrices.get(address)
@@ -308,9 +311,10 @@ def write(
             out = function()
         if not isinstance(out, Tensor):
             return out, None, "the result is no tensor"
-        middle, grad, gradients = len(writer.lines), None, [None] * len(inputs)
+        middle, grad = len(writer.lines), None
+        gradients: list[Maybe] = [None] * len(inputs)
         if out.requires_grad and not writer.why:
-            grad = torch.randn_like(out, memory_format=torch.contiguous_format, requires_grad=False)
+            grad = torch.ones_like(out, memory_format=torch.contiguous_format, requires_grad=False)
             writer.add(grad)
             wanted = [k for k, t in enumerate(inputs) if t.requires_grad]
             with writer:
@@ -321,5 +325,7 @@ def write(
                 gradients[k] = g
     finally:
         recorder.program = before
-    program = None if writer.why else Program(writer, middle, out, grad, gradients)
+    if writer.why:
+        return out, None, writer.why
+    program = Program(writer, middle, out, grad, gradients)
     return out, None if writer.why else program, writer.why

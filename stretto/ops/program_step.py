@@ -26,7 +26,7 @@ class _Step(torch.autograd.Function):
         else:
             ctx.save_for_backward(*[inputs[k] for k in program.inputs_read], *saved)
             ctx.out = None
-        return out  # type: ignore[no-any-return]
+        return out
 
     @staticmethod
     @one_by_one
