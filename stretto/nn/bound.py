@@ -298,7 +298,8 @@ def _count(
     if count not in WRITTEN_AT or any(world(args[1].device.type)[:10]):
         return MISS
     # What comes again and again unchanged may be served from what is kept of it; a step must know which it is.
-    same = [ref() for ref in before] == [ref() for ref in constant]
+    pairs = zip(before, constant, strict=False)
+    same = len(before) == len(constant) and all(a() is b() for a, b in pairs)
     own = _own(conv)
     if not _worth(args[1], (*tensors, *own)) or (constant and not same) or not all(map(_plain, (*tensors, *own))):
         met.calls[key] = WRITTEN_AT[-1]
