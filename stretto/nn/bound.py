@@ -16,8 +16,7 @@ import logging
 import operator
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +30,7 @@ from stretto.graph import Graph
 from stretto.kernels.looks import note_trained
 from stretto.kernels.recording import recorder
 from stretto.lifetime import popped_from
+from stretto.nn.other_values import same_on_other_values
 from stretto.nn.own_class import LIBRARIES, METHODS
 from stretto.ops.program import Program, Unfit, write
 from stretto.ops.program_step import step as run_step
@@ -43,7 +43,6 @@ WRITTEN_AT = (8, 16, 32, 64)  # calls at which a step is written down, if the ti
 LARGEST = 1 << 20  # values of an argument, or edges times channels: above, Python is no part of a step's time
 SIMPLE = (bool, int, float, str, type(None))
 CALLED = (types.FunctionType, types.MethodType, functools.partial)
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 Long = Callable[..., Any]  # the layer's long way: (conv, *args, **kwargs)
 
 _hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
@@ -309,7 +308,9 @@ def _count(
         logger.debug("stretto: %s is not bound: %s", type(conv).__name__, why)
         return out
     made = Bound(conv, program, tensors, long, args[1])
-    if all(state.bindable for state in made.states) and _same_on_other_values(conv, made, args, kwargs, tensors, long):
+    if all(state.bindable for state in made.states) and same_on_other_values(
+        conv, program, args, kwargs, tensors, own, long
+    ):
         made.record = known.record
         made.told = (made.record.path, made.record.reason, made.record.plan, made.record.key, made.record.avoided)
         met.cell[0][key] = made
@@ -331,80 +332,3 @@ def _plain(t: Tensor) -> bool:
         and t.device.type == "cpu"
         and not t.is_inference()
     )
-
-
-def _same_on_other_values(
-    conv: Any, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], long: Long
-) -> bool:
-    """Whether the program computes what the layer does, with other values of all that is handed to it."""
-    own = _own(conv)
-    fixed = {id(t) for t, _, _ in bound.program.looked_at}
-    with torch.random.fork_rng(devices=[]):
-        others = {id(t): _twin(t) if id(t) in fixed else _other(t) for t in (*tensors, *own)}
-    copy = _copied(conv, others)
-    ours = [_twin(others[id(t)]) for t in (*tensors, *own)]
-    theirs = [others[id(t)] for t in (*tensors, *own)]
-
-    def given(value: Any) -> Any:
-        return tuple(map(given, value)) if type(value) is tuple else others.get(id(value), value)
-
-    results = []
-    with torch.random.fork_rng(devices=[]):
-        for run, inputs in (
-            (lambda: long(copy, *map(given, args), **{k: given(v) for k, v in kwargs.items()}), theirs),
-            (lambda: run_step(bound.program, None, *ours), ours),
-        ):
-            torch.manual_seed(0)
-            out = run()
-            wanted = [t for t in inputs if t.requires_grad]
-            flow = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
-            found = torch.autograd.grad(out, wanted, flow, allow_unused=True) if out.requires_grad else ()
-            results.append([out, *found, *[t for t in inputs if not t.requires_grad]])
-    return all(_close(a, b) for a, b in zip(*results, strict=True))
-
-
-def _other(t: Tensor) -> Tensor:
-    """Other values of the same kind, a little larger: what is positive stays so."""
-    if not t.is_floating_point():
-        return t.detach().clone()
-    other = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
-    other.copy_(t.detach() * (1 + 0.5 * torch.rand_like(t)) + 0.01 * torch.rand_like(t))
-    return other.requires_grad_(t.requires_grad)
-
-
-def _twin(t: Tensor) -> Tensor:
-    twin = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t.detach())
-    return twin.requires_grad_(t.requires_grad)
-
-
-def _copied(module: Any, others: dict[int, Tensor]) -> Any:
-    """A module like this one with other parameters and buffers; what PyG does when one is copied is not wanted."""
-    copy = object.__new__(type(module))
-    copy.__dict__.update(vars(module))
-    for number, parameter in [(id(t), t) for t in module._parameters.values() if t is not None]:
-        others[number] = nn.Parameter(others[number].detach(), parameter.requires_grad)
-    for name in ("_parameters", "_buffers"):
-        table = vars(module)[name]
-        copy.__dict__[name] = {k: None if t is None else others[id(t)] for k, t in table.items()}
-    copy.__dict__["_modules"] = {k: None if m is None else _copied(m, others) for k, m in module._modules.items()}
-    return copy
-
-
-def _close(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    limit = TOLERANCE.get(a.dtype, 3e-2)
-    return bool((a - b).double().norm() <= limit * (b.double().norm() + 1e-12))
-
-
-@contextmanager
-def unbound() -> Iterator[None]:
-    """Every call takes the long way inside: for who watches kernels or measures plans."""
-    global step
-    before, step = step, lambda *_: MISS
-    try:
-        yield
-    finally:
-        step = before
