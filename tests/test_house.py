@@ -20,12 +20,15 @@ PACKAGE = ROOT / "stretto"
 LAYERS = (
     ("errors", "settings", "datasets", "memory"),
     ("kernels",),
+    ("machine",),
     ("graph", "tune"),
     ("ops",),
     ("compile", "loader"),
     ("nn", "dist"),
     ("plugin", "report", "inference"),
-    ("__main__", "spawned", "cli", "bench", "analyze", "profile", "train", "convert", "demo", "doctor"),
+    ("observe",),
+    ("profile", "analyze", "page"),
+    ("__main__", "spawned", "cli", "bench", "train", "convert", "demo", "doctor"),
 )
 ROW = {unit: row for row, units in enumerate(LAYERS) for unit in units}
 PYG_FROM, PYG_TOO = ROW["nn"], ("loader",)  # torch_geometric is imported from this row on, and in these
@@ -46,7 +49,9 @@ def unit_of(module: str) -> str:
 
 
 def command(path: Path) -> bool:
-    return ROW.get(unit_of(module_of(path)), 0) == len(LAYERS) - 1
+    """Whether it is part of the command line: the last row, and what the row below prints and asks on a terminal."""
+    row = ROW.get(unit_of(module_of(path)), 0)
+    return row == len(LAYERS) - 1 or (row == len(LAYERS) - 2 and path.name in ("command.py", "terminal.py"))
 
 
 def module_of(path: Path) -> str:
@@ -92,17 +97,48 @@ def test_imports_go_down(path):
             assert ROW[other] <= ROW[unit], f"{name_of(path)} (row {ROW[unit]}) imports {module} (row {ROW[other]})"
 
 
+def reached_from(start: str, edges: dict[str, set[str]]) -> set[str]:
+    """All that is imported, directly or through others."""
+    reached, frontier = set(), [start]
+    while frontier:
+        for after in edges[frontier.pop()] - reached:
+            reached.add(after)
+            frontier.append(after)
+    return reached
+
+
 def test_loading_closes_no_circle():
     """Also within a row: whoever is imported first must not need whoever imports it."""
     edges = {m: {o for o in imports_of(p, at_load=True) if o in MODULES and o != m} for m, p in MODULES.items()}
     edges["stretto"] = set()  # the public names: imported by users, not by modules
     for start in edges:
-        reached, frontier = set(), [start]
-        while frontier:
-            for after in edges[frontier.pop()] - reached:
-                reached.add(after)
-                frontier.append(after)
+        reached = reached_from(start, edges)
         assert start not in reached, f"{start} imports itself through some of {sorted(reached)}"
+
+
+def uses() -> dict[str, set[str]]:
+    """Package -> the packages it imports anything of, wherever the import stands, for types alone too."""
+    edges: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        others = {unit_of(m) for m in imports_of(path) if m.split(".")[0] == "stretto"}
+        edges.setdefault(unit_of(module), set()).update(others - {unit_of(module), ""})
+    return edges
+
+
+def test_packages_use_one_another_in_one_direction():
+    edges = uses() | {"": set()}  # stretto itself: the public names
+    for unit in edges:
+        others = reached_from(unit, edges)
+        assert unit not in others, f"{unit} uses itself through some of {sorted(others)}"
+
+
+def test_two_questions_two_packages():
+    """Why is it slow, and would more hardware help, share what they observe, not what they say."""
+    edges = uses()
+    assert "analyze" not in edges["profile"]
+    assert "profile" not in edges["analyze"]
+    assert not edges["page"] & {"profile", "analyze", "observe"}
+    assert not [unit for unit in ("profile", "analyze", "observe", "page", "machine") if "bench" in edges[unit]]
 
 
 @pytest.mark.parametrize("path", sources, ids=name_of)

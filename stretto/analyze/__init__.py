@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from stretto.analyze.analysis import analyze
-from stretto.analyze.machine_file import Machine
 from stretto.analyze.report import Report
-from stretto.analyze.workload import Workload
+from stretto.machine.file import Machine
+from stretto.observe.workload import Workload
 
 __all__ = ["Machine", "Report", "Workload", "analyze"]
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from stretto.errors import fail
-from stretto.tune.timing import Timing
+from stretto.machine import facts
+from stretto.machine.timing import Timing, ratio
+from stretto.profile.stock import Candidate
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 DIRECTIONS = ("fwd", "both")
@@ -55,16 +57,6 @@ class Spec:
         return " ".join(["stretto bench ops", *shown, f"--repeats {repeats}"])
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """One way to compute the op."""
-
-    name: str
-    forward: Callable[..., Tensor]  # of the case's inputs
-    scratch: int = 0  # bytes of the intermediate tensors that one forward call makes
-    dtype: torch.dtype | None = None  # the dtype it takes the inputs in, where that is not the case's own
-
-
 @dataclass
 class Case:
     """Inputs (all differentiable), candidates, reference and cost of one Spec."""
@@ -92,3 +84,17 @@ class Outcome:
     timing: Timing | None = None
     peak_bytes: int | None = None
     reason: str = ""
+
+
+def rows_of(cell: dict[str, object], outcomes: list[Outcome]) -> list[dict[str, object]]:
+    """One flat record per candidate of a cell, with the machine and its ratio to ours."""
+    ours = next((o.timing for o in outcomes if o.name == OURS), None)
+    rows = []
+    for o in outcomes:
+        row = {**cell, "candidate": o.name, "error": o.error, "peak_bytes": o.peak_bytes, "reason": o.reason}
+        if o.timing is not None:
+            row |= o.timing.to_dict()
+            if ours is not None:
+                row["times_ours"] = ratio(o.timing, ours)
+        rows.append({**row, "machine": facts.facts()})
+    return rows

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from stretto import datasets
 from stretto.bench import models, report
-from stretto.bench.run import as_alone, settle
+from stretto.bench.run import settle
 from stretto.compile.choose import CHOOSER, MOST_STEPS, Decision
+from stretto.machine.timing import Timing, as_alone, measure, timed
 from stretto.nn.base import record_of
-from stretto.tune.timing import Timing, measure, timed
+from stretto.page.terminal import console
 
 MODELS = ("gcn", "sage", "gin", "gat", "tag", "sgc")
 WIDTHS = (32, 256, 1024)
@@ -223,7 +224,7 @@ def command(
     names = model.split(",")
     models.check_models(model)
     sizes = models.numbers("widths", widths)
-    out = report.console()
+    out = console()
     out.print(report.headline(), style="dim")
     rows: list[Row] = jsons.loads(json.read_text()) if json.exists() else []
     done = {_named(row) for row in rows}

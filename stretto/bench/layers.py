@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch_geometric.nn.models.schnet import CFConv, ShiftedSoftplus
 
 from stretto import datasets
-from stretto.bench import machine, report, scenes
-from stretto.bench.case import Outcome
-from stretto.bench.memory import peak_bytes, tensor_bytes
-from stretto.bench.run import as_alone
+from stretto.bench import report, scenes
+from stretto.bench.case import Outcome, rows_of
 from stretto.bench.scenes import BATCHES, CUTOFF, Scene
+from stretto.machine import facts as machine
+from stretto.machine.timing import as_alone, measure
 from stretto.nn import gat, record_of
+from stretto.observe.peak_memory import peak_bytes, tensor_bytes
 from stretto.plugin import accelerate
-from stretto.tune.timing import measure, ratio
 
 OURS = "stretto"
 UPDATE_FIRST = "stretto, update first"
@@ -125,16 +125,7 @@ class Result:
         cell: dict[str, object] = {"layer": self.layer, "graph": self.graph, "widths": list(self.widths)}
         cell |= {"num_nodes": self.num_nodes, "num_edges": self.num_edges, "command": self.command()}
         cell |= {"ends_bytes": self.ends_bytes, "plan": self.plan}
-        ours = self.get(OURS)
-        rows = []
-        for o in self.outcomes:
-            row = {**cell, "candidate": o.name, "error": o.error, "peak_bytes": o.peak_bytes, "reason": o.reason}
-            if o.timing is not None:
-                row |= o.timing.to_dict()
-                if ours is not None and ours.timing is not None:
-                    row["times_ours"] = ratio(o.timing, ours.timing)
-            rows.append({**row, "machine": machine.facts()})
-        return rows
+        return rows_of(cell, self.outcomes)
 
 
 def run(

@@ -23,12 +23,13 @@ from torch_geometric.data import Data
 from stretto.bench import loader_models, report
 from stretto.bench.ceilings import LINE
 from stretto.bench.loader_setting import OURS, Row, Setting, make_data, per_batch, published
-from stretto.bench.stock import optional
 from stretto.errors import expect
 from stretto.kernels import cpu, pages
 from stretto.loader import NeighborLoader, NeighborSampler
 from stretto.loader.native_sampler import NativeSampler, NodeType, Sampling, Slice
-from stretto.tune.timing import Timing, measure
+from stretto.machine.timing import Timing, measure
+from stretto.page.terminal import console
+from stretto.profile.stock import optional
 
 
 def _sample_all(native: NativeSampler, seeds: list[Tensor], times: Tensor | None = None) -> int:
@@ -263,7 +264,7 @@ def command(
     chosen = only.split(",") if only else list(MEASURES)
     for name in chosen:
         expect(name in MEASURES, f"bench loader: '--only' names {name!r}, wanted {', '.join(MEASURES)}")
-    out = report.console()
+    out = console()
     out.print(report.headline())
     fanouts = [int(k) for k in fanout.split(",")]
     setting = Setting(make_data(graph, features), fanouts, batch, batches, threads, repeats, graph)

@@ -29,16 +29,17 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from stretto import datasets
-from stretto.bench import layers, machine, report
-from stretto.bench.case import Outcome
+from stretto.bench import layers, report
+from stretto.bench.case import Outcome, rows_of
 from stretto.bench.dense_floor import NAME, dense_floor
-from stretto.bench.memory import peak_bytes
-from stretto.bench.run import as_alone, settle
-from stretto.bench.run import threads as use_threads
+from stretto.bench.run import settle
 from stretto.compile import HOIST
 from stretto.errors import expect
+from stretto.machine.timing import as_alone, measure
+from stretto.machine.timing import threads as use_threads
+from stretto.observe.peak_memory import peak_bytes
+from stretto.page.terminal import console
 from stretto.plugin import accelerate
-from stretto.tune.timing import measure, ratio
 
 OURS, COMPILED = "stretto", "stock torch.compile"
 SAMPLE = 0.2  # seconds: shorter steps are timed several in a row, as in training, all after one that is not timed
@@ -122,19 +123,9 @@ class Result:
         )
 
     def to_dicts(self) -> list[dict[str, object]]:
-        cell = {"model": self.model, "graph": self.graph, "widths": self.widths, "train": self.train}
+        cell: dict[str, object] = {"model": self.model, "graph": self.graph, "widths": self.widths, "train": self.train}
         cell |= {"num_nodes": self.num_nodes, "num_edges": self.num_edges, "command": self.command()}
-        ours = self.get(OURS)
-        rows = []
-        for o in self.outcomes:
-            row: dict[str, object] = {**cell, "candidate": o.name, "error": o.error, "reason": o.reason}
-            row["peak_bytes"] = o.peak_bytes
-            if o.timing is not None:
-                row |= o.timing.to_dict()
-                if ours is not None and ours.timing is not None:
-                    row["times_ours"] = ratio(o.timing, ours.timing)
-            rows.append({**row, "machine": machine.facts()})
-        return rows
+        return rows_of(cell, self.outcomes)
 
 
 def run(
@@ -357,7 +348,7 @@ def command(
     json: Annotated[Path | None, typer.Option(help="write all rows to this file")] = None,
 ) -> None:
     """Training steps (or inference) of PyG models: stock in every form, and with two lines added."""
-    out = report.console()
+    out = console()
     out.print(report.headline(), style="dim")
     sizes = numbers("widths", widths or ("" if layer else "128,256,40"))
     compiled = not layer if compiled is None else compiled

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stretto.bench import stock
 from stretto.ops import gather_rows, segment_reduce
+from stretto.profile import stock
 from stretto.profile.contest import Candidates
 
 DENSE = 1 << 22  # entries of a one-hot matrix that a dense product may have
@@ -21,51 +21,53 @@ Offers = tuple[Candidates, dict[str, str]]  # candidates; those that are not to 
 Step = Callable[[Tensor], Tensor]
 
 
-def prepared(make: Callable[[], Step], kept: bool) -> Step:
+def prepared(make: Callable[[], Step], lasting: bool) -> Step:
     """What make() gives, made once or in every call."""
-    return make() if kept else lambda x: make()(x)
+    return make() if lasting else lambda x: make()(x)
 
 
-def gather_candidates(index: Tensor, num_rows: int, reduce: str = "sum", *, kept: bool = True) -> Offers:
+def gather_candidates(index: Tensor, num_rows: int, reduce: str = "sum", *, lasting: bool = True) -> Offers:
     """x[index]: torch's ways, and ours. index [E], x [num_rows, K]."""
-    found: Candidates = {
+    result: Candidates = {
         "index_select": lambda x: x.index_select(0, index),
         "x[index]": lambda x: x[index],
         "embedding": lambda x: torch.nn.functional.embedding(index, x),
         "gather": lambda x: x.gather(0, index.long()[:, None].expand(-1, x.size(1))),
     }
     if index.numel() * num_rows <= DENSE:
-        found["dense GEMM"] = prepared(lambda: dense_product(torch.nn.functional.one_hot(index.long(), num_rows)), kept)
+        result["dense GEMM"] = prepared(
+            lambda: dense_product(torch.nn.functional.one_hot(index.long(), num_rows)), lasting
+        )
     # A new tensor with the same content is recognised at a cost, which an index made in every step has to pay.
-    found["stretto"] = lambda x: gather_rows(x, index if kept else index.detach())
-    return found, {}
+    result["stretto"] = lambda x: gather_rows(x, index if lasting else index.detach())
+    return result, {}
 
 
-def scatter_candidates(index: Tensor, num_rows: int, reduce: str = "sum", *, kept: bool = True) -> Offers:
+def scatter_candidates(index: Tensor, num_rows: int, reduce: str = "sum", *, lasting: bool = True) -> Offers:
     """Rows of s [E, K] reduced by index [E] -> [num_rows, K]; 0 where there are none. reduce: sum, mean, max or min."""
     long = index.long()
     native = stock.TORCH_REDUCE[reduce]
     offers, skipped = stock.segment_reduce(torch.empty(index.numel(), 1, device=index.device), long, num_rows, reduce)
-    found: Candidates = {c.name: c.forward for c in offers}
-    found["scatter_reduce_"] = lambda s: s.new_zeros(num_rows, s.size(1)).scatter_reduce_(
+    result: Candidates = {c.name: c.forward for c in offers}
+    result["scatter_reduce_"] = lambda s: s.new_zeros(num_rows, s.size(1)).scatter_reduce_(
         0, long[:, None].expand_as(s), s, native, include_self=False
     )
     if reduce == "sum":
-        found["index_add_"] = lambda s: s.new_zeros(num_rows, s.size(1)).index_add_(0, index, s)
-        found["index_put_"] = lambda s: s.new_zeros(num_rows, s.size(1)).index_put_((index,), s, accumulate=True)
-        found["scatter_add_"] = lambda s: s.new_zeros(num_rows, s.size(1)).scatter_add_(
+        result["index_add_"] = lambda s: s.new_zeros(num_rows, s.size(1)).index_add_(0, index, s)
+        result["index_put_"] = lambda s: s.new_zeros(num_rows, s.size(1)).index_put_((index,), s, accumulate=True)
+        result["scatter_add_"] = lambda s: s.new_zeros(num_rows, s.size(1)).scatter_add_(
             0, long[:, None].expand_as(s), s
         )
-        found["sparse CSR product"] = prepared(lambda: _selection(long, num_rows), kept)
+        result["sparse CSR product"] = prepared(lambda: _selection(long, num_rows), lasting)
         if index.numel() * num_rows <= DENSE:
-            found["dense GEMM"] = prepared(
-                lambda: dense_product(torch.nn.functional.one_hot(long, num_rows).T.contiguous()), kept
+            result["dense GEMM"] = prepared(
+                lambda: dense_product(torch.nn.functional.one_hot(long, num_rows).T.contiguous()), lasting
             )
     else:
         with warnings.catch_warnings():  # its warning is said once in a process, and here to nobody
             warnings.filterwarnings("ignore", "index_reduce")
             torch.zeros(1, 1).index_reduce_(0, torch.zeros(1, dtype=torch.long), torch.ones(1, 1), native)
-        found["index_reduce_"] = lambda s: s.new_zeros(num_rows, s.size(1)).index_reduce_(
+        result["index_reduce_"] = lambda s: s.new_zeros(num_rows, s.size(1)).index_reduce_(
             0, long, s, native, include_self=False
         )
     sort: dict[str, Callable[[Tensor], Tensor]] = {"sorted, segment_reduce": torch.argsort}
@@ -75,9 +77,9 @@ def scatter_candidates(index: Tensor, num_rows: int, reduce: str = "sum", *, kep
     else:
         sort["sorted by pyg_lib, segment_reduce"] = lambda i: pyg_lib.ops.index_sort(i, num_rows)[1]
     for name, order in sort.items():
-        found[name] = prepared(lambda order=order: _segments(long, num_rows, reduce, order), kept)  # type: ignore[misc]
-    found["stretto"] = lambda s: segment_reduce(s, index if kept else index.detach(), num_rows, reduce=reduce)
-    return found, skipped
+        result[name] = prepared(lambda order=order: _segments(long, num_rows, reduce, order), lasting)  # type: ignore[misc]
+    result["stretto"] = lambda s: segment_reduce(s, index if lasting else index.detach(), num_rows, reduce=reduce)
+    return result, skipped
 
 
 def _segments(index: Tensor, num_rows: int, reduce: str, sort: Callable[[Tensor], Tensor]) -> Step:
@@ -92,13 +94,13 @@ def _segments(index: Tensor, num_rows: int, reduce: str, sort: Callable[[Tensor]
 
 
 def dense_product(selection: Tensor) -> Step:
-    """selection @ x, the selection kept in the type of x."""
-    kept: dict[torch.dtype, Tensor] = {}
+    """selection @ x, the selection made once in each type."""
+    saved: dict[torch.dtype, Tensor] = {}
 
     def product(x: Tensor) -> Tensor:
-        if x.dtype not in kept:
-            kept[x.dtype] = selection.to(x.dtype)
-        return kept[x.dtype] @ x
+        if x.dtype not in saved:
+            saved[x.dtype] = selection.to(x.dtype)
+        return saved[x.dtype] @ x
 
     return not_in_half(product)
 
@@ -116,12 +118,12 @@ def not_in_half(function: Step) -> Step:
 
 def _selection(index: Tensor, num_rows: int) -> Step:
     entries = torch.arange(index.numel(), device=index.device)
-    kept: dict[torch.dtype, Tensor] = {}
+    saved: dict[torch.dtype, Tensor] = {}
 
     def product(s: Tensor) -> Tensor:
-        if s.dtype not in kept:
-            kept[s.dtype] = _csr(index, entries, torch.ones(index.numel(), dtype=s.dtype, device=s.device), num_rows)
-        return kept[s.dtype] @ s
+        if s.dtype not in saved:
+            saved[s.dtype] = _csr(index, entries, torch.ones(index.numel(), dtype=s.dtype, device=s.device), num_rows)
+        return saved[s.dtype] @ s
 
     return product
 

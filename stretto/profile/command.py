@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from typer.core import TyperCommand
 
-from stretto.analyze.models import MODELS
-from stretto.analyze.subject import subject, writable
-from stretto.bench.report import console
 from stretto.errors import expect, fail
+from stretto.observe.models import MODELS
+from stretto.observe.subject import subject, writable
+from stretto.page.terminal import console
 from stretto.profile.op_advice import op_advice
-from stretto.profile.profiling import profile
+from stretto.profile.profiling import Profile, profile
 from stretto.profile.script import alone, apply_script, profile_script
 from stretto.profile.terminal import show, show_advice, show_applied, show_replay, show_sweep
 
@@ -70,45 +70,53 @@ def command(
         fail(f"profile: {' '.join(arguments)!r} follows {target!r}, but only a script takes arguments")
     for option, path in (("html", html), ("json", json)):
         writable(path, f"profile: '--{option}'")
-    out = console()
     if is_script:
-        found = profile_script(target, arguments or [], machine, repeats=repeats)
+        result = profile_script(target, arguments or [], machine, repeats=repeats)
     else:
         model, data = subject(target, graph, hidden, layers, device)
-        found = profile(model, data, mode=mode, repeats=repeats, machine=machine)
-        found.model = target
-    found.share = share
-    failure = getattr(found.workload, "failure", None)
+        result = profile(model, data, mode=mode, repeats=repeats, machine=machine)
+        result.model = target
+    result.share = share
     try:
-        show(out, found, share)
-        if isinstance(failure, KeyboardInterrupt):
-            raise failure
-        part = alone(found, repeats=repeats) if is_script and (replay or sweep) else found
-        if replay:
-            found.replays = part.replay(share=share)
-            show_replay(out, found)
-        if sweep:
-            try:
-                with _bar(time_for_sweep) as step:
-                    part.sweep(budget=time_for_sweep, share=share, progress=step)
-            finally:
-                found.sweeps = part.sweeps
-                show_sweep(out, found)
-        if is_script:
-            found.advice += op_advice(part)
-        else:
-            found.recommend()
-        show_advice(out, found)
-        if apply:
-            found.applied = apply_script(found, target, arguments or []) if is_script else found.apply()
-            show_applied(out, found)
+        again = (target, arguments or []) if is_script else None
+        _stages(result, again, repeats, replay, time_for_sweep if sweep else 0.0, apply)
     finally:  # what was measured before a stage failed, or was interrupted, is kept
-        for path, write in ((html, found.to_html), (json, found.to_json)):
+        for path, write in ((html, result.to_html), (json, result.to_json)):
             if path is not None:
                 write(path)
-    failure = getattr(found.workload, "failure", None)  # of the first run, or of the second
+    failure = getattr(result.workload, "failure", None)  # of the first run, or of the second
     if failure is not None:
         raise failure
+
+
+def _stages(
+    result: Profile, script: tuple[str, list[str]] | None, repeats: int, replay: bool, sweep: float, apply: bool
+) -> None:
+    """What follows the profile, each stage shown as it ends. script: with its arguments; sweep: seconds, 0 for none."""
+    out = console()
+    show(out, result, result.share)
+    failure = getattr(result.workload, "failure", None)
+    if isinstance(failure, KeyboardInterrupt):
+        raise failure
+    part = alone(result, repeats=repeats) if script and (replay or sweep) else result
+    if replay:
+        result.replays = part.replay(share=result.share)
+        show_replay(out, result)
+    if sweep:
+        try:
+            with _bar(sweep) as step:
+                part.sweep(budget=sweep, share=result.share, progress=step)
+        finally:
+            result.sweeps = part.sweeps
+            show_sweep(out, result)
+    if script:
+        result.advice += op_advice(part)
+    else:
+        result.recommend()
+    show_advice(out, result)
+    if apply:
+        result.applied = apply_script(result, *script) if script else result.apply()
+        show_applied(out, result)
 
 
 def _refuse_of_a_script(context: typer.Context) -> None:

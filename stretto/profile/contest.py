@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.analyze.trace import Recorder, Trace
-from stretto.bench import machine
-from stretto.bench.memory import card_peak_bytes
-from stretto.bench.run import LIMITS, relative_error
+from stretto.machine import facts as machine
+from stretto.machine.timing import Timing, in_a_row, measure, ratio, timed
+from stretto.observe.agreement import LIMITS, relative_error
+from stretto.observe.peak_memory import card_peak_bytes
+from stretto.observe.trace import Recorder, Trace
 from stretto.profile.axes import Point
-from stretto.tune.timing import Timing, in_a_row, measure, ratio, timed
 
 REPEATS = 20
 LEAST = 5  # samples without which a row tells nothing
@@ -89,10 +89,25 @@ def contest(trial: Trial, point: Point, pace: Pace) -> list[dict[str, Any]]:
     rows += [{**empty_row(trial.family, name, point, why), "missing": True} for name, why in missing.items()]
     if not right:
         return rows
-    left = None
-    if pace.seconds is not None:
-        spent = time.perf_counter() - started
-        left = max(pace.seconds - spent, min((LEAST + 2) * once, pace.most - spent))
+    timings = _timed(right, point, pace, _left(pace, time.perf_counter() - started, once))
+    counts = _counted(_traced(right[native])) if native in right else {}
+    first = _enough(timings.get(native), pace)
+    for row in rows:
+        name = row["candidate"]
+        if name in right:
+            row |= _measured(_enough(timings.get(name), pace), first, native, counts)
+        if "median_ms" in row:
+            row["peak_bytes"] = _peak(right[name], point.device)
+    return rows
+
+
+def _left(pace: Pace, spent: float, once: float) -> float | None:
+    """Seconds for the samples: enough for the fewest, where that is allowed. once: what a call of each takes."""
+    return None if pace.seconds is None else max(pace.seconds - spent, min((LEAST + 2) * once, pace.most - spent))
+
+
+def _timed(calls: dict[str, Callable[[], object]], point: Point, pace: Pace, budget: float | None) -> dict[str, Timing]:
+    """The candidates in turns, each from cold caches where the point asks for it."""
     cold = point.cache == "cold"
 
     def after(name: str) -> None:
@@ -101,33 +116,30 @@ def contest(trial: Trial, point: Point, pace: Pace) -> list[dict[str, Any]]:
         if pace.tick is not None:
             pace.tick()
 
-    timings = measure(
-        right,
+    row_of_calls = 0.0 if cold else in_a_row(point.device)
+    return measure(
+        calls,
         repeats=pace.repeats,
         warmup=1,
         device=point.device,
-        budget=left,
-        sample_seconds=0.0 if cold else in_a_row(point.device),
+        budget=budget,
+        sample_seconds=row_of_calls,
         after=after,
     )
-    counts = _counted(_traced(right[native])) if native in right else {}
-    first = _enough(timings.get(native), pace)
-    for row in rows:
-        if row["candidate"] not in right:
-            continue
-        timing = _enough(timings.get(row["candidate"]), pace)
-        if timing is None:
-            row["reason"] = "the budget left no time for it"
-            continue
-        low, high = interval(timing)
-        row |= {**timing.to_dict(), "ci_ms": (low * 1e3, high * 1e3), "native": native, **counts}
-        row["peak_bytes"] = _peak(right[row["candidate"]], point.device)
-        if counts:
-            row["gb_per_s"] = counts["bytes"] / timing.median / 1e9
-            row["gflop_per_s"] = counts["flops"] / timing.median / 1e9
-        if first is not None:
-            row["speedup"] = ratio(first, timing)
-    return rows
+
+
+def _measured(timing: Timing | None, first: Timing | None, native: str, counts: dict[str, float]) -> dict[str, Any]:
+    """What a row says of a candidate's time. first: that of the way that runs; counts: its flops and bytes."""
+    if timing is None:
+        return {"reason": "the budget left no time for it"}
+    low, high = interval(timing)
+    row: dict[str, Any] = {**timing.to_dict(), "ci_ms": (low * 1e3, high * 1e3), "native": native, **counts}
+    if counts:
+        row["gb_per_s"] = counts["bytes"] / timing.median / 1e9
+        row["gflop_per_s"] = counts["flops"] / timing.median / 1e9
+    if first is not None:
+        row["speedup"] = ratio(first, timing)
+    return row
 
 
 def _enough(timing: Timing | None, pace: Pace) -> Timing | None:
@@ -216,5 +228,5 @@ def _peak(call: Callable[[], object], device: str) -> int:
 
 def _counted(trace: Trace) -> dict[str, float]:
     """Flops and compulsory bytes of a call, those at places that an index decides apart."""
-    found = {"flops": trace.flops, "bytes": trace.bytes, "random_bytes": sum(op.cost.random for op in trace)}
-    return {name: float(value) for name, value in found.items()}
+    result = {"flops": trace.flops, "bytes": trace.bytes, "random_bytes": sum(op.cost.random for op in trace)}
+    return {name: float(value) for name, value in result.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stretto.profile.sweep import TIE
-from stretto.profile.sweep_dense import INTO
 
 if TYPE_CHECKING:
     from stretto.profile.profiling import Profile
@@ -16,7 +15,7 @@ KEY = ("op", "phase", "shapes", "layout")  # of a swept op
 def op_advice(profile: Profile) -> list[dict[str, Any]]:
     """The winner of each swept op at its own point, and whether another order of the index would pay."""
     rows: list[dict[str, Any]] = []
-    sweeps = usable(profile.sweeps, profile.workload.mode)
+    sweeps = profile.sweeps
     for key in dict.fromkeys(tuple(r[k] for k in KEY) for r in sweeps):
         mine = [r for r in sweeps if tuple(r[k] for k in KEY) == key]
         base = [r for r in mine if r["axis"] == "base" and "median_ms" in r]
@@ -34,7 +33,7 @@ def op_advice(profile: Profile) -> list[dict[str, Any]]:
         took = sum(g.seconds for g in profile.groups if (g.name, g.phase, g.shapes, g.layout) == key)
         said = f"{best['candidate']}: {times:.2f}x ({low:.2f}-{high:.2f}) the speed of {native}, which runs"
         said = f"{native}, which runs, is the fastest" if best["candidate"] == native else said + verdict(low, high)
-        part = min(best["edges"], best["nodes"])
+        part = best["edges"]
         rows[-1] |= {
             "advice": f"use {best['candidate']}" if better else "nothing to gain",
             "speedup": (times, low, high),
@@ -42,17 +41,6 @@ def op_advice(profile: Profile) -> list[dict[str, Any]]:
             "reason": said + (f" (on {part:.1%} of its rows)" if part < 1 else ""),
         }
     return rows
-
-
-def usable(rows: list[dict[str, Any]], mode: str) -> list[dict[str, Any]]:
-    """Rows of what can stand at the op's place: out= takes no gradient, so not in the forward pass of training,
-    unless it is what runs there (inside an autograd Function)."""
-    return [
-        r
-        for r in rows
-        if not (mode == "train" and r["phase"] == "forward" and r["candidate"].endswith(INTO))
-        or r["candidate"] == r.get("native")
-    ]
 
 
 def winner(rows: list[dict[str, Any]]) -> str:
@@ -81,11 +69,11 @@ def _reorder(rows: list[dict[str, Any]], best: dict[str, Any]) -> str:
 
 def dispatch_table(rows: list[dict[str, Any]]) -> dict[str, str]:
     """Call site -> what to run there, from a sweep; a tie is called one, since another run may decide otherwise."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    result: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["axis"] == "base" and "median_ms" in row:
-            found.setdefault(f"{row['op']} [{row['shapes']}] {row['phase']}", []).append(row)
-    return {site: winner(timed) for site, timed in found.items()}
+            result.setdefault(f"{row['op']} [{row['shapes']}] {row['phase']}", []).append(row)
+    return {site: winner(timed) for site, timed in result.items()}
 
 
 def verdict(low: float, high: float) -> str:

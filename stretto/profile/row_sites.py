@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stretto.analyze.trace import OpRecord, Trace
-from stretto.bench.run import threads
-from stretto.bench.stock import TORCH_REDUCE
+from stretto.machine.timing import threads
+from stretto.observe.trace import OpRecord, Trace
 from stretto.profile import candidates
 from stretto.profile.axes import Point, place, values
+from stretto.profile.captured import capture, is_index
 from stretto.profile.contest import Pace, Trial, contest, empty_row, too_large
-from stretto.profile.replay import capture, is_index
+from stretto.profile.stock import TORCH_REDUCE
 
 if TYPE_CHECKING:
     from stretto.profile.profiling import Group, Profile
@@ -32,28 +32,31 @@ SCATTERS = {
     "index_put_": "index_put_", "_index_put_impl_": "index_put_",
 }  # fmt: skip
 REDUCES = {word: reduce for reduce, word in TORCH_REDUCE.items()}
-AXES = ("base", "order", "direction", "width", "law", "sparsity", "dtype", "index", "density", "edges", "nodes",
-        "aligned", "threads", "cache", "compiled")  # fmt: skip
+AXES = ("base", "order", "direction", "width", "dtype", "index", "edges", "nodes", "threads", "cache", "compiled")
 
 
 @dataclass(frozen=True)
-class RowSite:
-    """A gather from, or scatter into, a table [num_rows, width] by index [E]."""
+class Site:
+    """A hot op that has candidates."""
 
     group: Group
     native: str  # the candidate that the model runs
-    reduce: str
-    index: Tensor
-    num_rows: int
-    width: int
-    kept: bool  # whether every step has this index: what is prepared from it then counts once, not in each call
 
     @property
     def axes(self) -> tuple[str, ...]:
         """What is moved; torch.compile is for torch's own ops."""
         return AXES[:-1] if self.native == "stretto" else AXES
 
-    scale = "edges"  # the axis by which it is cut where all of it takes too long
+
+@dataclass(frozen=True)
+class RowSite(Site):
+    """A gather from, or scatter into, a table [num_rows, width] by index [E]."""
+
+    reduce: str
+    index: Tensor
+    num_rows: int
+    width: int
+    lasting: bool  # whether every step has this index: what is prepared from it then counts once, not in each call
 
     @property
     def size(self) -> int:
@@ -69,7 +72,7 @@ class RowSite:
             point,
             native=self.native,
             reduce=self.reduce,
-            kept=self.kept,
+            lasting=self.lasting,
             pace=pace,
         )
 
@@ -82,7 +85,7 @@ def run_point(
     *,
     native: str = "",
     reduce: str = "sum",
-    kept: bool = True,
+    lasting: bool = True,
     repeats: int = 0,
     pace: Pace | None = None,
 ) -> list[dict[str, Any]]:
@@ -95,10 +98,10 @@ def run_point(
     source = values(num_rows if family == "gather" else index.numel(), point)
     pace = pace or (Pace(repeats) if repeats else Pace())
     with threads(point.threads):
-        table, skipped = candidates.FAMILIES[family](index, num_rows, reduce, kept=kept)
+        table, skipped = candidates.FAMILIES[family](index, num_rows, reduce, lasting=lasting)
         trial = Trial(family, table, reference(family, index.long(), num_rows, reduce), source, native, skipped)
         rows = contest(trial, point, pace)
-    return [{**row, "reduce": reduce, "prepared": "once" if kept else "in every call"} for row in rows]
+    return [{**row, "reduce": reduce, "prepared": "once" if lasting else "in every call"} for row in rows]
 
 
 def reference(family: str, where: Tensor, num_rows: int, reduce: str) -> Callable[[Tensor], Tensor]:
@@ -187,7 +190,7 @@ def row_sites(profile: Profile, share: float) -> tuple[list[RowSite], list[tuple
     """Hot gathers and scatters by rows with their real indices; and those that have no candidates, with the reason."""
     groups = [g for g in profile.hot(share) if g.family in candidates.FAMILIES]
     captured = capture(profile, groups) if groups else {}
-    found: list[RowSite] = []
+    result: list[RowSite] = []
     left: list[tuple[Group, str]] = []
     for group in groups:
         at = next((op for op in group.ops if op in captured), None)
@@ -201,6 +204,6 @@ def row_sites(profile: Profile, share: float) -> tuple[list[RowSite], list[tuple
         native, reduce, index, num_rows, width = known
         op = profile.trace.ops[at]
         key = next(spec.key for spec in op.inputs if spec.dtype in (torch.int64, torch.int32))
-        kept = not made_in_step(profile.trace, op, key)
-        found.append(RowSite(group, native, reduce, index.cpu(), num_rows, width, kept))
-    return found, left
+        saved = not made_in_step(profile.trace, op, key)
+        result.append(RowSite(group, native, reduce, index.cpu(), num_rows, width, saved))
+    return result, left

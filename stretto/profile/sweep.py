@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stretto.bench import machine
 from stretto.errors import expect
+from stretto.machine import facts as machine
 from stretto.profile.axes import DTYPES, Point, points
 from stretto.profile.contest import REPEATS, Pace, empty_row, forget_buffer
 from stretto.profile.row_sites import RowSite, row_sites
-from stretto.profile.sweep_dense import DenseSite, SparseSite, dense_sites, sparse_sites
+from stretto.profile.sparse_sites import SparseSite, sparse_sites
 
 if TYPE_CHECKING:
     from stretto.profile.profiling import Group, Profile
@@ -30,20 +30,20 @@ FEWEST = 512  # rows that are not cut any further
 TICKS = 0.2  # seconds between two words about the time left
 SKIPPED = "none"  # the axis of a row that says why an op was not swept
 
-Site = RowSite | DenseSite | SparseSite
+Site = RowSite | SparseSite
 
 
 def sites(profile: Profile, share: float) -> tuple[list[Site], list[tuple[Group, str]]]:
     """The hot ops that have candidates, the slowest first; and those that have none, with the reason."""
-    found: list[Site] = []
+    result: list[Site] = []
     left: list[tuple[Group, str]] = []
-    for find in (row_sites, sparse_sites, dense_sites):
+    for find in (row_sites, sparse_sites):
         some, others = find(profile, share)
-        found += some
+        result += some
         left += others
-    known = {id(s.group) for s in found} | {id(group) for group, _ in left}
+    known = {id(s.group) for s in result} | {id(group) for group, _ in left}
     left += [(g, f"no candidates for the family {g.family!r}") for g in profile.hot(share) if id(g) not in known]
-    return sorted(found, key=lambda s: -s.group.seconds), left
+    return sorted(result, key=lambda s: -s.group.seconds), left
 
 
 def cut(seconds: float, size: int, a_part: float) -> int:
@@ -98,17 +98,17 @@ def sweep(
     fine = isinstance(budget, (int, float)) and budget > 0
     expect(fine, f"sweep: 'budget' is {budget!r}, wanted more than 0 seconds")
     end = clock() + budget
-    found, left_out = sites(profile, share)
+    result, left_out = sites(profile, share)
     cores, device = machine.cores(), profile.workload.device.type
     start = Point(width=1, threads=torch.get_num_threads(), device=device)
     queues: list[tuple[Site, list[Point]]] = []
     axes: list[list[str]] = []
     bases: dict[int, Point] = {}
-    a_part = budget / max(1, len(found) + len({axis for site in found for axis in site.axes}))
-    for site in found:
+    a_part = budget / max(1, len(result) + len({axis for site in result for axis in site.axes}))
+    for site in result:
         slowest = max(profile.trace.ops[i].seconds for i in site.group.ops)
-        part = {site.scale: 1 / cut(slowest, site.size, a_part)}
-        base = bases[id(site)] = replace(start, width=site.width, dtype=_word(site.group), **part)  # type: ignore[arg-type]
+        part = 1 / cut(slowest, site.size, a_part)
+        base = bases[id(site)] = replace(start, width=site.width, dtype=_word(site.group), edges=part)
         cells = [p for p in points(base, cores) if p.moved(base) in site.axes]
         queues.append((site, cells))
         axes.append(list(dict.fromkeys(p.moved(base) for p in cells[1:])))

@@ -8,13 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stretto.analyze.facts import advice_line
-from stretto.analyze.svg import duration, short
-from stretto.analyze.terminal import ROOMY
+from stretto.page.terminal import ROOMY, cell
+from stretto.page.text import duration, short
 from stretto.profile.op_advice import KEY
 from stretto.profile.profiling import Group, Profile
-from stretto.profile.replay import NEAR, verdict
 from stretto.profile.sweep import SKIPPED
+from stretto.profile.words import advice_line
 
 
 def show(out: Console, found: Profile, share: float) -> None:
@@ -63,38 +62,23 @@ def _hot_narrow(title: str, hot: list[Group]) -> Table:
     return table
 
 
-def _replays_wide(rows: list[dict[str, Any]]) -> Table:
+def _replays(rows: list[dict[str, Any]], wide: bool) -> Table:
+    """A column for each value; where it is narrow, phase and shapes below the name and ratios below the times."""
     table = Table(title="replay, ms", title_justify="left")
-    for column in ("op", "phase", "shapes"):
+    for column in ("op", "phase", "shapes") if wide else ("op, shapes",):
         table.add_column(column, overflow="fold")
-    for column in ("in the model", "real indices", "ratio", "shuffled", "ratio"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        inside, real, ratio, interval, *other = _replayed(row)
-        _add(table, (row["op"], row["phase"], row["shapes"]), (inside, real, f"{ratio} {interval}", *other))
-    return table
-
-
-def _replays_narrow(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="replay, ms", title_justify="left")
-    table.add_column("op, shapes", overflow="fold")
-    for column in ("in the\nmodel", "real\nindices", "ratio", "shuffled,\nratio"):
+    sides = ("real indices", "ratio", "shuffled", "ratio") if wide else ("real,\nratio", "shuffled,\nratio")
+    for column in ("in the\nmodel", *sides):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        inside, real, ratio, interval, *other = _replayed(row)
         shapes = f"\n  {row['shapes']}" if row["shapes"] else ""
-        said = f"{_short_name(row['op'])}{shapes}\n  {row['phase']}"
-        _add(table, (said,), (inside, real, f"{ratio}\n{interval}", "\n".join(other)))
+        narrow = f"{_short_name(row['op'])}{shapes}\n  {row['phase']}"
+        taken = [row["real indices"], row.get("shuffled indices", {"median_ms": None, "ratio": None})]
+        pairs = [(cell(side["median_ms"]), cell(side["ratio"])) for side in taken]
+        cells = [text for pair in pairs for text in pair] if wide else ["\n".join(pair) for pair in pairs]
+        words = (row["op"], row["phase"], row["shapes"]) if wide else (narrow,)
+        _add(table, words, (short(row["in model ms"]), *cells))
     return table
-
-
-def _replayed(row: dict[str, Any]) -> list[str]:
-    """Cells of a row: in the model, alone, their ratio and its interval, with shuffled indices, the ratio of these."""
-    other = row.get("shuffled indices")
-    low, high = row["interval"]
-    cells = [short(row["in model ms"]), short(row["real indices"]["median_ms"])]
-    cells += [f"{row['ratio']:.2f}", f"({low:.2f}-{high:.2f})"]
-    return cells + ([short(other["median_ms"]), f"{other['ratio']:.2f}"] if other else ["-", "-"])
 
 
 def _add(table: Table, words: tuple[str, ...], numbers: tuple[str, ...]) -> None:
@@ -117,13 +101,8 @@ def show_advice(out: Console, found: Profile) -> None:
 
 
 def show_replay(out: Console, found: Profile) -> None:
-    """In the model, alone, and alone with shuffled indices; ratios are medians over the turns that belong together."""
-    out.print(_replays_wide(found.replays) if out.width >= ROOMY else _replays_narrow(found.replays))
-    judged = [verdict(row) for row in found.replays]
-    text = f"{judged.count('met')} of {len(judged)} within {NEAR:.0%} of their time in the model"
-    if judged.count("unsteady"):
-        text += f"; {judged.count('unsteady')} unsteady in the model itself"
-    out.print(text, highlight=False)
+    """In the model, alone, and alone with shuffled indices; ratios are to the time in the model."""
+    out.print(_replays(found.replays, out.width >= ROOMY))
 
 
 def show_sweep(out: Console, found: Profile) -> None:

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import torch
 
 from stretto import settings
-from stretto.tune import machine, store
-from stretto.tune.timing import timed
+from stretto.machine import facts as machine
+from stretto.machine import store
+from stretto.machine.timing import timed
 from stretto.tune.variants import Variant
 
 R = TypeVar("R")

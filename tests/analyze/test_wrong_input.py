@@ -14,9 +14,9 @@ import stretto.analyze
 import stretto.profile
 from stretto import StrettoError, datasets
 from stretto.analyze import Machine
-from stretto.analyze.models import as_data, make
-from stretto.analyze.subject import subject
 from stretto.cli import app
+from stretto.observe.models import as_data, make
+from stretto.observe.subject import subject
 
 FILES = {
     "no JSON": ("{bad", "is not JSON"),

@@ -9,12 +9,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from stretto import cli
-from stretto.bench import foundation, report, run, stock
-from stretto.bench.case import OURS, Candidate, Spec
+from stretto.bench import foundation, report, run
+from stretto.bench.case import OURS, Spec
 from stretto.bench.cases import CASES, build
-from stretto.bench.run import expected, relative_error
+from stretto.bench.run import expected
 from stretto.errors import StrettoError
+from stretto.observe.agreement import relative_error
 from stretto.ops import OPS
+from stretto.profile import stock
+from stretto.profile.stock import Candidate
 
 SMALL = "rmat:8:1500"
 runner = CliRunner()
@@ -120,11 +123,12 @@ def test_wrong_words(words):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--suite", "hosseini", "--op", "spmm"], "'--op' means nothing for a suite"),
+        (["--suite", "foundation", "--op", "spmm"], "'--op' means nothing for a suite"),
         (["--suite", "foundation", "--dtype", "f64"], "'--dtype' means nothing for a suite"),
         (["--op", "spmm", "--only", "spmm"], "'--only' means nothing for one cell"),
         (["--op", "spmm", "--json", "nowhere/x.json"], "there is no folder 'nowhere'"),
-        (["--suite", "hosseini", "--threads", "-1"], "'--threads' is -1, wanted 1 or more"),
+        (["--suite", "foundation", "--threads", "-1"], "'--threads' is -1, wanted"),
+        (["--suite", "foundation", "--repeats", "0"], "'--repeats' is 0, wanted at least 1"),
     ],
     ids=" ".join,
 )

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import stretto
-from stretto.analyze import machine_file
-from stretto.analyze.models import as_data, make
-from stretto.analyze.subject import subject
 from stretto.datasets import load_graph
+from stretto.observe import this_machine
+from stretto.observe.models import as_data, make
+from stretto.observe.subject import subject
 from stretto.profile.axes import Point, points
 from stretto.profile.row_sites import run_point
 from stretto.profile.script import profile_script
@@ -40,7 +40,7 @@ def cache(tmp_path_factory):
 def card(cache, monkeypatch):
     """Measured by the first test that asks, kept for the others."""
     monkeypatch.setenv("STRETTO_CACHE", str(cache))
-    return machine_file.get(device="cuda")
+    return this_machine.get(device="cuda")
 
 
 def test_the_card_is_measured(card):
@@ -48,8 +48,8 @@ def test_the_card_is_measured(card):
     assert card.memory > 1e9
     assert set(card.peak_gemm) == {"float32", "float64", "bfloat16", "float16"}
     assert all(rate > 0 for *_, rate in (*card.peak_stream, *card.peak_gather, *card.gather, *card.spmm))
-    assert machine_file.get(device="cuda") == card
-    assert machine_file.get(device="cpu").device == "cpu"
+    assert this_machine.get(device="cuda") == card
+    assert this_machine.get(device="cpu").device == "cpu"
 
 
 @pytest.mark.parametrize("name", ["gcn", "gat"])
@@ -61,7 +61,7 @@ def test_a_model_on_a_card(card, name, fast):
     assert found.machine == card
     assert found.trace.attributed >= 0.9  # of 3 ms, autograd's thread takes up to 0.3 to end, which is no op's
     assert {g.bound for g in found.groups} <= {"launch", "bandwidth", "gather latency", "compute"}
-    rows = found.replay(seconds=0.5)
+    rows = found.replay()
     assert len(rows) == len(found.hot())
     assert all(row["ratio"] > 0 for row in rows)
     swept = found.sweep(budget=20.0)

@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 
 from stretto import StrettoError, cli, graph, memory
 from stretto.analyze import Machine
+from stretto.machine.timing import Timing
 from stretto.profile import script as scripts
 from stretto.profile.recommend import NOTHING
 from stretto.profile.script import alone, apply_script, profile_script
 from stretto.profile.script_steps import Steps, run
-from stretto.tune.timing import Timing
 
 HEAD = """
 import sys
@@ -213,7 +213,7 @@ def test_steps_models_and_layers_are_found(written, text, unit, mode, sites):
     part = alone(found, repeats=1)
     assert {p for group in part.groups for p in group.paths} >= sites
     assert {g.phase for g in part.groups} == ({"forward"} if mode == "infer" else {"forward", "backward"})
-    assert part.replay(repeats=1, seconds=0)
+    assert part.replay(repeats=1)
 
 
 def test_a_models_part_has_the_gradients_of_the_script(written):
