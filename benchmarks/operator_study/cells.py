@@ -9,8 +9,8 @@ from torch import Tensor
 
 from benchmarks.operator_study import sparse_cells
 from benchmarks.operator_study.cell import FACTORS, SPARSITIES, Call, Cell, Setting
+from stretto.bench import stock
 from stretto.ops import scatter_rows
-from stretto.profile import stock
 
 # reduction -> torch's word for it
 REDUCTIONS = {"sum": "sum", "mean": "mean", "mul": "prod", "max": "amax", "min": "amin"}

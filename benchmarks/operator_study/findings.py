@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from statistics import median
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -12,7 +13,6 @@ from stretto.bench import report
 from stretto.errors import fail
 from stretto.machine.timing import Timing, ratio
 from stretto.machine.timing import threads as limited
-from stretto.profile.contest import interval
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,16 @@ def judge(out: Console, *, threads: int, repeats: int, only: str, device: str = 
             for f in result
         ),
     ]
+
+
+def interval(timing: Timing, *, level: float = 0.95, draws: int = 400) -> tuple[float, float]:
+    """Bootstrap interval of the median, in seconds."""
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.tensor(timing.samples, dtype=torch.float64)
+    picks = torch.randint(len(samples), (draws, len(samples)), generator=generator)
+    medians = samples[picks].median(1).values.sort().values
+    edge = int(draws * (1 - level) / 2)
+    return float(medians[edge]), float(medians[-1 - edge])
 
 
 def not_to_be_had(done: list[Cell]) -> dict[str, str]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from stretto.bench.stock import Candidate
 from stretto.errors import fail
 from stretto.machine import facts
 from stretto.machine.timing import Timing, ratio
-from stretto.profile.stock import Candidate
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 DIRECTIONS = ("fwd", "both")

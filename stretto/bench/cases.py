@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from stretto import datasets, ops
+from stretto.bench import stock
 from stretto.bench.case import OURS, Case, Spec
+from stretto.bench.stock import Candidate
 from stretto.errors import fail
 from stretto.graph import Graph
-from stretto.profile import stock
-from stretto.profile.stock import Candidate
 
 RELATIONS = 16  # segments of segment_matmul
 

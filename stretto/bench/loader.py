@@ -23,13 +23,13 @@ from torch_geometric.data import Data
 from stretto.bench import loader_models, report
 from stretto.bench.ceilings import LINE
 from stretto.bench.loader_setting import OURS, Row, Setting, make_data, per_batch, published
+from stretto.bench.stock import optional
 from stretto.errors import expect
 from stretto.kernels import cpu, pages
 from stretto.loader import NeighborLoader, NeighborSampler
 from stretto.loader.native_sampler import NativeSampler, NodeType, Sampling, Slice
 from stretto.machine.timing import Timing, measure
 from stretto.page.terminal import console
-from stretto.profile.stock import optional
 
 
 def _sample_all(native: NativeSampler, seeds: list[Tensor], times: Tensor | None = None) -> int:

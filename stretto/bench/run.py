@@ -10,10 +10,10 @@ from torch import Tensor
 from stretto.bench.case import OURS, Case, Spec
 from stretto.bench.cases import build
 from stretto.bench.ceilings import KINDS, Ceiling, ceilings
+from stretto.bench.stock import Candidate
 from stretto.machine import facts as machine
 from stretto.machine.timing import Timing, measure, ratio, threads
 from stretto.observe.agreement import LIMITS, relative_error
-from stretto.profile.stock import Candidate
 
 SHORT = 0.06  # seconds: shorter calls are timed several in a row, for caches take about five to settle after another
 SETTLE_CALLS, SETTLE_SECONDS = 45, 4.0

@@ -42,8 +42,6 @@ CAPTIONS = {
     "Ops": "One row for each kind of call. Bound: what takes most of its time by the machine's usual rates.",
     "Replay with real and shuffled indices": "Ops run again outside the model. A ratio near 1: the op itself takes the "
     "time. The shuffled ratio is what a benchmark with random indices would have told.",
-    "Sweep": "Other ways to do what the hot ops do, at their own sizes and at others; speedup is over the op that "
-    "runs.",
 }
 
 

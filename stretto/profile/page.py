@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,6 @@ TOP_PLANNED = 4  # layers whose plans are drawn
 OPS = ("op", "ms", "share", "bound", "attainable", "phase", "shapes", "modules", "calls", "flops", "bytes", "dtypes",
        "strides")  # fmt: skip
 REPLAYS = ("op", "phase", "shapes", "in model ms", "real ms", "ratio", "shuffled ms", "shuffled ratio")
-# Columns of the sweep: what was measured, of what and where, at which point.
-SWEEP = ("op", "candidate", "axis", "speedup", "median_ms", "ci_ms", "shapes", "phase", "site", "reason", "q20_ms",
-         "q80_ms", "repeats", "gb_per_s", "gflop_per_s", "width", "dtype", "index", "order", "edges", "nodes",
-         "direction", "threads", "cache", "compiled", "reduce", "prepared", "flops", "bytes", "peak_bytes",
-         "error")  # fmt: skip
 
 
 def profile_page(profile: Profile) -> str:
@@ -50,7 +44,6 @@ def profile_page(profile: Profile) -> str:
             "Replay with real and shuffled indices",
             table("replays", [_replay(row) for row in profile.replays], REPLAYS),
         ),
-        told("Sweep", table("sweep", [_swept(row) for row in profile.sweeps], SWEEP)),
     ]
     subtitle = ". ".join([f"{values['mode']}; {profile.machine.name}, {threads(profile.machine)}", *profile.remarks])
     return page(f"Why is it slow? {profile.model}", subtitle, parts)
@@ -83,7 +76,7 @@ def _gains(profile: Profile) -> list[str]:
     ordered = sorted(profile.advice, key=lambda row: -row["saves_ms"])
     saving = [row for row in ordered if row["saves_ms"] > 0]
     if saving:
-        drawn = bars([(_advised(r), r["speedup"][0], "c2") for r in saving[:TOP]], "speed-up", "x")
+        drawn = bars([(f"{r['site']}: {r['best']}", r["speedup"][0], "c2") for r in saving[:TOP]], "speed-up", "x")
         pictures.append(told("Speed-up by site", drawn + _more(len(saving) - TOP)))
     planned = [row for row in ordered if row.get("plans")]
     plans = plan_bars(planned[:TOP_PLANNED])
@@ -96,12 +89,6 @@ def _gains(profile: Profile) -> list[str]:
         gain = [("predicted", done["predicted_ms"], "c5"), ("realised", done["realised_ms"], "c2")]
         pictures.append(told("Gain of the step", bars(gain, "gain", "ms")))
     return pictures
-
-
-def _advised(row: dict[str, Any]) -> str:
-    """A call site and what is best there."""
-    op = f", {row['now'].partition('::')[2]} {row['phase']}" if row["kind"] == "op" else ""
-    return f"{row['site']}{op}: {row['best']}"
 
 
 def _advice(profile: Profile) -> str:
@@ -117,11 +104,6 @@ def _note(text: str) -> str:
 
 def _more(count: int) -> str:
     return _note(f"{count} more, which save less, are in the advice." if count > 0 else "")
-
-
-def _swept(row: dict[str, Any]) -> dict[str, Any]:
-    ends: Sequence[float] | None = row.get("ci_ms")
-    return {**row, "ci_ms": tuple(ends) if ends else None, "speedup": row.get("speedup", (None,))[0]}
 
 
 def _replay(row: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from stretto.errors import expect, told_by
@@ -66,7 +65,7 @@ class Group:
 
 @dataclass(repr=False)
 class Profile:
-    """A timed trace, grouped. The stages follow one another: hot, roofline, replay, sweep, recommend, apply."""
+    """A timed trace, grouped. The stages follow one another: hot, roofline, replay, recommend, apply."""
 
     workload: Workload
     trace: Trace
@@ -74,7 +73,6 @@ class Profile:
     groups: list[Group]  # the slowest first
     model: str = ""
     replays: list[dict[str, Any]] = field(default_factory=list)
-    sweeps: list[dict[str, Any]] = field(default_factory=list)
     advice: list[dict[str, Any]] = field(default_factory=list)
     applied: dict[str, Any] = field(default_factory=dict)
     share: float = HOT  # of the time inside ops, views aside, that the hot groups take
@@ -114,15 +112,6 @@ class Profile:
         with put_back(self.workload.model):
             self.replays = replay(self, **options)
         return self.replays
-
-    def sweep(self, **options: Any) -> list[dict[str, Any]]:
-        """Hot ops over orders, types, sizes and so on, every candidate checked, then timed."""
-        from stretto.profile.sweep import sweep
-
-        self.sweeps = []
-        with put_back(self.workload.model), torch.enable_grad():  # both directions are swept
-            sweep(self, rows=self.sweeps, **options)  # of a sweep that is interrupted, the rows so far stay
-        return self.sweeps
 
     def recommend(self, **options: Any) -> list[dict[str, Any]]:
         """What to change, by call site, with the predicted gain; "nothing to gain" is an answer."""
@@ -164,8 +153,6 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in plain values."""
-        from stretto.profile.op_advice import dispatch_table
-
         t = self.trace
         return {
             "model": self.model,
@@ -187,8 +174,6 @@ class Profile:
             "layers_ms": {path: seconds * 1e3 for path, seconds in self.layers().items()},
             "roofline": self.roofline(),
             "replays": self.replays,
-            "sweeps": self.sweeps,
-            "dispatch": dispatch_table(self.sweeps),
             "advice": self.advice,
             "applied": self.applied,
             "remarks": self.remarks,

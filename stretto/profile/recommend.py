@@ -29,8 +29,6 @@ from stretto.profile import in_step
 from stretto.profile.call_site import Site, each_tensor, indices
 from stretto.profile.captured import operands
 from stretto.profile.in_step import with_new_graph
-from stretto.profile.op_advice import op_advice, verdict
-from stretto.profile.sweep import TIE
 from stretto.profile.words import ALIKE
 from stretto.report import explain
 
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from stretto.profile.profiling import Profile
 
 REPEATS = 20
+TIE = 1.05  # a winner leads by more than this, at the lower end of its interval
 SETTLE = 5  # steps of a script in which the tuner tries its variants; few, for a script may have few
 # Relative error of outputs, ours against stock's, by type; of any other type as of fp32.
 ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -115,10 +114,10 @@ def _in_turns(
 
 
 def recommend(profile: Profile, *, repeats: int = REPEATS, budget: float | None = 60.0) -> list[dict[str, Any]]:
-    """Advice by call site: layers to accelerate, and single ops where the sweep found a faster candidate."""
+    """Advice by call site: which layers to accelerate, and what that saves."""
     workload = profile.workload
     sites = sites_of(profile)
-    return [*layer_advice(sites, workload.mode == "train", repeats, budget, workload), *op_advice(profile)]
+    return layer_advice(sites, workload.mode == "train", repeats, budget, workload)
 
 
 def layer_advice(
@@ -213,6 +212,13 @@ def unchanged(path: str, site: Site, why: str) -> dict[str, Any]:
     """The row of advice for a layer that is left as it is, with the reason."""
     kept = {"best": "as it is", "advice": "nothing to gain", "reason": why, "saves_ms": 0.0, "share": 0.0}
     return _of_layer(path, site.module) | kept
+
+
+def verdict(low: float, high: float) -> str:
+    """What an interval of a ratio says, in words that follow it; "" for a gain."""
+    if low > TIE:
+        return ""
+    return ": slower" if high < 1 else ": a tie" if low <= 1 else ": too little to count"
 
 
 def _judged(timings: dict[str, Timing], site: str, tried: Site) -> dict[str, Any]:
@@ -311,7 +317,7 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
         profile.recommend()
     chosen = [row for row in profile.advice if row["advice"] == "accelerate"]
     if not chosen:
-        return nothing(profile.advice)
+        return dict(NOTHING)
     workload = profile.workload
     fast = workload.copied()
     accelerate_sites(fast.model, chosen)
@@ -332,14 +338,6 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
 
 
 NOTHING = {"applied": False, "reason": "nothing to gain", "predicted_ms": 0.0, "realised_ms": 0.0}
-
-
-def nothing(advice: list[dict[str, Any]]) -> dict[str, Any]:
-    """The answer where no layer is worth it. Single ops are changed where they are called, by whoever wrote that."""
-    if not any(row.get("kind") == "op" and row["saves_ms"] > 0 for row in advice):
-        return dict(NOTHING)
-    said = "nothing to gain by accelerating layers; advice on single ops is for the code that calls them"
-    return {**NOTHING, "reason": said}
 
 
 def realised(timings: dict[str, Timing], chosen: list[dict[str, Any]]) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from stretto.plugin import restore
 from stretto.profile import in_step
 from stretto.profile.profiling import Profile, make
 from stretto.profile.recommend import (
+    NOTHING,
     REPEATS,
     SETTLE,
     accelerate_sites,
     difference,
     layer_advice,
-    nothing,
     outputs,
     realised,
     set_shares,
@@ -163,10 +163,10 @@ def profile_script(
 
 
 def alone(profile: Profile, *, repeats: int = 5) -> Profile:
-    """What a script's step asks of its models, profiled for itself: it can be replayed and swept."""
+    """What a script's step asks of its models, profiled for itself: it can be replayed."""
     workload = getattr(profile.workload, "alone", None)
     if workload is None:
-        fail(f"profile: {profile.model} calls no model, so that there is nothing to replay or sweep")
+        fail(f"profile: {profile.model} calls no model, so that there is nothing to replay")
     with put_back(workload.model):
         trace = workload.timed(repeats=repeats)
     return make(workload, trace, profile.machine, f"{profile.model}, its models alone")
@@ -233,7 +233,7 @@ def apply_script(profile: Profile, script: str, arguments: list[str]) -> dict[st
     """Run the script once more, its steps stock and accelerated in turns where that was advised; the gain of one."""
     chosen = [row for row in profile.advice if row["advice"] == "accelerate"]
     if not chosen:
-        return nothing(profile.advice)
+        return dict(NOTHING)
     workload = profile.workload
 
     def unapplied(reason: str) -> dict[str, Any]:

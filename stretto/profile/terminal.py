@@ -10,9 +10,7 @@ from rich.text import Text
 
 from stretto.page.terminal import ROOMY, cell
 from stretto.page.text import duration, short
-from stretto.profile.op_advice import KEY
 from stretto.profile.profiling import Group, Profile
-from stretto.profile.sweep import SKIPPED
 from stretto.profile.words import advice_line
 
 
@@ -97,30 +95,12 @@ def _short_name(op: str) -> str:
 def show_advice(out: Console, found: Profile) -> None:
     """What to change, by call site."""
     for row in found.advice:
-        out.print(advice_line(row), soft_wrap=True, highlight=False, markup=False)  # x[index] is no style
+        out.print(advice_line(row), soft_wrap=True, highlight=False, markup=False)
 
 
 def show_replay(out: Console, found: Profile) -> None:
     """In the model, alone, and alone with shuffled indices; ratios are to the time in the model."""
     out.print(_replays(found.replays, out.width >= ROOMY))
-
-
-def show_sweep(out: Console, found: Profile) -> None:
-    """How far the sweep came, and what it left out."""
-    swept = [row for row in found.sweeps if row["axis"] != SKIPPED]
-    ops = len({tuple(row[k] for k in KEY) for row in swept})
-    axes = sorted({row["axis"] for row in swept} - {"base"})
-    out.print(
-        f"sweep: {len(swept)} rows, {ops} ops, axes: {', '.join(axes) or 'none'}", soft_wrap=True, highlight=False
-    )
-    reasons: dict[str, list[str]] = {}
-    for row in found.sweeps:
-        if row["axis"] == SKIPPED and row["op"] not in reasons.setdefault(row["reason"], []):
-            reasons[row["reason"]].append(row["op"])
-    for reason, names in reasons.items():
-        out.print(
-            f"not swept: {', '.join(names)}: {reason}", style="dim", soft_wrap=True, highlight=False, markup=False
-        )
 
 
 def show_applied(out: Console, found: Profile) -> None:

@@ -14,10 +14,7 @@ def advice_line(row: dict[str, Any]) -> str:
     where = " of it" if row.get("in_step") else " alone"
     if gain and row.get("share"):  # alone a layer may find less free memory than in a step, and take longer
         gain = f", saves {row['share']:.0%} of a step ({duration(row['saves_ms'] / 1e3)}{where})"
-    order = row.get("reorder", "")
-    order = "" if order in ("", "no", "not measured") else f"; with its index {order}"
-    which = f" [{row['shapes']}] {row['phase']}" if "shapes" in row else ""  # of an op
-    return f"{row['site']}, {row['now']}{which}: {row['advice']}{gain}; {row['reason']}{order}"
+    return f"{row['site']}, {row['now']}: {row['advice']}{gain}; {row['reason']}"
 
 
 MOST_PLANS = 4  # of a layer

@@ -32,7 +32,6 @@ def pages(tmp_path_factory):
     report.to_html(folder / "analysis.html")
     profile = stretto.profile(make("gcn", 16, 8, 8), data, machine=MACHINE, repeats=1)
     profile.replay(repeats=2)
-    profile.sweep(budget=1.0, repeats=2)
     profile.recommend(repeats=2)
     profile.advice[0]["saves_ms"] = max(1.0, profile.advice[0]["saves_ms"])  # whatever two turns say
     profile.apply(repeats=2)
@@ -235,13 +234,6 @@ def test_every_op_with_a_time_is_plotted(pages):
     assert re.search(r"<title>mm \[[0-9x, ]+\]: [0-9.]+[kMG]?flop/s", picture)
 
 
-def test_the_sweep_tells_its_rows_apart(pages):
-    text = (pages / "profile.html").read_text()
-    head = text[text.index('<table id="sweep"') :]
-    columns = re.findall(r"<th[^>]*>([^<]*)</th>", head[: head.index("</thead>")])
-    assert {"phase", "shapes", "site", "ci_ms", "order", "compiled", "flops", "bytes", "gb_per_s"} <= set(columns)
-
-
 def test_what_is_gained_is_told_by_site_and_by_plan():
     row = {
         "site": "convs.0",
@@ -254,7 +246,6 @@ def test_what_is_gained_is_told_by_site_and_by_plan():
     assert words.advice_line(row) == "convs.0, GCNConv: accelerate, saves 3 ms a step; 2x"
     assert words.advice_line({**row, "share": 0.4}).endswith("accelerate, saves 40% of a step (3 ms alone); 2x")
     assert words.advice_line({**row, "advice": "nothing to gain", "saves_ms": 0.0}).endswith("nothing to gain; 2x")
-    assert words.advice_line({**row, "reorder": "sorted: 1.50x"}).endswith("; with its index sorted: 1.50x")
     plans = [{"plan": f"p{i}", "runs": i == 2, "speedup": float(i), "by": "predicted"} for i in range(1, 7)]
     drawn = words.plan_bars([{**row, "plans": [*plans, {**plans[0], "speedup": None}]}, row])
     assert [name for name, _, _ in drawn] == ["convs.0: p2", *(f"convs.0, predicted: p{i}" for i in (6, 5, 4))]

@@ -9,15 +9,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from stretto import cli
-from stretto.bench import foundation, report, run
+from stretto.bench import foundation, report, run, stock
 from stretto.bench.case import OURS, Spec
 from stretto.bench.cases import CASES, build
 from stretto.bench.run import expected
+from stretto.bench.stock import Candidate
 from stretto.errors import StrettoError
 from stretto.observe.agreement import relative_error
 from stretto.ops import OPS
-from stretto.profile import stock
-from stretto.profile.stock import Candidate
 
 SMALL = "rmat:8:1500"
 runner = CliRunner()

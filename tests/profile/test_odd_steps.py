@@ -53,7 +53,6 @@ def test_a_graph_without_nodes():
     empty = Data(x=torch.zeros(0, 16), edge_index=torch.zeros(2, 0, dtype=torch.long))
     profile = profiled(make("gat", 16, 8, 8), empty)
     assert profile.replay(share=1.0, repeats=1)
-    profile.sweep(budget=0.5, share=1.0, repeats=2)
     profile.apply(repeats=2)
     assert profile.to_json()
 
@@ -71,7 +70,6 @@ def test_places_from_the_end():
     data = as_data(datasets.load_graph("er:300:1500"), width=16)
     profile = profiled(GraphUNet(16, 8, 8, 2), data)
     assert profile.replay(share=1.0, repeats=1)
-    profile.sweep(budget=1.0, share=1.0, repeats=2)
 
 
 def test_a_layer_that_answers_for_several_types_is_advised():

@@ -1,4 +1,4 @@
-"""The profiler: ops with shapes and places, hot set, roofline, replay, sweep, advice, apply, scripts."""
+"""The profiler: ops with shapes and places, hot set, roofline, replay, advice, apply, scripts."""
 
 import dataclasses
 import json
@@ -19,11 +19,8 @@ from stretto.observe.trace import Trace
 from stretto.observe.workload import Workload
 from stretto.profile import replay
 from stretto.profile.captured import capture
-from stretto.profile.op_advice import dispatch_table
 from stretto.profile.profiling import Group, groups
 from stretto.profile.replay import fingerprint, shuffled
-from stretto.profile.row_sites import site
-from stretto.profile.sweep import sites
 
 MACHINE = Machine()
 
@@ -213,9 +210,6 @@ def test_captured_inputs_are_the_models_own(gcn):
     sources = torch.cat([cora().edge_index[0], torch.arange(2708)])
     assert torch.equal(args[2], sources)
     assert function(*args, **kwargs).shape == (13264, 16)
-    native, reduce, index, rows, width = site(group.name, args, kwargs)
-    assert torch.equal(index, sources)
-    assert (native, reduce, rows, width) == ("index_select", "sum", 2708, 16)
 
 
 def test_replay(gcn):
@@ -266,18 +260,6 @@ def test_a_fingerprint_tells_what_an_index_is_like(shape):
         other = fingerprint(index[torch.randperm(len(index), generator=generator)], 50)
         assert other["hash"] != mark["hash"]
         assert other["degrees"] == mark["degrees"]
-
-
-def test_sweep_keeps_to_its_budget_and_says_so(gcn):
-    said = []
-    rows = gcn.sweep(budget=0.5, share=1.0, repeats=2, progress=lambda what, left: said.append(left))
-    assert rows
-    assert said == sorted(said, reverse=True)
-    assert all(left > 0 for left in said)
-    timed = [r for r in rows if r["axis"] == "base" and "median_ms" in r]
-    assert timed
-    assert set(dispatch_table(rows)) == {f"{r['op']} [{r['shapes']}] {r['phase']}" for r in timed}
-    assert sites(gcn, 1.0)[0]
 
 
 def test_advice_and_apply():
