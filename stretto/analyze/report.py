@@ -153,7 +153,7 @@ class Report:
             "strategies": [strategy.to_dict() for strategy in self.strategies],
             "refusals": [asdict(refusal) for refusal in self.refusals],
             "staleness": [plan.to_dict() for plan in self.staleness],
-            "rewrites": [asdict(rewrite) for rewrite in self.rewrites],
+            "rewrites": [{**asdict(rewrite), "law": rewrite.law} for rewrite in self.rewrites],
             "predicted_seconds": self.seconds,
             "unknown_ops": self.trace.unknown,
             "machine": self.machine.to_dict(),

@@ -8,11 +8,14 @@ from fractions import Fraction
 
 import sympy
 
+from stretto.compile.rules import LAWS
 from stretto.observe.layer import PICK, Layer
 from stretto.observe.lift import Sizes
 from stretto.observe.specs import Size, Spec
 from stretto.observe.trace import OpRecord, Trace
 
+# Rule -> the planner's law behind it; the others make something once, or in one pass, and move no product.
+LAW = {"order": "associativity", "hoist": "associativity"}
 MOVES = ("gather", "scatter", "spmm")
 SUMS = ("add", "sub", "neg", "cat", "clone", "copy")  # of rows: a product may be done before instead of after
 
@@ -28,6 +31,11 @@ class Rewrite:
     sentence: str
     ops: tuple[int, ...] = ()  # those it changes
     left: float = 0.0  # share of their flops that remains; of hoisted products, nodes over edges of the rest do too
+
+    @property
+    def law(self) -> str:
+        """The identity it follows from, "(A X) W = A (X W)"; empty where it is none of the planner's."""
+        return " = ".join(LAWS[LAW[self.rule]]) if self.rule in LAW else ""
 
 
 def _places(ops: list[OpRecord]) -> tuple[int, ...]:

@@ -224,7 +224,7 @@ def _plan(report: Report, part: Partition, name: str) -> Strategy:
     return next(mine, None) or next(s for s in strategies(report.problem, [part]) if s.name == name)
 
 
-def _repriced(report: Report, part: Partition, name: str, found: dict[str, Any]) -> dict[str, Any]:
+def _repriced(report: Report, part: Partition, name: str, run: dict[str, Any]) -> dict[str, Any]:
     """Its step priced as it was run: workers have one thread each, keep freed memory, and talk as they do now."""
     machine = report.machine
     if machine.device == "cpu" and machine.threads > 1:
@@ -236,17 +236,17 @@ def _repriced(report: Report, part: Partition, name: str, found: dict[str, Any])
     problem = dataclasses.replace(report.problem, machine=here, **taken)
     plan = next(s for s in strategies(problem, [part]) if s.name == name)
     what = f"step, {plan.name}, {plan.workers} workers, {REPRICED}"
-    return _row(what, "s", plan.seconds, None, found["seconds"], note="not what the report says: priced again")
+    return _row(what, "s", plan.seconds, None, run["seconds"], note="not what the report says: priced again")
 
 
-def _side_by_side(report: Report, plan: Strategy, found: dict[str, Any]) -> list[dict[str, Any]]:
+def _side_by_side(report: Report, plan: Strategy, run: dict[str, Any]) -> list[dict[str, Any]]:
     """Predicted, counted by the workers, and measured: tallied in torch.distributed's own calls."""
     name = f"{plan.name}, {plan.workers} workers"
     return [
-        _row(f"bytes, {name}", "B", plan.bytes, found["bytes"], found["tallied bytes"]),
-        _row(f"messages, {name}", "messages", plan.messages, found["messages"], found["tallied messages"]),
-        _row(f"synchronisations, {name}", "waits", plan.syncs, found["syncs"]),
-        _row(f"step, {name}", "s", plan.seconds, None, found["seconds"], note=_priced_otherwise(report)),
+        _row(f"bytes, {name}", "B", plan.bytes, run["bytes"], run["tallied bytes"]),
+        _row(f"messages, {name}", "messages", plan.messages, run["messages"], run["tallied messages"]),
+        _row(f"synchronisations, {name}", "waits", plan.syncs, run["syncs"]),
+        _row(f"step, {name}", "s", plan.seconds, None, run["seconds"], note=_priced_otherwise(report)),
     ]
 
 

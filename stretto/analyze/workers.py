@@ -124,11 +124,11 @@ def _one_process(workload: Workload) -> Tensor:
 
 
 def _judged(
-    workload: Workload, found: list[dict[str, Any]], again: Callable[[Workload, int], list[dict[str, Any]]]
+    workload: Workload, workers: list[dict[str, Any]], again: Callable[[Workload, int], list[dict[str, Any]]]
 ) -> tuple[float, bool]:
     """How far the workers' gradients are from one process's, and whether that may be; again(workload, repeats) runs
     them once more."""
-    error = _error(found, _one_process(workload))
+    error = _error(workers, _one_process(workload))
     if not ALLOWED < error <= ROUNDING:
         return error, error <= ALLOWED
     data = workload.data.clone().apply(lambda t: t.double() if t.is_floating_point() else t)
@@ -142,20 +142,20 @@ def _judged(
     return judged, judged <= EXACT
 
 
-def _error(found: list[dict[str, Any]], wanted: Tensor) -> float:
-    return float((found[0]["gradient"] - wanted).norm() / wanted.norm().clamp_min(1e-12))
+def _error(workers: list[dict[str, Any]], wanted: Tensor) -> float:
+    return float((workers[0]["gradient"] - wanted).norm() / wanted.norm().clamp_min(1e-12))
 
 
 def _differs(parts: int, error: float) -> NoReturn:
     fail(f"validate: on {parts} workers the gradients differ by {error:.1e} from one process's")
 
 
-def _together(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _together(workers: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "bytes": sum(f["traffic"].bytes for f in found),
-        "messages": sum(f["traffic"].messages for f in found),
-        "syncs": max(f["traffic"].syncs for f in found),
-        "tallied bytes": sum(f["tally"].bytes for f in found),
-        "tallied messages": sum(f["tally"].messages for f in found),
-        "seconds": max(f["seconds"] for f in found),
+        "bytes": sum(f["traffic"].bytes for f in workers),
+        "messages": sum(f["traffic"].messages for f in workers),
+        "syncs": max(f["traffic"].syncs for f in workers),
+        "tallied bytes": sum(f["tally"].bytes for f in workers),
+        "tallied messages": sum(f["tally"].messages for f in workers),
+        "seconds": max(f["seconds"] for f in workers),
     }

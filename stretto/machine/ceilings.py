@@ -79,21 +79,21 @@ def best(call: Callable[[], Any], *, seconds: float = SECONDS, clock: Clock = by
     return result
 
 
-def measure(found: Machine) -> None:
+def measure(machine: Machine) -> None:
     """Put the ceilings into a machine."""
-    device, card = torch.device(found.device), found.device == "cuda"
+    device, card = torch.device(machine.device), machine.device == "cuda"
     sizes, clock = (CARD if card else PROCESSOR), work_clock(device)
     tiny = torch.ones(4, device=device)
     nothing = (lambda: tiny + tiny, lambda: tiny.zero_(), lambda: tiny.neg_())
-    found.peak_launch = min(best(call, clock=call_clock(device)) for call in nothing)
+    machine.peak_launch = min(best(call, clock=call_clock(device)) for call in nothing)
     types = (*TYPES, torch.bfloat16, torch.float16) if card else TYPES
-    found.peak_gemm = {str(dtype).removeprefix("torch."): _gemm(dtype, device, sizes, clock) for dtype in types}
-    found.peak_gemm |= {} if card else half_products(torch.get_num_threads())
-    found.peak_stream = [(float(size), _stream(size, device, clock)) for size in sizes.streams]
+    machine.peak_gemm = {str(dtype).removeprefix("torch."): _gemm(dtype, device, sizes, clock) for dtype in types}
+    machine.peak_gemm |= {} if card else half_products(torch.get_num_threads())
+    machine.peak_stream = [(float(size), _stream(size, device, clock)) for size in sizes.streams]
     drawn = torch.empty(sizes.entries if card else DRAWN, device=device)
     ways = (lambda: drawn.bernoulli_(0.5), lambda: drawn.uniform_(), lambda: drawn.normal_(), lambda: drawn.random_())
-    found.peak_draw = drawn.numel() / min(best(way, clock=clock) for way in ways)
-    found.peak_gather = [
+    machine.peak_draw = drawn.numel() / min(best(way, clock=clock) for way in ways)
+    machine.peak_gather = [
         (float(row), float(span), _gather(row, span, device, sizes, clock))
         for span in sizes.spans
         for row in sizes.rows

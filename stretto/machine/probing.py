@@ -215,7 +215,7 @@ class Probe:
         rates = [self.rates(2.0 * x.numel() * weight.size(0), call) for call in calls]
         return [statistics.harmonic_mean(way) for way in zip(*rates, strict=True)]
 
-    def _rows(self, found: Machine) -> None:
+    def _rows(self, machine: Machine) -> None:
         """Rows at random places: read, added up, reduced by max, and read by a sparse product."""
         tables: dict[str, list[tuple[float, ...]]] = {"gather": [], "scatter": [], "scatter_max": [], "spmm": []}
         sizes = self.sizes
@@ -235,7 +235,7 @@ class Probe:
                 for name, (rows, call) in calls.items():
                     tables[name].append((float(row), float(span), *self.rates(float(rows.size(0) * row), call)))
         for name, points in tables.items():
-            setattr(found, name, points)
+            setattr(machine, name, points)
 
     def _added(self, count: int, width: int, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sums, where the rows of a source go, and the source. A card adds rows up in order, wherever in the table that
@@ -247,26 +247,26 @@ class Probe:
         source = self.ones(index.numel(), width)
         return self.ones(count, width), index[:, None].expand_as(source), source
 
-    def _within_rows(self, found: Machine) -> None:
+    def _within_rows(self, machine: Machine) -> None:
         """Sums, softmax, masks: what depends on how long a row is."""
         tall = [self.ones(rows, 64) for rows in self.sizes.tall]
-        found.reduce = [(4.0 * t.numel(), *self.rates(4.0 * t.numel(), lambda t=t: t.sum(0))) for t in tall]  # type: ignore[misc]
+        machine.reduce = [(4.0 * t.numel(), *self.rates(4.0 * t.numel(), lambda t=t: t.sum(0))) for t in tall]  # type: ignore[misc]
         flat = self.ones(self.sizes.values)
         part = flat[: self.sizes.values >> 4]
-        found.reduce_last = [
+        machine.reduce_last = [
             (float(size), *self.rates(4.0 * flat.numel(), lambda size=size: flat.view(-1, size // 4).sum(-1)))  # type: ignore[misc]
             for size in SUMS
         ]
-        found.softmax, found.softmax_grad = [], []
+        machine.softmax, machine.softmax_grad = [], []
         for width in WIDTHS:
             rows = part.view(-1, width)
             done = F.log_softmax(rows, 1)
             calls = (partial(F.log_softmax, rows, 1), partial(softmax_grad, rows, done, 1, rows.dtype))
             forward, back = (self.rates(part.numel(), call) for call in calls)
-            found.softmax.append((float(width), *forward))
-            found.softmax_grad.append((float(width), *back))
+            machine.softmax.append((float(width), *forward))
+            machine.softmax_grad.append((float(width), *back))
         masks = [torch.rand(size, device=self.device) < 0.6 for size in (1 << 12, 1 << 17)]
-        found.mask = [(float(m.numel()), *self.rates(m.numel(), lambda m=m: m.nonzero())) for m in masks]  # type: ignore[misc]
+        machine.mask = [(float(m.numel()), *self.rates(m.numel(), lambda m=m: m.nonzero())) for m in masks]  # type: ignore[misc]
 
 
 def _product(table: Tensor, index: Tensor) -> Callable[[], Any]:

@@ -72,10 +72,10 @@ def _named(model: nn.Module, values: Any) -> Any:
     return _with_edges(dict(zip(names, values, strict=False)))
 
 
-def _with_edges(found: dict[str, Any]) -> Any:
-    if not isinstance(found.get("edge_index"), Tensor):
-        fail(f"analyze: 'data' is {', '.join(found)} of forward, without an edge_index; wanted {WANTED}")
-    return Data(**found)
+def _with_edges(values: dict[str, Any]) -> Any:
+    if not isinstance(values.get("edge_index"), Tensor):
+        fail(f"analyze: 'data' is {', '.join(values)} of forward, without an edge_index; wanted {WANTED}")
+    return Data(**values)
 
 
 def refuse_a_list(data: Any, who: str) -> None:

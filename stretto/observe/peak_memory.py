@@ -43,8 +43,8 @@ def card_peak_bytes(step: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _allocations(found: Any) -> list[Any]:
-    return [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
+def _allocations(record: Any) -> list[Any]:
+    return [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
 
 
 @contextmanager

@@ -80,11 +80,11 @@ def compiled_paths(model: nn.Module) -> list[str]:
     ]
 
 
-def _advise(found: Profile, watcher: Watcher, train: bool, budget: float) -> None:
+def _advise(profile: Profile, watcher: Watcher, train: bool, budget: float) -> None:
     compiled = compiled_paths(watcher.model)
     if compiled:
-        found.remarks.append(COMPILED)
-    often = watcher.closures(found.trace)
+        profile.remarks.append(COMPILED)
+    often = watcher.closures(profile.trace)
     sites = {path: site._replace(calls=site.calls * often) for path, site in watcher.sites.items()}
     free = {
         path: site
@@ -95,14 +95,14 @@ def _advise(found: Profile, watcher: Watcher, train: bool, budget: float) -> Non
     step = watcher.workload if in_step.hidden(watcher.device) and not compiled else None
     with put_back(watcher.model):
         try:
-            found.advice = layer_advice(free, train, REPEATS, budget, step)
+            profile.advice = layer_advice(free, train, REPEATS, budget, step)
         except torch.OutOfMemoryError as error:  # beside what the script still holds
             if step is None:
                 raise
-            found.remarks.append(f"layers were timed alone: with the step, {named(error).splitlines()[0]}")
-            found.advice = layer_advice(free, train, REPEATS, budget)
-    found.advice += [unchanged(path, site, IN_COMPILE) for path, site in sites.items() if path not in free]
-    set_shares(found.advice, found.trace.step_seconds)
+            profile.remarks.append(f"layers were timed alone: with the step, {named(error).splitlines()[0]}")
+            profile.advice = layer_advice(free, train, REPEATS, budget)
+    profile.advice += [unchanged(path, site, IN_COMPILE) for path, site in sites.items() if path not in free]
+    set_shares(profile.advice, profile.trace.step_seconds)
 
 
 def _grouped() -> bool:

@@ -14,20 +14,20 @@ from stretto.profile.profiling import Group, Profile
 from stretto.profile.words import advice_line
 
 
-def show(out: Console, found: Profile, share: float) -> None:
+def show(out: Console, profile: Profile, share: float) -> None:
     """The hot ops on a terminal."""
-    t = found.trace
+    t = profile.trace
     out.print(
-        f"{found.model}: {duration(t.step_seconds)} a step, {t.launches} kernels, {t.attributed:.1%} attributed "
+        f"{profile.model}: {duration(t.step_seconds)} a step, {t.launches} kernels, {t.attributed:.1%} attributed "
         f"({t.in_ops:.0%} inside ops), traced at {t.traced_seconds / t.step_seconds:.1f}x",
         soft_wrap=True,
         highlight=False,
         markup=False,
     )
-    for remark in found.remarks:
+    for remark in profile.remarks:
         out.print(remark, soft_wrap=True, highlight=False, markup=False)
-    hot = found.hot(share)
-    title = f"{len(hot)} of {len(found.groups)} groups take {share:.0%} of the time inside ops"
+    hot = profile.hot(share)
+    title = f"{len(hot)} of {len(profile.groups)} groups take {share:.0%} of the time inside ops"
     out.print((_hot_wide if out.width >= ROOMY else _hot_narrow)(title, hot))
     if t.unknown:
         out.print(f"no formula for: {', '.join(t.unknown)}", style="yellow", highlight=False, markup=False)
@@ -92,20 +92,20 @@ def _short_name(op: str) -> str:
     return op.removeprefix("aten::")
 
 
-def show_advice(out: Console, found: Profile) -> None:
+def show_advice(out: Console, profile: Profile) -> None:
     """What to change, by call site."""
-    for row in found.advice:
+    for row in profile.advice:
         out.print(advice_line(row), soft_wrap=True, highlight=False, markup=False)
 
 
-def show_replay(out: Console, found: Profile) -> None:
+def show_replay(out: Console, profile: Profile) -> None:
     """In the model, alone, and alone with shuffled indices; ratios are to the time in the model."""
-    out.print(_replays(found.replays, out.width >= ROOMY))
+    out.print(_replays(profile.replays, out.width >= ROOMY))
 
 
-def show_applied(out: Console, found: Profile) -> None:
+def show_applied(out: Console, profile: Profile) -> None:
     """The realised gain beside the sum predicted."""
-    done = found.applied
+    done = profile.applied
     out.print(done["reason"], highlight=False, soft_wrap=True, markup=False)
     if done["applied"]:
         realised, predicted = (duration(done[key] / 1e3) for key in ("realised_ms", "predicted_ms"))

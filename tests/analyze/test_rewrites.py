@@ -90,6 +90,7 @@ def test_hoisting(name):
     edges, nodes = kind(False, aggr), kind(True, aggr)
     torch.testing.assert_close(edges(data.x, data.edge_index), nodes(data.x, data.edge_index), rtol=1e-4, atol=1e-5)
     (hoist,) = find(edges, "hoist", data)
+    assert hoist.law == "(A X) W = A (X W)"  # as the planner has it
     assert find(nodes, "hoist", data) == []
     fewer = [float(Workload(layer, data, "infer").trace().flops) for layer in (edges, nodes)]
     assert fewer[0] - fewer[1] == pytest.approx(hoist.flops, rel=0.06)  # differences move from k to c values
