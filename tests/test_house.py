@@ -1,6 +1,7 @@
 """The house: import layers, file sizes, docstrings, explicit tables. Kept by this test, not by goodwill."""
 
 import ast
+import importlib
 import inspect
 import re
 import subprocess
@@ -130,6 +131,17 @@ def test_packages_use_one_another_in_one_direction():
     for unit in edges:
         others = reached_from(unit, edges)
         assert unit not in others, f"{unit} uses itself through some of {sorted(others)}"
+
+
+@pytest.mark.parametrize("package", ["machine", "observe", "page"])
+def test_others_import_what_a_package_names(package):
+    """Each of them says in its __init__ what others may use; the rest is its own."""
+    public = {f"stretto.{package}.{name}" for name in importlib.import_module(f"stretto.{package}").PUBLIC}
+    assert public <= set(MODULES)
+    for module, path in MODULES.items():
+        if unit_of(module) != package:
+            private = {m for m in imports_of(path) if m.startswith(f"stretto.{package}.")} - public
+            assert not private, f"{name_of(path)} imports {sorted(private)}"
 
 
 def test_two_questions_two_packages():

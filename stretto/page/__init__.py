@@ -3,3 +3,5 @@
 `frame` is a page and its tables, `svg` and `charts` the pictures, `captions` what to see in each, `terminal` tables of
 rich, `text` numbers as people read them.
 """
+
+PUBLIC = ("captions", "charts", "frame", "svg", "terminal", "text")  # what other packages may import
