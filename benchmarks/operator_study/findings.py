@@ -115,15 +115,7 @@ def judge(out: Console, *, threads: int, repeats: int, only: str, device: str = 
                 cell.forget()  # all of them at once would not fit on a card
                 chosen.append(cell)
                 step(cell.label)
-    table = Table(title="milliseconds by share of zeros", title_justify="left")
-    for column in ("op", "shape", "dim", "rf", "candidate", *[f"{s:.0%}" for s in SPARSITIES], "error"):
-        table.add_column(column, justify="left" if column in ("op", "shape", "candidate") else "right")
-    for cell in chosen:
-        for name in cell.candidates:
-            shown = [_milliseconds(cell, s, name) for s in SPARSITIES]
-            worst = max((e for (_, n), e in cell.errors.items() if n == name), default=0.0)
-            table.add_row(cell.op, cell.shape, str(cell.dim), str(cell.factor), name, *shown, f"{worst:.0e}")
-    out.print(table)
+    _show(out, chosen)
     for op, reason in (SKIPPED | not_to_be_had(chosen)).items():
         out.print(f"not run: {op}: {reason}", style="dim", highlight=False, soft_wrap=True)
     result = findings(chosen)
@@ -154,6 +146,19 @@ def interval(timing: Timing, *, level: float = 0.95, draws: int = 400) -> tuple[
     medians = samples[picks].median(1).values.sort().values
     edge = int(draws * (1 - level) / 2)
     return float(medians[edge]), float(medians[-1 - edge])
+
+
+def _show(out: Console, chosen: list[Cell]) -> None:
+    """Every cell with its times, by share of zeros."""
+    table = Table(title="milliseconds by share of zeros", title_justify="left")
+    for column in ("op", "shape", "dim", "rf", "candidate", *[f"{s:.0%}" for s in SPARSITIES], "error"):
+        table.add_column(column, justify="left" if column in ("op", "shape", "candidate") else "right")
+    for cell in chosen:
+        for name in cell.candidates:
+            shown = [_milliseconds(cell, s, name) for s in SPARSITIES]
+            worst = max((e for (_, n), e in cell.errors.items() if n == name), default=0.0)
+            table.add_row(cell.op, cell.shape, str(cell.dim), str(cell.factor), name, *shown, f"{worst:.0e}")
+    out.print(table)
 
 
 def not_to_be_had(done: list[Cell]) -> dict[str, str]:
