@@ -1,7 +1,7 @@
 """Products of 16-bit numbers, timed in a process of their own: `python half_products.py THREADS`, a line for each type.
 
 Where a virtual machine names matrix instructions that it does not let through, torch's bfloat16 product ends the
-process (an illegal instruction). So peaks.py has them tried by this file, which imports torch alone.
+process (an illegal instruction). So ceilings.py has them tried by this file, which imports torch alone.
 """
 
 import sys
