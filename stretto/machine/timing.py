@@ -198,14 +198,14 @@ def call_clock(device: torch.device | str) -> Callable[[Callable[[], Any]], floa
 
 # ---- what is set while something is timed ----
 
-MOST = 1024  # threads: where the system refuses one of a hundred thousand, the whole process ends
+THREAD_LIMIT = 1024  # threads: where the system refuses one of a hundred thousand, the whole process ends
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """torch.set_num_threads(count) for the length of the block."""
     expect(count >= 1, f"bench: '--threads' is {count}, wanted 1 or more")
-    expect(count <= MOST, f"bench: '--threads' is {count}, wanted at most {MOST}")
+    expect(count <= THREAD_LIMIT, f"bench: '--threads' is {count}, wanted at most {THREAD_LIMIT}")
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

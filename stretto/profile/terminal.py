@@ -28,35 +28,26 @@ def show(out: Console, profile: Profile, share: float) -> None:
         out.print(remark, soft_wrap=True, highlight=False, markup=False)
     hot = profile.hot(share)
     title = f"{len(hot)} of {len(profile.groups)} groups take {share:.0%} of the time inside ops"
-    out.print((_hot_wide if out.width >= ROOMY else _hot_narrow)(title, hot))
+    out.print(_hot(title, hot, out.width >= ROOMY))
     if t.unknown:
         out.print(f"no formula for: {', '.join(t.unknown)}", style="yellow", highlight=False, markup=False)
 
 
-def _hot_wide(title: str, hot: list[Group]) -> Table:
+def _hot(title: str, hot: list[Group], wide: bool) -> Table:
+    """Shapes and places below the name where it is narrow: a column for each would fold every one of them."""
     table = Table(title=title, title_justify="left")
-    for column in ("op", "phase", "shapes", "where"):
+    for column in ("op", "phase", "shapes", "where") if wide else ("op, shapes, where",):
         table.add_column(column, overflow="fold")
-    for column in ("calls", "ms", "share", "bound", "attainable"):
-        table.add_column(column, justify="right")
-    for g in hot:
-        numbers = (str(len(g.ops)), f"{g.seconds * 1e3:.3f}", f"{g.share:.1%}", g.bound, f"{g.attainable:.0%}")
-        _add(table, (g.name, g.phase, g.shapes, _where(g)), numbers)
-    return table
-
-
-def _hot_narrow(title: str, hot: list[Group]) -> Table:
-    """Shapes and places below the name, where a column for each would fold every one of them."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("op, shapes, where", overflow="fold")
-    for column in ("ms", "share", "bound", "attainable"):
+    for column in (*(("calls",) if wide else ()), "ms", "share", "bound", "attainable"):
         table.add_column(column, justify="right", no_wrap=True)
     for g in hot:
         calls = f" x{len(g.ops)}" if len(g.ops) > 1 else ""
         shapes = f"\n  {g.shapes}" if g.shapes else ""
-        said = f"{_short_name(g.name)}{calls}{shapes}\n  {g.phase}, {_where(g)}"
-        bound = g.bound.removeprefix("gather ")
-        _add(table, (said,), (f"{g.seconds * 1e3:.3f}", f"{g.share:.1%}", bound, f"{g.attainable:.0%}"))
+        narrow = f"{_short_name(g.name)}{calls}{shapes}\n  {g.phase}, {_where(g)}"
+        bound = g.bound if wide else g.bound.removeprefix("gather ")
+        numbers = (f"{g.seconds * 1e3:.3f}", f"{g.share:.1%}", bound, f"{g.attainable:.0%}")
+        words = (g.name, g.phase, g.shapes, _where(g)) if wide else (narrow,)
+        _add(table, words, (str(len(g.ops)), *numbers) if wide else numbers)
     return table
 
 
