@@ -10,7 +10,7 @@ CXX_SOURCES := $(shell find csrc -name '*.h' -o -name '*.cpp')
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
 SIDE_BY_SIDE := OMP_WAIT_POLICY=passive
 
-.PHONY: setup demo test test-all test-asan test-tsan test-gpu check format wheel clean
+.PHONY: setup demo test test-all test-asan test-tsan test-gpu check format tables wheel clean
 
 setup: .venv/.installed build/.built
 
@@ -37,12 +37,15 @@ test-all: setup
 test-gpu:
 	$(PYTHON) -m pytest tests
 
-# The kernel tests against a library built with sanitizers; the runtime must be loaded before Python.
+# The tests of kernels, samplers and stores, bad inputs included, against a library built with sanitizers; the runtime must
+# be loaded before Python.
+ASAN_TESTS := tests/kernels $(patsubst %,tests/loader/test_%.py,arrays bad_inputs cluster gather hetero_loader random_calls sampler store walk)
+
 test-asan: setup
 	$(CMAKE) -S . -B build-asan -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSTRETTO_SANITIZE=address,undefined
 	$(CMAKE) --build build-asan
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 \
-	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 STRETTO_LIBRARY=build-asan/libstretto.so $(PY) -m pytest -m "not slow and not gpu" tests/kernels
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 STRETTO_LIBRARY=build-asan/libstretto.so $(PY) -m pytest -m "not slow and not gpu" $(ASAN_TESTS)
 
 # The sampler and engine tests against a library built with the thread sanitizer. Only our library is instrumented, so
 # only its accesses are judged; what forks (or has PyG fork workers) and processes of their own are left to `make test`.
@@ -62,6 +65,10 @@ format: setup
 	.venv/bin/ruff check --fix stretto tests examples benchmarks
 	.venv/bin/ruff format stretto tests examples benchmarks
 	.venv/bin/clang-format -i $(CXX_SOURCES)
+
+# The tables of the docs, from the rows in benchmarks/results. A test fails where they differ.
+tables: setup
+	$(PY) -m benchmarks.tables
 
 wheel: setup
 	$(PY) -m pip wheel --quiet --no-deps -w dist-wheel .

@@ -121,12 +121,12 @@ typedef struct {
     int64_t num_nodes;
     const int64_t* time;  // the time of a seed that comes without one; or null
 } stretto_node_type;
-// Slice: rows of an array that belong to the sampled nodes (of_edges = 0) or edges (1) of a type. columns > 0: the
-// array is int8 and becomes float, multiplied by scale[column].
+// Slice: rows of an array that belong to the sampled nodes (of_edges = 0) or edges (1) of a type, `stride` bytes apart.
+// columns > 0: the array is int8 and becomes float, multiplied by scale[column].
 typedef struct {
     const void* data;
     const float* scale;
-    int64_t row_bytes, of_edges, type, columns;
+    int64_t row_bytes, stride, of_edges, type, columns;
 } stretto_slice;
 enum stretto_sampling {
     STRETTO_REPLACE = 1,    // draw with replacement
@@ -160,7 +160,8 @@ typedef struct stretto_slot stretto_slot;
 
 STRETTO_API stretto_sampler* stretto_sampler_create(const stretto_sampling_plan* plan);  // null: see stretto_error()
 STRETTO_API void stretto_sampler_destroy(stretto_sampler* sampler);
-// Running sums of weights (F32 or F64) within each target; -1 if one is negative or not finite.
+// Running sums of weights (F32 or F64) within each target; -1 if one is negative or not finite, or colptr is no row of
+// pointers that rise to colptr[num_targets], the number of weights.
 STRETTO_API int stretto_sampler_weights(const int64_t* colptr, int64_t num_targets, const void* weight, int dtype,
                                         double* running);
 // Samples one batch on the calling thread. The slot must be released.
@@ -254,7 +255,7 @@ STRETTO_API int stretto_attention_backward(const stretto_csr* g, int dtype, cons
 // What is summed by destination, from dscore: dleft, dquery. g is the graph.
 STRETTO_API int stretto_attention_left(const stretto_csr* g, int dtype, const stretto_attention* a, int threads);
 // out[i, h] = a[i, h] . (b[i, h] - offset[h]), added to what is there if `add`. offset [heads, width], or null.
-// sums [tasks, heads * width], unless null: parts that add up to the sum of a over its rows.
+// sums [tasks, heads * width] in the accumulation type, unless null: parts that add up to the sum of a over its rows.
 STRETTO_API int stretto_row_dot(int dtype, const void* a, int64_t lda, const void* b, int64_t ldb, int64_t rows,
                                 int64_t heads, int64_t width, const void* offset, void* out, int add, void* sums,
                                 int64_t tasks, int threads);
@@ -376,7 +377,7 @@ STRETTO_API int stretto_tall_product(int dtype, const void* x, int64_t rows, int
                                      int64_t y_in, const void* v, int64_t v_row_stride, int64_t v_column_stride,
                                      void* out, int threads);
 // x' w, summed over the rows of x [rows, out_width] and w [rows, in]: parts [tasks, out_width, in] add up to it,
-// and sums [tasks, out_width], unless null, to the sums of x over its rows.
+// and sums [tasks, out_width] in fp64, unless null, to the sums of x over its rows.
 STRETTO_API int stretto_sum_product(int dtype, const void* x, int64_t rows, int64_t x_stride, int64_t out_width,
                                     const void* w, int64_t w_stride, int64_t in, void* parts, void* sums, int64_t tasks,
                                     int threads);

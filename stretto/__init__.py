@@ -7,7 +7,7 @@ from stretto.errors import StrettoError
 from stretto.graph import Graph
 from stretto.inference import inference
 from stretto.loader import LinkNeighborLoader, NeighborLoader, NeighborSampler, Store
-from stretto.plugin import accelerate, accelerated, is_patched, patch, restore, unpatch
+from stretto.plugin import accelerate, accelerated, forget, is_patched, patch, restore, unpatch
 from stretto.report import explain, report
 
 __version__ = "0.1.0"
@@ -24,6 +24,7 @@ __all__ = [
     "analyze",
     "dist",
     "explain",
+    "forget",
     "inference",
     "is_patched",
     "ops",

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,32 +17,14 @@ from torch import Tensor
 
 from stretto import graph_formats
 from stretto.errors import expect, fail
+from stretto.graph_kept import bytes_of, kept, lasting
 from stretto.graph_memo import Memo, MemoInfo
 from stretto.graph_traced import TracedGraph
 from stretto.kernels import Csr, build
+from stretto.lifetime import popped_from
 
-V = TypeVar("V")
 _numbers = itertools.count(1)
-_by_number: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
-
-
-def lasting() -> Any:
-    """Where what is made may be saved for backward: outside inference mode."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
-
-
-class kept(Generic[V]):
-    """A property computed once, of two threads' results the first. Made outside inference mode: what an evaluation
-    computes first, training saves for backward. (functools.cached_property would let all graphs wait for one lock.)"""
-
-    def __init__(self, make: Callable[[Any], V]) -> None:
-        self.make = make
-        self.name = make.__name__
-        self.__doc__ = make.__doc__
-
-    def __get__(self, graph: Any, owner: Any = None) -> V:
-        with lasting():
-            return graph.__dict__.setdefault(self.name, self.make(graph))
+_by_number: dict[int, weakref.ref[Graph]] = {}
 
 
 class Graph:
@@ -70,7 +50,7 @@ class Graph:
         self._derived: dict[Any, Any] = {}
         self.number = next(_numbers)
         self.handle = torch.from_numpy(np.array([self.number]))  # what torch.library ops carry instead of the object
-        _by_number[self.number] = self
+        _by_number[self.number] = popped_from(_by_number, self.number, self)
 
     # ---- making one ----
 
@@ -107,18 +87,18 @@ class Graph:
     def of_segments(index: Tensor, num_segments: int | None = None) -> Graph:
         """The graph that sends message e to segment index[e]: [num_segments, E], one entry per column; remembered."""
         index = graph_formats.plain(index)
-        expect(
-            index.dim() == 1 and index.dtype in (torch.int32, torch.int64),
-            f"Graph.of_segments: 'index' is {index.dtype} of shape {list(index.shape)}, "
-            "wanted int32 or int64 of shape [E]",
-        )
+        graph_formats.check_segments(index, num_segments)
         if torch.compiler.is_compiling():
             return TracedGraph.of_segments(index, num_segments)  # type: ignore[return-value]
         return _memo.get(index, ("segments", num_segments), lambda: _build_segments(index, num_segments))
 
     @staticmethod
-    def of_pointers(rowptr: Tensor, col: Tensor | None, num_cols: int, *, edge_id: Tensor | None = None) -> Graph:
-        """A graph from CSR arrays that are known to be right (a sampler's); nothing is checked or copied."""
+    def of_pointers(
+        rowptr: Tensor, col: Tensor | None, num_cols: int, *, edge_id: Tensor | None = None, known: bool = False
+    ) -> Graph:
+        """A graph from CSR arrays, which are not copied; known: they are right (a sampler's) and not looked at."""
+        if not known:
+            graph_formats.check_csr(rowptr, col, num_cols, edge_id)
         num_edges = col.numel() if col is not None else num_cols
         return Graph(Csr(rowptr, col, edge_id, rowptr.numel() - 1, num_cols, num_edges))
 
@@ -129,6 +109,11 @@ class Graph:
         """Tell Graph.of that `edges` is `graph`, so that it need not sort (a loader knows its batches' CSR)."""
         sizes = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
         _memo.put(edges, (sizes, flow), graph)
+
+    @staticmethod
+    def known(edges: Any) -> list[Graph]:
+        """The graphs that were made of this very tensor."""
+        return _memo.graphs(edges)
 
     @staticmethod
     def cache_info() -> MemoInfo:
@@ -143,7 +128,8 @@ class Graph:
     @staticmethod
     def numbered(number: int) -> Graph:
         """The live graph of that number (the handle torch.library ops carry)."""
-        graph = _by_number.get(number)
+        known = _by_number.get(number)
+        graph = None if known is None else known()
         if graph is None:
             fail(f"graph {number} is gone: keep the edge_index alive, or raise STRETTO_GRAPH_CACHE")
         return graph
@@ -232,12 +218,16 @@ class Graph:
         csr = self.edge_csr
         return torch.stack([csr.to_user_order(csr.columns()), csr.to_user_order(csr.rows())])
 
-    @kept
+    @property
     def segments(self) -> Graph:
         """The graph that sends edge e's message to its destination: [n, E], columns are edges in the user's order."""
         csr = self.edge_csr
-        if csr.col is csr.edge_id and csr.num_cols == csr.num_edges:
-            return self
+        own = csr.col is csr.edge_id and csr.num_cols == csr.num_edges
+        return self if own else self._segments  # itself it does not keep: nothing but the collector would free it
+
+    @kept
+    def _segments(self) -> Graph:
+        csr = self.edge_csr
         ids = Csr(csr.rowptr, csr.edge_id, csr.edge_id, csr.num_rows, csr.num_edges, csr.num_edges)
         ids.tasks, ids.hubs, ids.num_slots = csr.tasks, csr.hubs, csr.num_slots
         return Graph(ids)
@@ -287,6 +277,17 @@ class Graph:
                 return self._derived.setdefault(key, make())
         return self._derived[key]
 
+    @staticmethod
+    def forget_derived() -> None:
+        """Have every live graph drop what was derived for it; what it is asked for again is made again."""
+        for reference in list(_by_number.values()):
+            graph = reference()
+            if graph is None:
+                continue
+            graph._derived.clear()
+            for name in ("weight", "scale"):  # copies of users' tensors; the rest is the matrix's own
+                graph.csr.cache.pop(name, None)
+
     @kept
     def size_class(self) -> tuple[int, int, int, bool]:
         """Coarse sizes for the tuner: powers of two of rows, columns, edges, and whether some row had to be cut."""
@@ -306,24 +307,14 @@ class Graph:
 
     def memory(self) -> dict[str, int]:
         """Bytes of each part held; what parts share (a symmetric transpose, say) is counted with the first."""
-        seen: set[int] = set()
-        parts = {"csr": _bytes(_arrays(self.csr), seen)}
-        came = () if self._transposed is None else _arrays(self._transposed)
-        parts["transpose"] = _bytes(came, seen) + (0 if self._T is None else self._T._bytes(seen))
+        seen = {id(self)}
+        parts = {"csr": bytes_of(_arrays(self.csr), seen), "transpose": bytes_of((self._transposed, self._T), seen)}
         for name in ("segments", "with_self_loops"):
-            other = self.__dict__.get(name)
-            if other is not None and other is not self:
-                parts[name] = other._bytes(seen)
-        parts["derived"] = self._bytes(seen)
+            made = self.__dict__.get("_segments" if name == "segments" else name)
+            if made is not None:
+                parts[name] = bytes_of((made,), seen)
+        parts["derived"] = bytes_of(vars(self).values(), seen)
         return parts
-
-    def _bytes(self, seen: set[int]) -> int:
-        """Bytes of every tensor held here or by a graph held here, except those already seen."""
-        if id(self) in seen:
-            return 0
-        seen.add(id(self))
-        own = (*_arrays(self.csr), *self.csr.cache.values())
-        return _bytes((*own, *self.__dict__.values(), *self._derived.values()), seen)
 
     @property
     def nbytes(self) -> int:
@@ -342,19 +333,6 @@ class Graph:
 
 def _arrays(csr: Csr) -> tuple[Tensor | None, ...]:
     return csr.rowptr, csr.col, csr.edge_id, csr.tasks, csr.hubs
-
-
-def _bytes(values: Iterable[Any], seen: set[int]) -> int:
-    total = 0
-    for value in values:
-        if isinstance(value, Graph):
-            total += value._bytes(seen)
-        elif isinstance(value, tuple):
-            total += _bytes(value, seen)
-        elif isinstance(value, Tensor) and id(value) not in seen:
-            seen.add(id(value))
-            total += value.numel() * value.element_size()
-    return total
 
 
 def _unpickle(csr: Csr) -> Graph:
@@ -380,6 +358,7 @@ def _build(edges: Any, sizes: graph_formats.Sizes | None, flow: str) -> Graph:
 
 def _build_segments(index: Tensor, num_segments: int | None) -> Graph:
     with lasting():
+        graph_formats.check_readable("index", index)
         if num_segments is None:
             num_segments = build.minmax(index)[1] + 1
         graph_formats.check_range("segment", index, num_segments)

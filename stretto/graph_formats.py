@@ -5,6 +5,7 @@ Everything is checked here, before any kernel runs: types, shapes, sizes and ran
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -12,21 +13,36 @@ from torch import Tensor
 
 from stretto import settings
 from stretto.errors import IndexRangeError, expect, fail
-from stretto.kernels import Csr, build
+from stretto.kernels import Csr, build, has_own_memory
 
 Sizes = tuple[int | None, int | None]
 
 
 def plain(index: Any) -> Any:
     """The tensor inside PyG's EdgeIndex or Index, which have no storage of their own; anything else as it is."""
-    if type(index) is not Tensor and isinstance(index, Tensor) and hasattr(index, "as_tensor"):
-        return index.as_tensor()
+    if type(index) is not Tensor and isinstance(index, Tensor):
+        if hasattr(index, "as_tensor"):
+            return index.as_tensor()
+        if type(index) is torch.nn.Parameter:
+            return index.detach()
     return index
+
+
+def check_readable(name: str, index: Any) -> None:
+    """Raise unless a kernel can read these indices where they lie."""
+    if type(index) is not Tensor:
+        fail(f"Graph.of: '{name}' is a {type(index).__name__}, wanted a plain tensor")
+    if index.is_meta or (torch._C._len_torch_dispatch_stack() and torch._C._get_dispatch_mode(_FAKE) is not None):
+        fail(f"Graph.of: '{name}' is on the meta device or fake, wanted indices that can be read")
+
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+MOST_NODES = 2**48  # pointers to more would take petabytes
 
 
 def sizes_of(edges: Any, num_nodes: Any) -> Sizes | None:
     """(num_src, num_dst) as far as the caller, or an EdgeIndex itself, says; None: nothing is said."""
-    if type(num_nodes) is int and num_nodes >= 0:
+    if type(num_nodes) is int and 0 <= num_nodes < MOST_NODES:
         return num_nodes, num_nodes
     if num_nodes is None:
         own = (None, None)
@@ -34,9 +50,13 @@ def sizes_of(edges: Any, num_nodes: Any) -> Sizes | None:
             own = edges.sparse_size()  # of a SparseTensor, which is no Tensor, pairs() reads them
         return None if own == (None, None) else (own[0], own[1])
     given = tuple(num_nodes) if isinstance(num_nodes, (tuple, list)) else (num_nodes, num_nodes)
-    if len(given) != 2 or any(s is not None and (not hasattr(s, "__index__") or int(s) < 0) for s in given):
+    try:
+        sizes = [None if s is None else operator.index(s) for s in given]
+    except TypeError:  # a float, say, or a tensor of several
+        sizes = []
+    if len(sizes) != 2 or any(s is not None and not 0 <= s < MOST_NODES for s in sizes):
         fail(f"Graph.of: 'num_nodes' is {num_nodes!r}, wanted a number of nodes or (num_src, num_dst)")
-    return None if given[0] is None else int(given[0]), None if given[1] is None else int(given[1])
+    return sizes[0], sizes[1]
 
 
 def pairs(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Tensor, Tensor, int, int, bool | None]:
@@ -53,6 +73,10 @@ def pairs(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Tensor, Tensor, i
             f"Graph.of: the sparse matrix is {num_dst}x{num_src} (destinations x sources), "
             f"but 'num_nodes' says {wanted_dst}x{wanted_src}",
         )
+    check_readable("edges", source)
+    check_readable("edges", target)
+    if source.shape != target.shape or source.device != target.device:
+        fail(f"Graph.of: 'edges' has {list(source.shape)} sources and {list(target.shape)} destinations, wanted pairs")
     rows, cols, in_order = build.survey(*((target, source) if forward else (source, target)))
     of_target, of_source = (rows, cols) if forward else (cols, rows)
     if num_src is None and num_dst is None:
@@ -77,6 +101,7 @@ def few(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Csr, Csr] | None:
     if index_dtype(max(num_src, num_dst), edges.size(1)) is not torch.int32:
         return None
     source, target = _edge_index(edges)
+    check_readable("edges", edges)
     if flow == "source_to_target":
         of_target, of_source, csr, transposed = build.of_few(target, source, num_dst, num_src)
     else:
@@ -86,6 +111,52 @@ def few(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Csr, Csr] | None:
     assert csr is not None
     assert transposed is not None
     return csr, transposed
+
+
+def check_csr(rowptr: Any, col: Any, num_cols: Any, edge_id: Any) -> None:
+    """Raise unless these are the arrays of a CSR (kernels/csr.py) that kernels may follow blindly.
+
+    On a device their values are not looked at: a mini-batch made there does not wait for the answer.
+    """
+    who = "Graph.of_pointers"
+    expect(type(num_cols) is int and 0 <= num_cols < MOST_NODES, f"{who}: 'num_cols' is {num_cols!r}, wanted a number")
+    expect(isinstance(rowptr, Tensor) and rowptr.dim() == 1 and rowptr.numel() > 0, f"{who}: 'rowptr' is no vector")
+    if col is not None:
+        check_readable("col", col)
+    num_edges = num_cols if col is None else col.numel()
+    kinds = (torch.int64,), (torch.int32, torch.int64), (torch.int32, torch.int64) if col is None else (col.dtype,)
+    for (name, array), types in zip((("rowptr", rowptr), ("col", col), ("edge_id", edge_id)), kinds, strict=True):
+        if array is None:
+            continue
+        check_readable(name, array)
+        if array.dim() != 1 or array.dtype not in types or not array.is_contiguous() or array.device != rowptr.device:
+            fail(
+                f"{who}: '{name}' is {array.dtype} of shape {list(array.shape)} on {array.device}, wanted a contiguous "
+                f"vector of {' or '.join(map(str, types))} on {rowptr.device}"
+            )
+    if has_own_memory(rowptr.device):
+        return
+    check_pointers(who, "rowptr", rowptr, rowptr.numel() - 1, num_edges)
+    if col is not None:
+        _in_range("column", build.minmax(col), num_cols)
+    if edge_id is not None:
+        expect(edge_id.numel() == num_edges, f"{who}: 'edge_id' has {edge_id.numel()} entries, wanted {num_edges}")
+        _in_range("edge", build.minmax(edge_id), num_edges)
+        once = bool((torch.bincount(edge_id, minlength=num_edges) == 1).all())
+        expect(once, f"{who}: 'edge_id' names an edge twice, wanted each once")
+
+
+def check_segments(index: Any, num_segments: Any) -> None:
+    """Raise unless it is a vector of integers, and the number of segments one or None."""
+    if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype not in (torch.int32, torch.int64):
+        got = f"{index.dtype} of shape {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
+        fail(f"Graph.of_segments: 'index' is {got}, wanted int32 or int64 of shape [E]")
+    if num_segments is not None and not torch.compiler.is_compiling() and not _is_size(num_segments):
+        fail(f"Graph.of_segments: 'num_segments' is {num_segments!r}, wanted a number or None")
+
+
+def _is_size(number: Any) -> bool:
+    return hasattr(number, "__index__") and not isinstance(number, Tensor) and 0 <= operator.index(number) < MOST_NODES
 
 
 def check_range(what: str, index: Tensor, size: int) -> None:
@@ -102,7 +173,7 @@ def _in_range(what: str, ends: tuple[int, int], size: int) -> None:
 
 def index_dtype(size: int, num_edges: int) -> torch.dtype:
     """int32 while nodes and edges fit, unless the user asks for int64."""
-    wanted = settings.choice("STRETTO_INDEX", ("auto", "int32", "int64"))
+    wanted = settings.get("STRETTO_INDEX")
     fits = max(size, num_edges) < 2**31
     if wanted == "int32" and not fits:
         fail(f"STRETTO_INDEX=int32: {max(size, num_edges)} nodes or edges need int64")
@@ -129,10 +200,10 @@ def _sparse(matrix: Any) -> tuple[Tensor, Tensor, tuple[int, int]]:
             return indices[0], indices[1], shape
         if matrix.layout == torch.sparse_csr:
             col = matrix.col_indices()
-            return _expand(matrix.crow_indices(), col), col, shape
+            return _expand("crow_indices", matrix.crow_indices(), col, shape[0]), col, shape
         if matrix.layout == torch.sparse_csc:
             row = matrix.row_indices()
-            return row, _expand(matrix.ccol_indices(), row), shape
+            return row, _expand("ccol_indices", matrix.ccol_indices(), row, shape[1]), shape
     if hasattr(matrix, "coo") and hasattr(matrix, "sparse_sizes"):  # torch_sparse.SparseTensor
         row, col, _ = matrix.coo()
         return row, col, tuple(matrix.sparse_sizes())
@@ -142,5 +213,19 @@ def _sparse(matrix: Any) -> tuple[Tensor, Tensor, tuple[int, int]]:
     )
 
 
-def _expand(pointers: Tensor, like: Tensor) -> Tensor:
+def check_pointers(who: str, name: str, pointers: Tensor, size: int, num_edges: int) -> None:
+    """Raise unless the pointers lead from 0 to num_edges, in `size` steps that never go back."""
+    check_readable(name, pointers)
+    if pointers.dim() != 1 or pointers.dtype not in (torch.int32, torch.int64) or pointers.numel() != size + 1:
+        fail(f"{who}: '{name}' is {pointers.dtype} of shape {list(pointers.shape)}, wanted integers [{size + 1}]")
+    first, last, falls = torch.stack(
+        [pointers[0], pointers[-1], (pointers.diff() < 0).any().to(pointers.dtype)]
+    ).tolist()
+    if first != 0 or last != num_edges or falls:
+        which = "going down in between" if falls else f"leading from {first} to {last}"
+        fail(f"{who}: '{name}' is {which}, wanted pointers from 0 to {num_edges} that never go down")
+
+
+def _expand(name: str, pointers: Tensor, like: Tensor, size: int) -> Tensor:
+    check_pointers("Graph.of", name, pointers, size, like.numel())
     return torch.repeat_interleave(pointers.diff(), output_size=like.numel()).to(like.dtype)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from stretto.errors import expect, fail
-from stretto.loader import NeighborLoader, Store, run_trimmed
+from stretto.loader import NeighborLoader, Store, checks, run_trimmed
 from stretto.loader.trim import why_not_local
 
 Forward = Callable[[torch.nn.Module, Any], Tensor]
@@ -49,6 +49,9 @@ def inference(
     whole = data.data if isinstance(data, Store) else data
     expect(isinstance(whole, Data), f"inference: 'data' is {type(data).__name__}, wanted Data or a Store of one graph")
     nodes = _nodes(input_nodes, int(whole.num_nodes or 0))
+    checks.count("inference", "batch_size", batch_size, 1)
+    if memory is not None:
+        checks.count("inference", "memory", memory)
     call = forward or (lambda module, batch: module(batch.x, batch.edge_index))
     with _evaluating(model), torch.no_grad(), _reporting(progress) as report:
         if num_neighbors is not None:
@@ -93,6 +96,7 @@ def _sampled(
     for batch in loader:
         # Each layer computes only what the next one needs, where the model is one of PyG's.
         rows = run_trimmed(model, batch) if forward is None else call(model, batch)[: batch.batch_size]
+        _one_each(rows, batch.batch_size)
         if result is None:
             result = _allocate((nodes.numel(), *rows.shape[1:]), rows.dtype, out)
         result[done : done + rows.size(0)] = rows
@@ -125,6 +129,7 @@ def _layerwise(model: Any, data: Data | Store, batch_size: int, num_threads: int
             done = 0
             for batch in loader:
                 rows = model.inference_per_layer(layer, batch.x, batch.edge_index, batch.batch_size)
+                _one_each(rows, batch.batch_size)
                 if fresh is None:
                     fresh = _allocate((n, *rows.shape[1:]), rows.dtype, Path(folder) / f"layer{layer}.bin")
                 fresh[done : done + rows.size(0)] = rows
@@ -142,7 +147,16 @@ def _layerwise(model: Any, data: Data | Store, batch_size: int, num_threads: int
 def _nodes(input_nodes: Tensor | None, num_nodes: int) -> Tensor:
     if input_nodes is None:
         return torch.arange(num_nodes)
-    return input_nodes.nonzero().view(-1) if input_nodes.dtype == torch.bool else input_nodes
+    if isinstance(input_nodes, Tensor) and input_nodes.dtype == torch.bool:
+        got = list(input_nodes.shape)
+        expect(got == [num_nodes], f"inference: 'input_nodes' is a mask of shape {got}, wanted [{num_nodes}]")
+        return input_nodes.nonzero().view(-1)
+    return checks.indices("inference", "input_nodes", input_nodes, num_nodes)
+
+
+def _one_each(rows: Tensor, wanted: int) -> None:
+    if rows.dim() == 0 or rows.size(0) != wanted:
+        fail(f"inference: the model's output has shape {list(rows.shape)}, wanted {wanted} rows, one for each seed")
 
 
 def _widest(model: torch.nn.Module, data: Data) -> int:

@@ -33,7 +33,7 @@ class Owner:
 
 def keep_for(owner: Any) -> None:
     """Keep freed memory as long as this model (or Owner) lives and is not let go."""
-    if settings.choice("STRETTO_MALLOC", ("keep", "leave")) == "leave" or torch.cuda.is_available():
+    if settings.get("STRETTO_MALLOC") == "leave" or torch.cuda.is_available():
         return
     with _lock:
         name = id(owner)

@@ -13,15 +13,20 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.utils import parametrize
 from torch_geometric.nn import MessagePassing
 
 from stretto import memory, settings
+from stretto.compile import HOIST
 from stretto.errors import StrettoError, expect
-from stretto.loader import swap
-from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, fold_models, functional, generic, shadow, traced
+from stretto.graph import Graph
+from stretto.kernels import looks
+from stretto.loader import arrays, swap
+from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, bound, fold_models, functional, generic, gin, shadow, traced
 from stretto.nn.base import accelerated_forward, in_place_of, said, set_strict, strict_of, why_stock
 from stretto.nn.classes import class_of, fast_of, stock_of
 from stretto.nn.constructor import why_declined
+from stretto.nn.own_class import behind
 
 logger = logging.getLogger("stretto")
 M = TypeVar("M", bound=torch.nn.Module)
@@ -46,7 +51,7 @@ def accelerate(model: M, *, strict: bool = False) -> M:
     if settings.flag("STRETTO_DISABLE"):
         return model
     modules, names = list(model.modules()), {id(m): name for name, m in model.named_modules()}
-    known = [m for m in modules if fast_of(type(m)) is not None]
+    known = [m for m in modules if fast_of(class_of(m)) is not None]
     already = [m for m in modules if stock_of(class_of(m)) is not None]
     done = {id(m) for m in (*known, *already)}
     left = [m for m in modules if isinstance(m, MessagePassing) and id(m) not in done]
@@ -56,9 +61,9 @@ def accelerate(model: M, *, strict: bool = False) -> M:
     before = [(m, class_of(m), strict_of(m)) for m in modules]
     try:
         for module in known:
-            fast = fast_of(type(module))
+            fast = fast_of(class_of(module))
             assert fast is not None
-            module.__class__ = fast
+            _set_class(module, class_of(module), fast)
         for module in modules:
             if stock_of(class_of(module)) is not None:
                 continue
@@ -111,11 +116,26 @@ def restore(model: M) -> M:
 
 
 def _set_class(module: torch.nn.Module, now: type, wanted: type) -> None:
-    """Change a module's class; where torch has derived one of its own from it (parametrize), that one's base."""
-    if type(module) is now:
-        module.__class__ = wanted
-    else:
-        type(module).__bases__ = (wanted,)
+    """Change a module's class; where torch has derived one of its own from it, that one's base."""
+    module.__class__ = _over(type(module), now, wanted)
+
+
+_derived: dict[tuple[type, type], type] = {}  # (a class that torch derived, the class wanted behind it) -> the same
+
+
+def _over(kind: type, now: type, wanted: type) -> type:
+    """The class that torch has derived from `now`, derived from `wanted`. Others may be of a class that shards."""
+    if kind is now:
+        return wanted
+    bases = tuple(_over(base, now, wanted) if issubclass(base, now) else base for base in kind.__bases__)
+    if kind.__module__ == parametrize.__name__:  # it is this module's alone, and holds what was parametrized
+        kind.__bases__ = bases
+        return kind
+    if (kind, wanted) not in _derived:
+        body = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+        made = _derived[kind, wanted] = type(kind.__name__, bases, body)
+        _derived[made, now] = kind
+    return _derived[kind, wanted]
 
 
 def _put_back(before: Sequence[tuple[torch.nn.Module, type, str]]) -> None:
@@ -189,7 +209,7 @@ def unpatch() -> None:
             fold_models.remove()
             generic.remove()
             for module in shadow.mismatched():
-                if stock_of(type(module)) is None:
+                if stock_of(class_of(module)) is None:
                     shadow.forget(module)
 
 
@@ -201,14 +221,30 @@ def is_patched() -> bool:
 def _guarded(stock: type, fast: Callable[..., Any]) -> Callable[..., Any]:
     """A class-level forward: fast for exactly this class, the stock forward for classes derived from it."""
     stock_forward = stock.forward  # type: ignore[attr-defined]
-    accelerated_one = accelerated_forward(stock, fast)
+    accelerated_one = accelerated_forward(stock, fast, stock_forward)
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(self) is stock:
+        if type(self) is stock or behind(type(self)) is stock:
             return accelerated_one(self, *args, **kwargs)
         return stock_forward(self, *args, **kwargs)
 
     return in_place_of(stock_forward, run)
+
+
+def forget() -> None:
+    """Forget all that was kept of tensors: graphs and what derives from them, products of constants, sorted edges.
+
+    For edits that nobody can see: of memory that a tensor shares with NumPy, DLPack, `.data`, `detach()` or a storage,
+    by other means than torch's operations on that very tensor. What is wanted again is made again. What was measured
+    (plans, kernels) stays, and so does what PyG's layers keep themselves with cached=True.
+    """
+    Graph.cache_clear()
+    Graph.forget_derived()
+    HOIST.clear()
+    looks.forget()
+    gin.forget()
+    bound.forget()
+    arrays.forget()
 
 
 def _say(layers: Sequence[Any], left: Sequence[torch.nn.Module]) -> None:

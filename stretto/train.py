@@ -1,11 +1,12 @@
 """`stretto train`: train, validate and test a model on sampled batches, with checkpoints that continue bit for bit.
 
-A checkpoint holds the model, the optimizer, the loader's clock, torch's random state and the history; it is written
-beside its file and moved there, so that a crash leaves the old one whole. Resuming gives the losses that a run without
-the interruption would have given.
+A checkpoint holds the model, the optimizer, the loader's clock, torch's random state and the history, behind a line
+with their checksum; it is written beside its file and moved there, so that a crash leaves the old one whole. Resuming
+gives the losses that a run without the interruption would have given.
 """
 
-import os
+import hashlib
+import io
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,13 +23,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch_geometric.data import Data
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
-from stretto.convert import read
+from stretto import files
+from stretto.convert import TRUST, read
 from stretto.errors import expect, fail
 from stretto.inference import inference
 from stretto.loader import NeighborLoader, Store, run_trimmed
 from stretto.plugin import accelerate
 
 MODELS = {"sage": GraphSAGE, "gcn": GCN, "gat": GAT, "gin": GIN}
+MAGIC = b"stretto checkpoint 1 "  # and the SHA-256 of what comes after the line
 
 
 @dataclass
@@ -90,12 +93,22 @@ def train(
     checkpoint: Path | None = None,
     fast: bool = True,
     data: Any = None,
+    trust_pickle: bool = False,
     tell: Callable[[Epoch], None] = lambda epoch: None,
     step: Callable[[int, int, float], None] = lambda done, total, waiting: None,
 ) -> Outcome:
-    """Train up to `epochs` epochs, going on from the checkpoint if there is one. fast: with accelerate()."""
+    """Train up to `epochs` epochs, going on from the checkpoint if there is one.
+
+    fast: with accelerate(). trust_pickle: a graph in a .pt file may call whatever it names (see SECURITY.md).
+    """
     expect(run.model in MODELS, f"train: 'model' is {run.model!r}, wanted one of {', '.join(MODELS)}")
-    data = _split(read_any(run.graph) if data is None else data, run.seed)
+    if checkpoint is not None:
+        try:
+            files.expect_writable(checkpoint)
+        except OSError as error:
+            fail(f"train: the checkpoint {str(checkpoint)!r} cannot be written: {error}")
+    saved = _read(checkpoint, run) if checkpoint is not None and checkpoint.exists() else None
+    data = _split(read_any(run.graph, trust_pickle=trust_pickle) if data is None else data, run.seed)
     torch.manual_seed(run.seed)
     classes = int(data.y.max()) + 1
     model = MODELS[run.model](data.x.size(1), run.hidden, len(run.fanout), classes, dropout=run.dropout)
@@ -112,8 +125,8 @@ def train(
         **options,
     )
     outcome, first = Outcome(), 0
-    if checkpoint is not None and checkpoint.is_file():
-        outcome, first = _resume(checkpoint, run, model, optimizer, loader)
+    if saved is not None and checkpoint is not None:
+        outcome, first = _resume(checkpoint, saved, model, optimizer, loader)
     for number in range(first, epochs):
         epoch = _epoch(number, model, optimizer, loader, step)
         torch_state = torch.get_rng_state()  # sampling the validation nodes must not change the run
@@ -158,9 +171,11 @@ def _accuracy(prediction: torch.Tensor, data: Any, mask: torch.Tensor) -> float:
     return float((prediction[mask] == data.y[mask]).double().mean()) if bool(mask.any()) else float("nan")
 
 
-def read_any(source: str) -> Data:
+def read_any(source: str, *, trust_pickle: bool = False) -> Data:
     """A store's content, or whatever `stretto convert` reads."""
-    return Store(source).load() if (Path(source) / "meta.json").is_file() else read(source)
+    if (Path(source) / "meta.json").is_file():
+        return Store(source).load()
+    return read(source, trust_pickle=trust_pickle)
 
 
 def _split(data: Any, seed: int) -> Any:
@@ -188,17 +203,35 @@ def _save(path: Path, run: Run, model: Any, optimizer: Any, loader: Any, outcome
         "outcome": asdict(outcome),
         "epoch": epoch,
     }
-    partial = path.with_name(path.name + ".partial")
-    torch.save(state, partial)
-    os.replace(partial, path)
+    content = io.BytesIO()
+    torch.save(state, content)
+    with files.replacing(path) as out:
+        out.write(MAGIC + hashlib.sha256(content.getbuffer()).hexdigest().encode() + b"\n")
+        out.write(content.getbuffer())
 
 
-def _resume(path: Path, run: Run, model: Any, optimizer: Any, loader: Any) -> tuple[Outcome, int]:
-    state = torch.load(path, weights_only=True)
+def _read(path: Path, run: Run) -> dict[str, Any]:
+    """What a checkpoint of such a run holds; one that is damaged, foreign or of another run is refused."""
+    try:
+        line, _, content = path.read_bytes().partition(b"\n")
+    except OSError as error:
+        fail(f"train: the checkpoint {str(path)!r} cannot be read: {error}")
+    if not line.startswith(MAGIC):
+        fail(f"train: {str(path)!r} is no checkpoint of stretto train; give it another name")
+    if line.removeprefix(MAGIC) != hashlib.sha256(content).hexdigest().encode():
+        fail(f"train: the checkpoint {str(path)!r} is damaged: its content has another checksum")
+    state = torch.load(io.BytesIO(content), weights_only=True)
     if state["run"] != asdict(run):
         differs = [k for k, v in asdict(run).items() if state["run"].get(k) != v]
         fail(f"train: checkpoint {path} was made with other settings ({', '.join(differs)}); give it another name")
-    model.load_state_dict(state["model"])
+    return state
+
+
+def _resume(path: Path, state: dict[str, Any], model: Any, optimizer: Any, loader: Any) -> tuple[Outcome, int]:
+    try:
+        model.load_state_dict(state["model"])
+    except RuntimeError as error:  # the same settings, but the graph has other features or classes now
+        fail(f"train: checkpoint {path} does not fit the graph: {' '.join(str(error).split())}")
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"])
     loader.load_state_dict(state["loader"])
@@ -225,6 +258,7 @@ def command(
         Path | None, typer.Option(help="Continue from this file, and write it after every epoch.")
     ] = None,
     stock: Annotated[bool, typer.Option(help="Leave the model's layers as PyG has them.")] = False,
+    trust_pickle: Annotated[bool, typer.Option(help=TRUST)] = False,
 ) -> None:
     """Train on sampled batches, validate every epoch, test the best one."""
     out = Console()
@@ -247,6 +281,13 @@ def command(
             out.print(f"epoch {e.number:3d}  loss {e.loss:.4f}  val {e.val:.4f}  {took}")
 
         outcome = train(
-            run, epochs=epochs, threads=threads or None, checkpoint=checkpoint, fast=not stock, tell=tell, step=step
+            run,
+            epochs=epochs,
+            threads=threads or None,
+            checkpoint=checkpoint,
+            fast=not stock,
+            trust_pickle=trust_pickle,
+            tell=tell,
+            step=step,
         )
     out.print(f"best val {outcome.best_val:.4f}, test {outcome.test:.4f}")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "stretto"
 # A module imports only from lower rows, or from its own as long as no circle closes. docs/all_of_stretto.md draws this.
 LAYERS = (
-    ("errors", "settings", "datasets", "memory"),
+    ("errors", "settings", "datasets", "files", "lifetime", "memory"),
     ("kernels",),
     ("machine",),
     ("graph", "tune"),
@@ -189,6 +189,44 @@ def test_no_error_is_swallowed_and_nothing_is_left_for_later(path):
             if isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException"):
                 assert not isinstance(node.body[0], ast.Pass), f"line {node.lineno}: whatever happens is swallowed"
     assert not re.search(r"\b(TODO|FIXME|XXX)\b", path.read_text())
+
+
+# What reads pickles: files that this package wrote itself a moment ago, and those that the user says they trust.
+MAY_UNPICKLE = {"stretto/dist/launch.py": 3, "stretto/convert.py": 1}
+
+
+def test_nothing_unpickles_what_it_did_not_write():
+    found: dict[str, int] = {}
+    for path in sources:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name, words = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+            if name == "torch.load":
+                bad = words.get("weights_only") != "True"
+            else:
+                bad = name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "joblib.load", "shelve.open")
+                bad = bad or words.get("allow_pickle") == "True"
+            if bad:
+                found[name_of(path)] = found.get(name_of(path), 0) + 1
+    assert found == MAY_UNPICKLE
+
+
+# Measuring a script, and the end of the last accelerated model: seldom, and what they do is no C function.
+MAY_LET_GO = ("observe", "profile", "memory")
+
+
+@pytest.mark.parametrize("path", [p for p in sources if unit_of(module_of(p)) not in MAY_LET_GO], ids=name_of)
+def test_no_python_code_runs_when_an_object_is_gone(path):
+    """A Ctrl-C would be lost there: Python prints what a finalizer or a weak reference's callback raises. lifetime.py
+    has what does without; tables of modules and parameters, which go with a model, are Python's own."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            assert node.name != "__del__", f"line {node.lineno}"
+        name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+        assert name not in ("finalize", "WeakValueDictionary"), f"line {node.lineno}"
+        if name == "ref" and path.name != "lifetime.py":
+            assert len(node.args) < 2, f"line {node.lineno}: a callback in Python"
 
 
 @pytest.mark.parametrize("path", [p for p in sources if p.name != "settings.py" and not command(p)], ids=name_of)

@@ -119,7 +119,7 @@ def test_values_are_read_when_asked_for(monkeypatch):
     monkeypatch.setenv("STRETTO_GRAPH_CACHE", "7")
     assert settings.integer("STRETTO_GRAPH_CACHE") == 7
     monkeypatch.delenv("STRETTO_GRAPH_CACHE")
-    assert settings.integer("STRETTO_GRAPH_CACHE") == int(settings.VARIABLES["STRETTO_GRAPH_CACHE"][0])
+    assert settings.integer("STRETTO_GRAPH_CACHE") == int(settings.VARIABLES["STRETTO_GRAPH_CACHE"].default)
     monkeypatch.setenv("STRETTO_DISABLE", "1")
     assert settings.flag("STRETTO_DISABLE")
     for off in ("0", ""):
@@ -151,7 +151,73 @@ def test_cache_folder(monkeypatch, tmp_path):
 
 
 def test_every_variable_says_what_it_is_for():
-    for name, (default, meaning) in settings.VARIABLES.items():
+    for name, variable in settings.VARIABLES.items():
         assert name.startswith("STRETTO_")
-        assert isinstance(default, str)
-        assert len(meaning) > 10
+        assert isinstance(variable.default, str)
+        assert len(variable.meaning) > 10
+
+
+# What each of them does not take; the others take any text, and whoever uses it tells what is wrong with it.
+GARBAGE = {
+    **{
+        name: ("yes", " ", "STOCK", "0 ")
+        for name, variable in settings.VARIABLES.items()
+        if type(variable.takes) is tuple
+    },
+    "STRETTO_DATA": ("nowhere", "README.md"),
+    **{
+        f"STRETTO_{name}": ("many", "-1", "1.5", "--5", "\u00b2", "9" * 40)
+        for name in ("GRAPH_CACHE", "GRAPH_CACHE_MB", "SHADOW", "HOIST_MB", "POOL_MB")
+    },
+}
+ANY_TEXT = {"STRETTO_CPU", "STRETTO_LIBRARY", "STRETTO_CACHE", "STRETTO_SCRIPT", "STRETTO_COMMIT"}
+
+
+def test_every_variable_is_checked_where_it_is_read(monkeypatch):
+    assert set(GARBAGE) | ANY_TEXT == set(settings.VARIABLES)
+    for name, values in GARBAGE.items():
+        variable = settings.VARIABLES[name]
+        assert settings.get(name) == variable.default
+        for value in values:
+            monkeypatch.setenv(name, value)
+            for _ in range(2):  # and not only the first time
+                with pytest.raises(StrettoError, match=re.escape(f"{name}={value!r}: wanted ")) as told:
+                    settings.get(name)
+            if isinstance(variable.takes, tuple):
+                assert all(repr(word) in str(told.value) for word in variable.takes)
+        for word in (*variable.takes, "") if isinstance(variable.takes, tuple) else ():
+            monkeypatch.setenv(name, word)
+            assert settings.get(name) == (word or variable.default)
+        monkeypatch.delenv(name)
+
+
+TRAIN_A_STEP = """
+import sys, torch, stretto
+from stretto.datasets import load_graph
+from torch_geometric.nn import GCN
+from torch_geometric.loader import NeighborLoader
+try:
+    model = stretto.accelerate(GCN(4, 8, 2, 3))
+    x, edge_index = torch.randn(50, 4), torch.randint(50, (2, 200))
+    model(x, edge_index).sum().backward()
+    load_graph("elsewhere")
+except stretto.StrettoError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["BACKEND", "PLAN", "NATIVE", "DATA"])
+def test_garbage_reaches_the_user_as_an_error_of_two_lines(run_python, name):
+    finished = run_python(TRAIN_A_STEP, **{f"STRETTO_{name}": "grbg"})
+    assert finished.returncode == 0, finished.stderr
+    assert f"STRETTO_{name}='grbg': wanted " in finished.stdout
+
+
+def test_the_backend_is_looked_at_as_cheaply_as_it_is_checked(monkeypatch):
+    assert not settings.torch_kernels()
+    for value, expected in (("torch", True), ("stretto", False)):
+        monkeypatch.setenv("STRETTO_BACKEND", value)
+        assert settings.torch_kernels() is expected
+    monkeypatch.setenv("STRETTO_BACKEND", "Torch")
+    with pytest.raises(StrettoError, match="STRETTO_BACKEND='Torch': wanted one of 'stretto', 'torch'"):
+        settings.torch_kernels()

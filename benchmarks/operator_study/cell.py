@@ -53,6 +53,11 @@ class Cell:
         """The cell in words."""
         return f"{self.op} {self.shape} dim {self.dim} rf {self.factor}"
 
+    @property
+    def failed(self) -> set[str]:
+        """The candidates that were wrong or raised."""
+        return {name for _, name in self.reasons}
+
     def forget(self) -> None:
         """Keep what was measured, and let go of the tensors."""
         self.candidates = dict.fromkeys(self.candidates, _gone)

@@ -1,17 +1,17 @@
 """The three findings of the operator study, as statements with the numbers of this machine: true or false here."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.operator_study.cell import SAME, SETTINGS, SKIPPED, SPARSITIES, Cell, run
 from benchmarks.operator_study.cells import cells
-from stretto.bench import report
+from stretto.bench import report, results
+from stretto.bench.case import OURS
 from stretto.errors import fail
-from stretto.machine.timing import Timing, ratio
+from stretto.machine.timing import ratio
 from stretto.machine.timing import threads as limited
 
 
@@ -22,7 +22,6 @@ class Finding:
     statement: str
     holds: bool
     numbers: str
-    part: str = "all cells"
 
 
 def sparsity_effect(cell: Cell, name: str) -> float | None:
@@ -100,15 +99,17 @@ def _oblivious(done: list[Cell]) -> Finding | None:
     return Finding("many central ops ignore sparsity", len(flat) * 2 >= len(effects), text)
 
 
-def judge(out: Console, *, threads: int, repeats: int, only: str, device: str = "cpu") -> list[dict[str, object]]:
-    """Run the study's cells whose label contains `only`, show them, then the findings."""
+def judge(
+    out: Console, *, threads: int, repeats: int, only: str, device: str = "cpu"
+) -> tuple[list[results.Row], bool]:
+    """Run the study's cells whose label contains `only`, show them and the findings. -> rows, whether ours failed"""
     setting = SETTINGS[device]
     labels = [cell.label for cell in cells(setting)]
     wanted = sum(only in label for label in labels)
     if not wanted:
         fail(f"operator study: no cell contains {only!r}")
     chosen = []
-    with limited(threads), report.progress(wanted, "hosseini") as step:
+    with limited(threads), report.progress(wanted, "operator study") as step:
         for cell in cells(setting):
             if only in cell.label:
                 run(cell, repeats, setting)
@@ -122,30 +123,14 @@ def judge(out: Console, *, threads: int, repeats: int, only: str, device: str = 
     if only:
         part = f"{len(chosen)} of {len(labels)} cells, those that contain {only!r}"
         out.print(f"What follows is judged on a part of the study: {part}.", style="yellow", highlight=False)
-        result = [replace(finding, part=part) for finding in result]
         if len(result) < STATEMENTS:
             missing = f"{STATEMENTS - len(result)} of the study's {STATEMENTS} findings cannot be judged on this part."
             out.print(missing, style="yellow", highlight=False)
     for finding in result:
         word = ("TRUE" if finding.holds else "FALSE") + (" in this part" if only else " here")
         out.print(f"{word}: {finding.statement}: {finding.numbers}", soft_wrap=True, highlight=False)
-    return [
-        *_records(chosen),
-        *(
-            {"finding": f.statement, "holds": f.holds, "numbers": f.numbers, "judged on": f.part, "reason": ""}
-            for f in result
-        ),
-    ]
-
-
-def interval(timing: Timing, *, level: float = 0.95, draws: int = 400) -> tuple[float, float]:
-    """Bootstrap interval of the median, in seconds."""
-    generator = torch.Generator().manual_seed(0)
-    samples = torch.tensor(timing.samples, dtype=torch.float64)
-    picks = torch.randint(len(samples), (draws, len(samples)), generator=generator)
-    medians = samples[picks].median(1).values.sort().values
-    edge = int(draws * (1 - level) / 2)
-    return float(medians[edge]), float(medians[-1 - edge])
+    rows = [row for cell in chosen for row in rows_of(cell, threads, device)]
+    return rows, any(OURS in cell.failed for cell in chosen)
 
 
 def _show(out: Console, chosen: list[Cell]) -> None:
@@ -177,27 +162,29 @@ def _milliseconds(cell: Cell, sparsity: float, name: str) -> str:
     return "-" if timing is None else f"{timing.median * 1e3:.3f}"
 
 
-def _records(done: list[Cell]) -> list[dict[str, object]]:
-    records: list[dict[str, object]] = []
-    for cell in done:
-        for name, reason in cell.missing.items():
-            records.append({**_place(cell), "candidate": name, "reason": reason})
-        for key in cell.errors | dict.fromkeys(cell.reasons, 0.0):
-            timing = cell.timings.get(key)
-            records.append(
-                {
-                    **_place(cell), "sparsity": key[0], "candidate": key[1], "error": cell.errors.get(key),
-                    "reason": cell.reasons.get(key, ""), **({} if timing is None else _numbers(timing)),
-                }
-            )  # fmt: skip
-    return records
+def rows_of(cell: Cell, threads: int, device: str) -> list[results.Row]:
+    """A row for every share of zeros of a cell. Stock: the first candidate that is not ours, mostly torch's own."""
+    found = []
+    command = f"python -m benchmarks.operator_study --only {cell.label!r}" + f" --device {device}" * (device != "cpu")
+    missing = [f"{name}: {reason}" for name, reason in cell.missing.items()]
+    for sparsity, zeros in dict.fromkeys((s, zeros_of(name)) for s, name in [*cell.errors, *cell.reasons]):
+        mine = {n: t for (s, n), t in cell.timings.items() if (s, zeros_of(n)) == (sparsity, zeros)}
+        reasons = [f"{n}: {why}" for (s, n), why in cell.reasons.items() if (s, zeros_of(n)) == (sparsity, zeros)]
+        case = {
+            "op": cell.op, "shape": cell.shape, "dim": cell.dim, "reduce_factor": cell.factor,
+            "structural": cell.structural, "sparsity": sparsity, "zeros": zeros,
+        }  # fmt: skip
+        stock = next((name for name in mine if name != OURS), "")
+        note = "; ".join(missing + reasons)
+        figures = results.figures(mine)
+        found.append(
+            results.row(
+                "operator_study", case, figures, command=command, threads=threads, device=device, stock=stock, note=note
+            )
+        )
+    return found
 
 
-def _numbers(timing: Timing) -> dict[str, object]:
-    """Median and quantiles, and between what the median lies in 95 % of draws."""
-    return {**timing.to_dict(), "ci_ms": [end * 1e3 for end in interval(timing)]}
-
-
-def _place(cell: Cell) -> dict[str, object]:
-    where = {"suite": "hosseini", "op": cell.op, "shape": cell.shape, "dim": cell.dim}
-    return {**where, "reduce_factor": cell.factor, "structural": cell.structural}
+def zeros_of(candidate: str) -> str:
+    """Where other operands have zeros, as the name of a candidate has it: "addmm, zeros in B 50%, in C 0%"."""
+    return candidate.partition(", zeros ")[2]

@@ -10,6 +10,7 @@
 #include "kernels/edge_block.h"
 #include "kernels/simd.h"
 #include "kernels/table.h"
+#include "kernels/wide.h"
 
 namespace stretto::STRETTO_ISA {
 
@@ -367,8 +368,13 @@ int sum_over_rows(const stretto_csr& g, int threads, int64_t size, int64_t extra
             const DenormalsAreZero mode(Flush);
             const int64_t* hub = g.hubs + 3 * h;
             A* into = slots + hub[1] * size;
-            for (int64_t s = hub[1] + 1; s < hub[2]; ++s)
-                for (int64_t k = 0; k < size; ++k) into[k] += slots[s * size + k];
+            constexpr int64_t at_once = 64;
+            for (int64_t k = 0; k < size; k += at_once) {
+                const int64_t n = size - k < at_once ? size - k : at_once;
+                double wide[at_once] = {};
+                for (int64_t s = hub[1]; s < hub[2]; ++s) add_wide(slots + s * size + k, n, wide);
+                narrow_sums(wide, n, into + k);
+            }
             finish(hub[0], into);
         });
     }

@@ -12,7 +12,7 @@ namespace stretto::STRETTO_ISA {
 template <class T, int NV>
 STRETTO_INLINE void leaky_tile(const T* near, const T* far, int64_t ld, const T* edge, int64_t edge_ld, T* dedge,
                                const EdgeBlock& block, const Acc<T>* dscore, Acc<T> slope, const Acc<T>* att,
-                               Acc<T>* into, Acc<T>* datt, int tail) {
+                               Acc<T>* into, double* datt, int tail) {
     using A = Acc<T>;
     constexpr int L = lanes<A>;
     const auto lanes_of = [&](int k) { return k == NV - 1 ? tail : L; };
@@ -38,14 +38,17 @@ STRETTO_INLINE void leaky_tile(const T* near, const T* far, int64_t ld, const T*
     }
     for (int k = 0; k < NV; ++k) {
         store_lanes(into + k * L, sum[k] + load_lanes(into + k * L, lanes_of(k)), lanes_of(k));
-        if (datt) store_lanes(datt + k * L, sum_att[k] + load_lanes(datt + k * L, lanes_of(k)), lanes_of(k));
+        if (!datt) continue;
+        A part[L];
+        store(part, sum_att[k]);
+        add_wide(part, lanes_of(k), datt + k * L);
     }
 }
 
 template <class T>
 void leaky_rows(const T* near, const T* far, int64_t ld, const T* edge, int64_t edge_ld, T* dedge,
                 const EdgeBlock& block, const Acc<T>* dscore, Acc<T> slope, const Acc<T>* att, int64_t width,
-                Acc<T>* into, Acc<T>* datt) {
+                Acc<T>* into, double* datt) {
     constexpr int L = lanes<Acc<T>>;
     for (int64_t c = 0; c < width;) {
         const int64_t left = width - c;
@@ -53,7 +56,7 @@ void leaky_rows(const T* near, const T* far, int64_t ld, const T* edge, int64_t 
         const int tail = left < L ? static_cast<int>(left) : L;
         const T* e = edge ? edge + c : nullptr;
         T* de = dedge ? dedge + c : nullptr;
-        Acc<T>* da = datt ? datt + c : nullptr;
+        double* da = datt ? datt + c : nullptr;
         if (vectors == 4)
             leaky_tile<T, 4>(near + c, far + c, ld, e, edge_ld, de, block, dscore, slope, att + c, into + c, da, L);
         else
@@ -103,7 +106,8 @@ struct AttentionBackward : Attention<T> {
                                                : a.right_heads * K) {}
 
     // Edges [begin, end) of source j: dv into into[0, values), dright after it, datt of this task.
-    void edges(int64_t j, int64_t begin, int64_t end, int64_t ahead_end, A* into, A* datt, Scratch& scratch) const {
+    void edges(int64_t j, int64_t begin, int64_t end, int64_t ahead_end, A* into, double* datt,
+               Scratch& scratch) const {
         constexpr int L = lanes<A>;
         A *score = scratch.take<A>(H * B), *inner = scratch.take<A>(H * B), *dalpha = scratch.take<A>(H * B);
         A *most = scratch.take<A>(H * B), *inverse = scratch.take<A>(H * B), *sums = scratch.take<A>(H * B);
@@ -163,7 +167,7 @@ struct AttentionBackward : Attention<T> {
     }
 
     STRETTO_INLINE void right_side(const EdgeBlock& block, int64_t j, int64_t h, const A* ds, A* dright,
-                                   A* datt) const {
+                                   double* datt) const {
         if (a.form == STRETTO_SCORE_SUM) {
             if (rights) dright[h] += sum_block(ds, block.n);
         } else if (a.form == STRETTO_SCORE_DOT) {
@@ -198,9 +202,9 @@ struct AttentionBackward : Attention<T> {
         const bool want_att = a.datt && a.form == STRETTO_SCORE_SUM_ROWS;
         // dright of SUM_ROWS is summed without the factor att; it is needed as a place even if only datt is wanted.
         const int64_t place = rights || a.form != STRETTO_SCORE_SUM_ROWS ? rights : a.right_heads * K;
-        A* parts = nullptr;  // of datt, one per task
+        double* parts = nullptr;  // of datt, one per task
         if (want_att && g.num_tasks > 0) {
-            parts = static_cast<A*>(__builtin_calloc(static_cast<size_t>(g.num_tasks * H * K), sizeof(A)));
+            parts = static_cast<double*>(__builtin_calloc(static_cast<size_t>(g.num_tasks * H * K), sizeof(double)));
             if (!parts) return -2;
         }
         const int status = sum_over_rows<T>(
@@ -222,9 +226,8 @@ struct AttentionBackward : Attention<T> {
             });
         if (want_att) {
             A* datt = static_cast<A*>(a.datt);
-            for (int64_t k = 0; k < H * K; ++k) datt[k] = 0;
-            for (int64_t t = 0; t < g.num_tasks; ++t)
-                for (int64_t k = 0; k < H * K; ++k) datt[k] += parts[t * H * K + k];
+            for (int64_t t = 1; t < g.num_tasks; ++t) add_wide(parts + t * H * K, H * K, parts);
+            for (int64_t k = 0; k < H * K; ++k) datt[k] = parts ? static_cast<A>(parts[k]) : A(0);
             __builtin_free(parts);
         }
         return status;

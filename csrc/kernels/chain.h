@@ -111,7 +111,8 @@ struct ChainOf {
         return at;
     }
 
-    void backward_block(int64_t first, int64_t rows, int64_t down_to, T* share, T* const* buffers) const {
+    void backward_block(int64_t first, int64_t rows, int64_t down_to, T* share, T* const* buffers,
+                        double* columns) const {
         const T* g = static_cast<const T*>(a.grad) + first * a.stages[a.count - 1].width;
         int turn = 0;
         for (int64_t s = a.count - 1; s >= down_to; --s) {
@@ -125,7 +126,7 @@ struct ChainOf {
             } else {
                 T* dweight = share + place(s);
                 if (stage.dweight) add_outer(g, width, kept + first * in, in, rows, dweight);
-                if (stage.dbias) add_columns(g, width, rows, dweight + width * in);
+                if (stage.dbias) add_rows_wide(g, width, rows, width, columns + s * chain_most);
                 if (s == down_to && !a.drows) return;
                 // A ReLU below is met here: its result says where the gradient passes.
                 const bool relu = s > down_to && a.stages[s - 1].kind == STRETTO_STAGE_RELU && s - 1 > 0;
@@ -146,30 +147,35 @@ struct ChainOf {
     static void add_outer(const T* g, int64_t width, const T* x, int64_t in, int64_t rows, T* dweight) {
         add_summed_product(g, width, width, x, in, in, rows, Ahead(g, g, g, g), dweight);  // both have just been made
     }
-    static void add_columns(const T* g, int64_t width, int64_t rows, T* dbias) {
-        for (int64_t c = 0; c < width; c += L) {
-            const int n = lanes_at(c, width);
-            Vec<T> sum = load_lanes(dbias + c, n);
-            for (int64_t r = 0; r < rows; ++r) sum += load_lanes(g + r * width + c, n);
-            store_lanes(dbias + c, sum, n);
-        }
-    }
 
     int backward() const {
         const int64_t down_to = lowest(), all = place(a.count);
         const int64_t blocks = (a.n + block_rows - 1) / block_rows, per_task = (blocks + a.tasks - 1) / a.tasks;
         T* shares = static_cast<T*>(a.scratch);
+        bool short_of_memory = false;
         parallel_for(a.tasks, a.threads, [&](int64_t task) {
             const DenormalsAreZero mode;
+            // The sums over rows that biases get, chain_most of each stage.
+            const auto stages = static_cast<size_t>(a.count);
+            auto* columns = static_cast<double*>(__builtin_calloc(stages * chain_most, sizeof(double)));
+            if (!columns) short_of_memory = true;
+            if (!columns) return;
             alignas(64) T first_buffer[block_rows * chain_most], second_buffer[block_rows * chain_most];
             T* const buffers[2] = {first_buffer, second_buffer};
             T* share = shares + task * all;
             __builtin_memset(share, 0, static_cast<size_t>(all) * sizeof(T));
             for (int64_t block = task * per_task; block < (task + 1) * per_task && block < blocks; ++block) {
                 const int64_t first = block * block_rows;
-                backward_block(first, a.n - first < block_rows ? a.n - first : block_rows, down_to, share, buffers);
+                backward_block(first, a.n - first < block_rows ? a.n - first : block_rows, down_to, share, buffers,
+                               columns);
             }
+            for (int64_t s = down_to; s < a.count; ++s)
+                if (a.stages[s].dbias)
+                    narrow_sums(columns + s * chain_most, a.stages[s].width,
+                                share + place(s) + a.stages[s].width * width_before(s));
+            __builtin_free(columns);
         });
+        if (short_of_memory) return -2;
         for (int64_t s = down_to; s < a.count; ++s) {
             const stretto_stage& stage = a.stages[s];
             if (stage.kind != STRETTO_STAGE_DENSE) continue;

@@ -74,13 +74,14 @@ struct SoftmaxSum {
     // Over the transposed edges: dx, dedge, dtemperature.
     int backward(int threads) const {
         constexpr int L = lanes<A>;
-        A* parts = static_cast<A*>(__builtin_calloc(static_cast<size_t>(g.num_tasks * K + 1), sizeof(A)));
+        auto* parts = static_cast<double*>(__builtin_calloc(static_cast<size_t>(g.num_tasks * K + 1), sizeof(double)));
         if (!parts) return -2;
         const int status = sum_over_rows<T>(
-            g, threads, K, 0,
-            [&](int64_t j, int64_t begin, int64_t end, int64_t ahead_end, A* into, Scratch&, int64_t task) {
-                A* part = parts + task * K;
+            g, threads, K, K * static_cast<int64_t>(sizeof(A)),
+            [&](int64_t j, int64_t begin, int64_t end, int64_t ahead_end, A* into, Scratch& scratch, int64_t task) {
+                A* part = scratch.take<A>(K);  // of dtemperature: this block's
                 for_each_block(g, begin, end, ahead_end, [&](const EdgeBlock& block) {
+                    for (int64_t k = 0; k < K; ++k) part[k] = 0;
                     for (int b = 0; b < block.n; ++b) {
                         const int64_t i = block.other[b], e = block.id[b], ahead = block.ahead[b] * K;
                         const int64_t bytes = K * static_cast<int64_t>(sizeof(A));
@@ -103,17 +104,14 @@ struct SoftmaxSum {
                             if (m.dedge) store_lanes(static_cast<T*>(m.dedge) + e * K + k, d, n);
                         }
                     }
+                    add_wide(part, K, parts + task * K);
                 });
             },
             [&](int64_t j, A* into) {
                 if (m.dx) store_scaled(static_cast<T*>(m.dx) + j * K, into, A(1), K);
             });
-        A* total = static_cast<A*>(m.dtemperature);
-        if (total)
-            for (int64_t k = 0; k < K; ++k) {
-                total[k] = 0;
-                for (int64_t t = 0; t < g.num_tasks; ++t) total[k] += parts[t * K + k];
-            }
+        for (int64_t t = 1; t < g.num_tasks; ++t) add_wide(parts + t * K, K, parts);
+        if (m.dtemperature) narrow_sums(parts, K, static_cast<A*>(m.dtemperature));
         __builtin_free(parts);
         return status;
     }

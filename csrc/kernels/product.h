@@ -7,6 +7,7 @@
 #include "core/parallel.h"
 #include "kernels/simd.h"
 #include "kernels/table.h"
+#include "kernels/wide.h"
 
 namespace stretto::STRETTO_ISA {
 
@@ -19,7 +20,7 @@ constexpr int tile_vectors = 2, tile_sums = 8;  // of 16
 constexpr int64_t product_block = 64;  // rows of a tall matrix that are taken together
 
 // sums[r][v] = sum over k of a[r, k] * b[k, v]. a is read by element at these strides, b by rows of vectors. fetch(i)
-// is called at every step: what is read next may be fetched meanwhile.
+// is called at every step: what is read next may be fetched meanwhile. Of many k each block is summed by itself.
 template <class T, int R, int NV, class Fetch, class Use>
 STRETTO_INLINE void product_tile(const T* a, int64_t row_stride, int64_t k_stride, const T* b, int64_t ldb, int64_t k,
                                  int tail, Fetch&& fetch, Use&& use) {
@@ -29,19 +30,33 @@ STRETTO_INLINE void product_tile(const T* a, int64_t row_stride, int64_t k_strid
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) sums[r][v] = Vec<T>{};
-    for (int64_t i = 0; i < k; ++i) {
-        fetch(i);
-        Vec<T> row[NV];
+    const int64_t blocks = (k + summed_at_once - 1) / summed_at_once, size = blocks > 1 ? (k + blocks - 1) / blocks : k;
+    Vec<T> before[R][NV];
+    for (int64_t first = 0, last; first < k; first = last) {
+        last = first + size < k ? first + size : k;
+        if (first)
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < NV; ++v) {
+                    before[r][v] = first > size ? before[r][v] + sums[r][v] : sums[r][v];
+                    sums[r][v] = Vec<T>{};
+                }
+        for (int64_t i = first; i < last; ++i) {
+            fetch(i);
+            Vec<T> row[NV];
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v)
-            row[v] = v == NV - 1 ? load_lanes(b + i * ldb + v * L, tail) : load(b + i * ldb + v * L);
+            for (int v = 0; v < NV; ++v)
+                row[v] = v == NV - 1 ? load_lanes(b + i * ldb + v * L, tail) : load(b + i * ldb + v * L);
 #pragma GCC unroll 24
-        for (int r = 0; r < R; ++r) {
-            const Vec<T> factor = broadcast<T>(a[r * row_stride + i * k_stride]);
+            for (int r = 0; r < R; ++r) {
+                const Vec<T> factor = broadcast<T>(a[r * row_stride + i * k_stride]);
 #pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) sums[r][v] = fused(sums[r][v], factor, row[v]);
+                for (int v = 0; v < NV; ++v) sums[r][v] = fused(sums[r][v], factor, row[v]);
+            }
         }
     }
+    if (blocks > 1)
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < NV; ++v) sums[r][v] += before[r][v];
 #pragma GCC unroll 24
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -265,20 +280,8 @@ int run_tall_product(const ProductArgs& a) {
     return short_of_memory ? -2 : 0;
 }
 
-// The sums of x [rows, width] over its rows, added to `sums`.
-template <class T>
-STRETTO_INLINE void add_rows(const T* x, int64_t stride, int64_t rows, int64_t width, T* sums) {
-    constexpr int L = lanes<T>;
-    for (int64_t c = 0; c < width; c += L) {
-        const int n = width - c < L ? static_cast<int>(width - c) : L;
-        Vec<T> sum{};
-        for (int64_t r = 0; r < rows; ++r) sum += load_lanes(x + r * stride + c, n);
-        store_lanes(sums + c, load_lanes(sums + c, n) + sum, n);
-    }
-}
-
 // x' w over all rows of both, x [rows, out_width], w [rows, in]: for each task the part [out_width, in] of its rows;
-// where `sums` is given, it gets those [tasks, out_width] too.
+// where `sums` is given, it gets those of x [tasks, out_width] too, in fp64.
 template <class T>
 int run_sum_product(const ProductArgs& a) {
     constexpr int64_t block = 128;
@@ -290,8 +293,8 @@ int run_sum_product(const ProductArgs& a) {
         const DenormalsAreZero mode;
         T* part = static_cast<T*>(a.out) + task * share;
         __builtin_memset(part, 0, static_cast<size_t>(share) * sizeof(T));
-        T* sums = a.sums ? static_cast<T*>(a.sums) + task * a.out_width : nullptr;
-        if (sums) __builtin_memset(sums, 0, static_cast<size_t>(a.out_width) * sizeof(T));
+        double* sums = a.sums ? static_cast<double*>(a.sums) + task * a.out_width : nullptr;
+        if (sums) __builtin_memset(sums, 0, static_cast<size_t>(a.out_width) * sizeof(double));
         auto* copy = static_cast<T*>(__builtin_malloc(static_cast<size_t>(block * (ld + a.out_width)) * sizeof(T)));
         T* copy_x = copy + block * ld;
         if (!copy) short_of_memory = true;
@@ -301,7 +304,7 @@ int run_sum_product(const ProductArgs& a) {
             const int64_t after = end - first - rows < block ? end - first - rows : block;
             const T* left = x + first * a.x_stride;
             const T* right = w + first * a.w_row_stride;
-            if (sums) add_rows(left, a.x_stride, rows, a.out_width, sums);
+            if (sums) add_rows_wide(left, a.x_stride, rows, a.out_width, sums);
             const Rows live(rows, [&](int64_t r) {
                 const T* one = left + r * a.x_stride;
                 const T* other = right + r * a.w_row_stride;

@@ -68,6 +68,7 @@ int run_relu_dense_grad(const ReluDenseArgs& a) {
         T* dweight = static_cast<T*>(a.shares) + task * share;
         T *dbias = dweight + width * in, *dz_bias = dbias + width;
         __builtin_memset(dweight, 0, static_cast<size_t>(share) * sizeof(T));
+        double bias_sums[relu_dense_most] = {}, z_bias_sums[relu_dense_most] = {};
         const int64_t end = (task + 1) * per_task < a.rows ? (task + 1) * per_task : a.rows;
         for (int64_t first = task * per_task; first < end; first += block_rows) {
             const int64_t rows = end - first < block_rows ? end - first : block_rows;
@@ -76,20 +77,17 @@ int run_relu_dense_grad(const ReluDenseArgs& a) {
             const int64_t next = first + rows, stop = next + block_rows < end ? next + block_rows : end;
             const Ahead ahead(grad + next * width, grad + stop * width, z + next * in, z + stop * in);
             add_summed_product(g, width, width, active, in, in, rows, ahead, dweight);
-            for (int64_t c = 0; c < width; c += lanes<T>) {
-                const int n = static_cast<int>(width - c < lanes<T> ? width - c : lanes<T>);
-                Vec<T> sum = load_lanes(dbias + c, n);
-                for (int64_t r = 0; r < rows; ++r) sum += load_lanes(g + r * width + c, n);
-                store_lanes(dbias + c, sum, n);
-            }
+            add_rows_wide(g, width, rows, width, bias_sums);
             if (!dz) continue;
             product_of(g, width, rows, weight.rows, weight.ld, in, width,
                        [&](int64_t r, int64_t c, int n, Vec<T> value) {
                            value = load_lanes(active + r * in + c, n) <= Vec<T>{} ? Vec<T>{} : value;
                            store_lanes(dz + (first + r) * in + c, value, n);
-                           store_lanes(dz_bias + c, load_lanes(dz_bias + c, n) + value, n);
                        });
+            if (z_bias) add_rows_wide(dz + first * in, in, rows, in, z_bias_sums);
         }
+        narrow_sums(bias_sums, width, dbias);
+        narrow_sums(z_bias_sums, in, dz_bias);
     });
     return 0;
 }

@@ -39,7 +39,8 @@ int run_edge_softmax(const EdgeArgs& a) {
     parallel_for(g.num_tasks, a.threads, [&](int64_t t) {
         for_each_row(g, g.tasks + 5 * t, [&](int64_t, int64_t begin, int64_t end) {
             for (int64_t h = 0; h < H; ++h) {
-                A most = -__builtin_inf(), sum = 0;
+                A most = -__builtin_inf();
+                double sum = 0;
                 for (int64_t e = begin; e < end; ++e) {
                     const A s = score[at(e, h)];
                     most = s > most || s != s ? s : most;
@@ -49,7 +50,7 @@ int run_edge_softmax(const EdgeArgs& a) {
                     out[at(e, h)] = p;
                     sum += p;
                 }
-                for (int64_t e = begin; e < end; ++e) out[at(e, h)] /= sum;
+                for (int64_t e = begin; e < end; ++e) out[at(e, h)] /= static_cast<A>(sum);
             }
         });
     });
@@ -68,9 +69,10 @@ int run_edge_softmax_grad(const EdgeArgs& a) {
     parallel_for(g.num_tasks, a.threads, [&](int64_t t) {
         for_each_row(g, g.tasks + 5 * t, [&](int64_t, int64_t begin, int64_t end) {
             for (int64_t h = 0; h < H; ++h) {
-                A sum = 0;
+                double sum = 0;
                 for (int64_t e = begin; e < end; ++e) sum += alpha[at(e, h)] * grad[at(e, h)];
-                for (int64_t e = begin; e < end; ++e) out[at(e, h)] = alpha[at(e, h)] * (grad[at(e, h)] - sum);
+                const A whole = static_cast<A>(sum);
+                for (int64_t e = begin; e < end; ++e) out[at(e, h)] = alpha[at(e, h)] * (grad[at(e, h)] - whole);
             }
         });
     });

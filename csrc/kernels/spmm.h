@@ -1,12 +1,14 @@
 // Neighbour aggregation: every row of the result is held in registers while the row's edges stream by.
 //
 // A row of up to `tile_vectors` vectors is one register tile; wider rows take several. Sum, max and min share one loop.
-// The order of additions depends on the graph and the width alone, never on threads, tiling or prefetch distance.
+// The order of additions depends on the graph and the width alone, never on threads, tiling or prefetch distance. Of a
+// long row every block of edges is summed by itself, and the blocks in fp64.
 #pragma once
 #include "core/denormals.h"
 #include "core/parallel.h"
 #include "kernels/spmm_view.h"
 #include "kernels/table.h"
+#include "kernels/wide.h"
 
 namespace stretto::STRETTO_ISA {
 
@@ -61,6 +63,8 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Factors
     for (int u = 0; u < unroll; ++u)
         for (int k = 0; k < NV; ++k) lane[u][k] = identity<R, A>();
 
+    double wide[R == Reduce::sum ? NV * L : 1];  // the blocks that came before, of a row longer than one
+    bool cut = false;
     const A* factor = nullptr;
     // Of narrow rows columns and factors are a good part of what is read, and the processor fetches such streams ahead
     // only up to the end of a page.
@@ -96,6 +100,7 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Factors
     };
     for (int64_t first = begin, last; first < end; first = last) {
         last = end;
+        if (R == Reduce::sum && end - first > summed_at_once) last = first + summed_at_once;
         if constexpr (Scaled) {
             if (last > factors.end) {
                 factors = more_factors(first);
@@ -116,10 +121,28 @@ STRETTO_INLINE void reduce_edges(const SpmmView<T>& v, const Index* col, Factors
                 fetch_ahead(e, 1);
                 add(e, e - first, lane[0]);
             }
+        if constexpr (R == Reduce::sum) {
+            if (last == end && !cut) continue;
+            A part[NV * L];
+            for (int k = 0; k < NV; ++k) {
+                for (int u = 1; u < unroll; ++u) lane[0][k] += lane[u][k];
+                store(part + k * L, lane[0][k]);
+                for (int u = 0; u < unroll; ++u) lane[u][k] = Vec<A>{};
+            }
+            if (!cut) __builtin_memset(wide, 0, sizeof(wide));
+            cut = true;
+            add_wide(part, NV * L, wide);
+        }
     }
     for (int k = 0; k < NV; ++k) {
         for (int u = 1; u < unroll; ++u) combine<R, false, A>(lane[0][k], count[k], lane[u][k], count[k]);
         acc[k] = lane[0][k];
+    }
+    if constexpr (R == Reduce::sum) {
+        if (!cut) return;
+        A part[NV * L];
+        narrow_sums(wide, NV * L, part);
+        for (int k = 0; k < NV; ++k) acc[k] = load(part + k * L);
     }
 }
 
@@ -185,12 +208,23 @@ void run_task(const SpmmView<T>& v, const stretto_csr& g, const int64_t* task, i
 template <class T, Reduce R, bool Ties, int NV>
 void merge_hub(const SpmmView<T>& v, const int64_t* hub, int tail, const Acc<T>* slots) {
     using A = Acc<T>;
+    constexpr int L = lanes<A>;
     Vec<A> acc[NV], count[NV];
     for (int k = 0; k < NV; ++k) {
         acc[k] = identity<R, A>(), count[k] = Vec<A>{};
+        double wide[L] = {};
         for (int64_t s = hub[1]; s < hub[2]; ++s) {
-            const A* slot = slots + s * 2 * NV * lanes<A> + k * lanes<A>;
-            combine<R, Ties, A>(acc[k], count[k], load(slot), Ties ? load(slot + NV * lanes<A>) : Vec<A>{});
+            const A* slot = slots + s * 2 * NV * L + k * L;
+            if constexpr (R == Reduce::sum) {
+                add_wide(slot, L, wide);
+                continue;
+            }
+            combine<R, Ties, A>(acc[k], count[k], load(slot), Ties ? load(slot + NV * L) : Vec<A>{});
+        }
+        if constexpr (R == Reduce::sum) {
+            A part[L];
+            narrow_sums(wide, L, part);
+            acc[k] = load(part);
         }
     }
     finish_row<T, R, Ties, NV>(v, hub[0], false, tail, acc, count);

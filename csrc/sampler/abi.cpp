@@ -35,7 +35,12 @@ int guarded(const char* what, Body&& body) {
 
 template <class T>
 int running_sums(const int64_t* colptr, int64_t num_targets, const T* weight, double* running) {
+    const int64_t num_edges = colptr[num_targets];
+    if (colptr[0] != 0) return stretto::error("sampler: colptr does not start at 0");
     for (int64_t v = 0; v < num_targets; ++v) {
+        if (colptr[v + 1] < colptr[v] || colptr[v + 1] > num_edges)
+            return stretto::error("sampler: colptr does not rise from node %lld to the next",
+                                  static_cast<long long>(v));
         double sum = 0;
         for (int64_t e = colptr[v]; e < colptr[v + 1]; ++e) {
             if (!std::isfinite(weight[e]) || weight[e] < 0)
@@ -43,6 +48,9 @@ int running_sums(const int64_t* colptr, int64_t num_targets, const T* weight, do
                                       static_cast<long long>(v), static_cast<double>(weight[e]));
             running[e] = sum += static_cast<double>(weight[e]);
         }
+        if (!std::isfinite(sum))
+            return stretto::error("sampler: the weights of the edges of node %lld have no finite sum",
+                                  static_cast<long long>(v));
     }
     return 0;
 }

@@ -139,7 +139,7 @@ void assemble(const Sampler& sampler, const Scratch& scratch, Pool& pool, strett
         if (slice.columns > 0)
             gather_scaled(slice, index, rows_of(slice), reinterpret_cast<float*>(out));
         else
-            gather_rows(static_cast<const uint8_t*>(slice.data), slice.row_bytes, index, rows_of(slice), out);
+            gather_rows(slice, index, rows_of(slice), out);
     }
 }
 

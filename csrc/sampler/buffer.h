@@ -38,6 +38,7 @@ class Buffer {
     void reserve(int64_t extra) {
         const int64_t want = size_ + extra;
         if (want <= capacity_) return;
+        if (want > kMost) throw std::bad_alloc();
         int64_t capacity = capacity_ < 1024 ? 1024 : capacity_;
         while (capacity < want) capacity += capacity / 2;
         void* grown = is_mapped(capacity) ? remap(capacity) : std::realloc(static_cast<void*>(data_), bytes(capacity));
@@ -53,6 +54,7 @@ class Buffer {
 
   private:
     static constexpr size_t kMapped = 256 << 10;
+    static constexpr int64_t kMost = INT64_MAX / 16;  // entries; beyond, growing and counting bytes would overflow
 
     static size_t bytes(int64_t capacity) { return static_cast<size_t>(capacity) * sizeof(T); }
     static bool is_mapped(int64_t capacity) { return bytes(capacity) >= kMapped; }

@@ -143,11 +143,15 @@ class Expansion {
 
     // The edges that one target with n > 0 neighbours takes, not all of them; how many.
     int64_t pick_some(int64_t low, int64_t n, uint64_t key, int64_t* out) const {
+        if (fanout_ == 0) return 0;
         Stream stream(key);
         auto& scratch = scratch_.pick;
         if (relation_.running != nullptr)
             return pick_weighted(stream, relation_.running + low, low, n, fanout_, replace_, scratch, out);
-        if (sampler_.has(STRETTO_LAST)) return pick_all(low + n - std::min(fanout_, n), std::min(fanout_, n), out);
+        if (sampler_.has(STRETTO_LAST)) {
+            const int64_t last = std::min(fanout_, n), from = low + n - last;
+            return replace_ ? pick_replace(stream, from, last, fanout_, out) : pick_all(from, last, out);
+        }
         if (replace_) return pick_replace(stream, low, n, fanout_, out);
         if (sampler_.has(STRETTO_LABOR)) {
             const uint64_t shared = sampler_.has(STRETTO_SHARED) ? scratch_.batch_key : key_;

@@ -37,10 +37,11 @@ inline void prefetch_row(const uint8_t* row, int64_t row_bytes) {
     for (row -= reinterpret_cast<uintptr_t>(row) % kLine; row < end; row += kLine) __builtin_prefetch(row, 0, kCache);
 }
 
-void gather_plain(const uint8_t* data, int64_t row_bytes, const int64_t* index, int64_t n, uint8_t* out) {
+void gather_plain(const uint8_t* data, int64_t row_bytes, int64_t stride, const int64_t* index, int64_t n,
+                  uint8_t* out) {
     for (int64_t i = 0; i < n; ++i) {
-        if (i + kAhead < n) prefetch_row(data + index[i + kAhead] * row_bytes, row_bytes);
-        std::memcpy(out + i * row_bytes, data + index[i] * row_bytes, static_cast<size_t>(row_bytes));
+        if (i + kAhead < n) prefetch_row(data + index[i + kAhead] * stride, row_bytes);
+        std::memcpy(out + i * row_bytes, data + index[i] * stride, static_cast<size_t>(row_bytes));
     }
 }
 
@@ -62,17 +63,18 @@ __attribute__((target("avx512f"))) void stream_whole(const uint8_t* from, int64_
 // Streaming stores share the buffers that misses wait in, and a line is sent early, in pieces, where a miss wants its
 // buffer. Hence the stage: reads first, then stores with nothing in between. Rows are asked for far ahead and into the
 // second-level cache, which has more such buffers and goes on reading while the stage is written.
-void gather_streamed(const uint8_t* data, int64_t row_bytes, const int64_t* index, int64_t n, uint8_t* out) {
+void gather_streamed(const uint8_t* data, int64_t row_bytes, int64_t stride, const int64_t* index, int64_t n,
+                     uint8_t* out) {
     alignas(kLine) uint8_t stage[kStage + kLine];
     const StreamLines stream_lines = std::strcmp(stretto_isa(), "avx512") ? stream_quarters : stream_whole;
     const int64_t round = kStage / row_bytes, ahead = std::max(kFar / row_bytes, kAhead);
     int64_t held = 0;  // bytes of the stage that fill no line yet
-    for (int64_t i = 0; i < std::min(ahead, n); ++i) prefetch_row<2>(data + index[i] * row_bytes, row_bytes);
+    for (int64_t i = 0; i < std::min(ahead, n); ++i) prefetch_row<2>(data + index[i] * stride, row_bytes);
     for (int64_t start = 0; start < n; start += round) {
         const int64_t end = std::min(start + round, n);
         for (int64_t i = start; i < end; ++i) {
-            if (i + ahead < n) prefetch_row<2>(data + index[i + ahead] * row_bytes, row_bytes);
-            std::memcpy(stage + held, data + index[i] * row_bytes, static_cast<size_t>(row_bytes));
+            if (i + ahead < n) prefetch_row<2>(data + index[i + ahead] * stride, row_bytes);
+            std::memcpy(stage + held, data + index[i] * stride, static_cast<size_t>(row_bytes));
             held += row_bytes;
         }
         const int64_t whole = held / kLine * kLine;
@@ -88,36 +90,39 @@ void gather_streamed(const uint8_t* data, int64_t row_bytes, const int64_t* inde
 
 }  // namespace
 
-void gather_rows(const uint8_t* data, int64_t row_bytes, const int64_t* index, int64_t n, uint8_t* out) {
-    switch (row_bytes) {
-        case 0:
-            return;
-        case 1:
-            return gather_small<1>(data, index, n, out);
-        case 2:
-            return gather_small<2>(data, index, n, out);
-        case 4:
-            return gather_small<4>(data, index, n, out);
-        case 8:
-            return gather_small<8>(data, index, n, out);
-        case 16:
-            return gather_small<16>(data, index, n, out);
-        default:
-            break;
+void gather_rows(const stretto_slice& slice, const int64_t* index, int64_t n, uint8_t* out) {
+    const auto* data = static_cast<const uint8_t*>(slice.data);
+    const int64_t row_bytes = slice.row_bytes, stride = slice.stride;
+    if (row_bytes == 0) return;
+    if (stride == row_bytes) {
+        switch (row_bytes) {
+            case 1:
+                return gather_small<1>(data, index, n, out);
+            case 2:
+                return gather_small<2>(data, index, n, out);
+            case 4:
+                return gather_small<4>(data, index, n, out);
+            case 8:
+                return gather_small<8>(data, index, n, out);
+            case 16:
+                return gather_small<16>(data, index, n, out);
+            default:
+                break;
+        }
     }
 #if defined(__x86_64__)
     if (n * row_bytes >= kStreamed && row_bytes <= kStage / 4 && reinterpret_cast<uintptr_t>(out) % kLine == 0)
-        return gather_streamed(data, row_bytes, index, n, out);
+        return gather_streamed(data, row_bytes, stride, index, n, out);
 #endif
-    gather_plain(data, row_bytes, index, n, out);
+    gather_plain(data, row_bytes, stride, index, n, out);
 }
 
 void gather_scaled(const stretto_slice& slice, const int64_t* index, int64_t n, float* out) {
     const auto* data = static_cast<const int8_t*>(slice.data);
     for (int64_t i = 0; i < n; ++i) {
         if (i + kAhead < n)
-            prefetch_row(reinterpret_cast<const uint8_t*>(data + index[i + kAhead] * slice.columns), slice.columns);
-        const int8_t* row = data + index[i] * slice.columns;
+            prefetch_row(reinterpret_cast<const uint8_t*>(data + index[i + kAhead] * slice.stride), slice.columns);
+        const int8_t* row = data + index[i] * slice.stride;
         float* to = out + i * slice.columns;
         for (int64_t c = 0; c < slice.columns; ++c) to[c] = static_cast<float>(row[c]) * slice.scale[c];
     }

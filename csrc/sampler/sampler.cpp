@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -45,6 +46,11 @@ Sampler::Sampler(const stretto_sampling_plan& plan)
         auto& relation = relations[r];
         temporal_ |= relation.time != nullptr;
         fanouts.emplace_back(relation.fanout, relation.fanout + num_hops);
+        for (auto& fanout : fanouts.back()) {  // sums over targets must not overflow
+            if (fanout > INT32_MAX && has(STRETTO_REPLACE))
+                throw std::invalid_argument("a fan-out of " + number(fanout) + " draws is more than a batch holds");
+            fanout = std::min<int64_t>(fanout, INT32_MAX);
+        }
         const int64_t num_targets = node_types[relation.target].num_nodes;
         if (relation.colptr[0] != 0) throw std::invalid_argument("colptr does not start at 0");
         for (int64_t v = 0; v < num_targets; ++v)
@@ -95,6 +101,10 @@ void Sampler::plant(const stretto_seeds& seeds, Scratch& scratch) const {
     scratch.tree_time.clear();
     scratch.num_trees = 0;
     for (size_t t = 0; t < node_types.size(); ++t) scratch.num_trees += static_cast<uint64_t>(seeds.counts[t]);
+    if (scratch.num_trees > INT32_MAX) throw std::length_error("a batch holds more than 2^31 seeds");
+    for (const auto& type : node_types)
+        if (disjoint && scratch.num_trees > 0 && type.num_nodes > INT64_MAX / static_cast<int64_t>(scratch.num_trees))
+            throw std::length_error("nodes times seeds exceed 2^63, too many to tell a node of each tree");
     int32_t tree = 0;
     for (size_t t = 0; t < node_types.size(); ++t) {
         auto& nodes = scratch.nodes[t];

@@ -1,7 +1,7 @@
 """What is measured: a Spec (the words of the command line) and the Case it stands for (tensors and candidates)."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -9,8 +9,7 @@ from torch import Tensor
 
 from stretto.bench.stock import Candidate
 from stretto.errors import fail
-from stretto.machine import facts
-from stretto.machine.timing import Timing, ratio
+from stretto.machine.timing import Timing
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 DIRECTIONS = ("fwd", "both")
@@ -86,15 +85,15 @@ class Outcome:
     reason: str = ""
 
 
-def rows_of(cell: dict[str, object], outcomes: list[Outcome]) -> list[dict[str, object]]:
-    """One flat record per candidate of a cell, with the machine and its ratio to ours."""
-    ours = next((o.timing for o in outcomes if o.name == OURS), None)
-    rows = []
-    for o in outcomes:
-        row = {**cell, "candidate": o.name, "error": o.error, "peak_bytes": o.peak_bytes, "reason": o.reason}
-        if o.timing is not None:
-            row |= o.timing.to_dict()
-            if ours is not None:
-                row["times_ours"] = ratio(o.timing, ours)
-        rows.append({**row, "machine": facts.facts()})
-    return rows
+def reasons(outcomes: Iterable[Outcome]) -> str:
+    """Who did not run, and why."""
+    return "; ".join(f"{o.name}: {o.reason}" for o in outcomes if o.reason)
+
+
+def details(outcomes: Iterable[Outcome], ours: str, stock: str) -> dict[str, object]:
+    """What a row says of outcomes beside the times of ours and of stock: memory, error, other candidates."""
+    known = {o.name: o for o in outcomes}
+    mib = {name: o.peak_bytes / 2**20 for name, o in known.items() if o.peak_bytes is not None}
+    others = {f"{o.name} ms": o.timing.median * 1e3 for o in known.values() if o.timing and o.name not in (ours, stock)}
+    error = known[ours].error if ours in known else None
+    return {"error": error, "ours_mib": mib.get(ours), "stock_mib": mib.get(stock), **others}

@@ -14,13 +14,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from stretto.bench import report
+from stretto.bench import report, results
 from stretto.bench.case import OURS, Spec
 from stretto.bench.cases import build
 from stretto.bench.run import SHORT, Result, run, settle
 from stretto.errors import fail
-from stretto.machine.timing import measure, ratio, threads
+from stretto.machine.timing import Timing, measure, ratio, threads
 
+ONE_THREAD = "one thread"
 CSR, REDUCE, SCATTER, GATHER = "torch csr", "torch.sparse.mm reduce", "PyG scatter", "gather + index_add_"
 # What gathers every message is many times slower on a large graph: timed only where a target asks for it.
 SLOW = (GATHER, "gather + scatter_reduce_", SCATTER)
@@ -89,8 +90,8 @@ KINDS: dict[str, tuple[Callable[[Target, Result], Interval | None], str, bool]] 
 }
 
 
-def scaling(spec: Spec, repeats: int) -> Interval:
-    """Ours with spec.threads threads against one thread, in turns."""
+def scaling(spec: Spec, repeats: int) -> dict[str, Timing]:
+    """Ours with spec.threads threads, and with one thread, in turns."""
     case = build(spec)
     ours = next(c for c in case.candidates if c.name == OURS)
 
@@ -101,22 +102,21 @@ def scaling(spec: Spec, repeats: int) -> Interval:
 
         return go
 
-    calls = {"one": call(1), "all": call(spec.threads)}
+    calls = {ONE_THREAD: call(1), OURS: call(spec.threads)}
     with threads(spec.threads):
         # The tuner chooses for a number of threads, and reads its choices again whenever that changes.
         for go in calls.values():
             settle(go)
-        timings = measure(calls, repeats=max(repeats, SCALING_ROUNDS), sample_seconds=SHORT, lead_in=True)
-    return ratio(timings["one"], timings["all"])
+        return measure(calls, repeats=max(repeats, SCALING_ROUNDS), sample_seconds=SHORT, lead_in=True)
 
 
-def command(out: Console, *, threads: int, repeats: int, only: str = "") -> list[dict[str, object]]:
-    """Measure every target whose label contains `only`; the table, and all records behind it."""
+def command(out: Console, *, threads: int, repeats: int, only: str = "") -> tuple[list[results.Row], bool]:
+    """Measure every target whose label contains `only`. -> a row of each, and whether ours failed a check"""
     chosen = [replace(t, spec=replace(t.spec, threads=threads)) for t in TARGETS if only in t.label]
     if not chosen:
         fail(f"bench ops: '--only' is {only!r}, which no line of the suite contains")
     specs = list(dict.fromkeys(t.spec for t in chosen if t.kind != "scaling"))
-    results: dict[Spec, Result] = {}
+    done: dict[Spec, Result] = {}
     out.print(report.headline(), soft_wrap=True, highlight=False)
     fresh = multiprocessing.get_context("spawn")
     with report.progress(len(specs), "cells") as step, fresh.Pool(1, maxtasksperchild=1) as process:
@@ -125,22 +125,23 @@ def command(out: Console, *, threads: int, repeats: int, only: str = "") -> list
             without = () if any(t.against in SLOW for t in mine) or spec.graph == TINY else SLOW
             with_ceilings = ("gather", "random gather") if any(t.kind == "share" for t in mine) else ("gather",)
             options = {"repeats": repeats, "with_ceilings": with_ceilings, "without": without}
-            results[spec] = process.apply(run, (spec,), options)
+            done[spec] = process.apply(run, (spec,), options)
             step(f"{spec.op} {spec.reduce} {spec.width}")
             if spec.graph == TINY:
-                report.show(out, results[spec])
+                report.show(out, done[spec])
             else:
-                line = report.summary(results[spec]).splitlines()[0]
+                line = report.summary(done[spec]).splitlines()[0]
                 out.print(f"{spec.command(repeats)}\n  {line}", soft_wrap=True, highlight=False)
         scalings = {t: process.apply(scaling, (t.spec, repeats)) for t in chosen if t.kind == "scaling"}
-    records = [record for result in results.values() for record in result.to_dicts()]
+    rows: list[results.Row] = []
     table = Table(title=f"foundation, {threads} threads, median of {repeats}", title_justify="left")
     table.add_column("measure")
     for column in ("wanted", "measured", "interval", "", "reading alone"):
         table.add_column(column, justify="right")
     for target in chosen:
         read, form, least = KINDS[target.kind]
-        value = scalings[target] if target in scalings else read(target, results[target.spec])
+        timings = scalings.get(target)
+        value = ratio(timings[ONE_THREAD], timings[OURS]) if timings else read(target, done[target.spec])
         met = value is not None and (value[0] >= target.bound if least else value[0] <= target.bound)
         shown = (
             ("-", "-")
@@ -148,31 +149,27 @@ def command(out: Console, *, threads: int, repeats: int, only: str = "") -> list
             else (form.format(value[0]), f"{form.format(value[1])} - {form.format(value[2])}")
         )
         wanted = ("at least " if least else "at most ") + form.format(target.bound)
-        attainable = results[target.spec].attainable(target.against) if target.kind == "speedup" else None
+        attainable = done[target.spec].attainable(target.against) if target.kind == "speedup" else None
         ceiling = "" if attainable is None else form.format(attainable)
         table.add_row(target.label, wanted, *shown, "met" if met else "MISSED", ceiling, style="" if met else "bold")
-        records.append(
-            {
-                "target": target.label,
-                "wanted": wanted,
-                "measured": value,
-                "met": met,
-                "reading_alone": attainable,
-                "command": f"stretto bench ops --suite foundation --only {target.label!r} --threads {threads}"
-                f" --repeats {repeats}",
-            }
-        )
+        again = f"stretto bench ops --suite foundation --only {target.label!r} --threads {threads} --repeats {repeats}"
+        figures = results.figures(timings) if timings else done[target.spec].figures()
+        against = ONE_THREAD if timings else target.against
+        more = {"wanted": wanted, "measured": shown[0], "interval": shown[1], "met": met, "reading_alone": ceiling}
+        case = {"measure": target.label}
+        row = results.row("foundation", case, figures, command=again, threads=threads, stock=against, more=more)
+        rows.append(row)
     out.print(table)
-    out.print(_worst(results), soft_wrap=True)
-    same = [f"width {spec.width} {s['gather']:.0%}" for spec, r in results.items() if "gather" in (s := r.shares())]
+    out.print(_worst(done), soft_wrap=True)
+    same = [f"width {spec.width} {s['gather']:.0%}" for spec, r in done.items() if "gather" in (s := r.shares())]
     if same:
         out.print(f"share of the speed at which the very same rows can be read: {', '.join(same)}", soft_wrap=True)
-    return records
+    return rows, any(result.failed for result in done.values())
 
 
-def _worst(results: dict[Spec, Result]) -> str:
+def _worst(done: dict[Spec, Result]) -> str:
     """The cell where the best other comes nearest."""
-    known = [(s[0], result) for result in results.values() if (s := result.speedup()) is not None]
+    known = [(s[0], result) for result in done.values() if (s := result.speedup()) is not None]
     if not known:
         return "no cell has another candidate"
     least, result = min(known, key=lambda pair: pair[0])

@@ -1,7 +1,7 @@
 """`stretto bench gpu`: operators, layers and training steps on one CUDA device, beside stock PyG and cuSPARSE.
 
 One call runs the whole table, losses included, with the card's ceilings measured in the same run. Graphs are drawn on
-the device (R-MAT). Needs neither typer nor rich: `python -m stretto.bench.gpu --json FILE` does the same on a bare
+the device (R-MAT). Needs neither typer nor rich: `python -m stretto.bench.gpu --csv FILE` does the same on a bare
 machine.
 """
 
@@ -15,7 +15,6 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,9 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 import stretto
 from stretto import ops
-from stretto.bench.gpu_parts import ceilings, dense_products, milliseconds, spread, timed
+from stretto.bench import results
+from stretto.bench.gpu_parts import ceilings, dense_products, milliseconds, timed
+from stretto.bench.gpu_rows import COMPILED, CSR, OURS, STOCK, Sheet, to_rows
 from stretto.bench.gpu_targets import geomean, targets
 from stretto.errors import expect
 from stretto.kernels import vendor
@@ -37,7 +38,6 @@ from stretto.kernels import vendor
 logger = logging.getLogger("stretto")
 pyg: Any = torch_geometric.nn  # its layers look abstract to a type checker
 
-OURS, STOCK, CSR, COMPILED = "stretto", "stock edge_index", "stock torch CSR", "torch.compile of stock"
 # name -> R-MAT scale, draws, input width, output width of a layer
 GRAPHS = {"g1": (17, 1_200_000, 128, 256), "g2": (21, 62_000_000, 100, 256), "g3": (18, 60_000_000, 602, 128)}
 HEADS = 4
@@ -55,26 +55,6 @@ LAYERS: dict[str, Callable[[int, int, bool], nn.Module]] = {
     "transformer": lambda i, o, last: pyg.TransformerConv(i, o if last else o // HEADS, heads=1 if last else HEADS),
 }
 SPARSE = ("gcn", "sage", "gin")  # stock takes a torch CSR adjacency for these
-
-
-@dataclass
-class Sheet:
-    """The rows measured so far, and how long measuring may take."""
-
-    budget: float
-    start: float = field(default_factory=time.perf_counter)
-    rows: list[dict[str, object]] = field(default_factory=list)
-
-    def add(self, **row: object) -> None:
-        """One record, also to the log."""
-        self.rows.append(row)
-        shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
-        logger.info("%s", json.dumps(shown))
-
-    @property
-    def over(self) -> bool:
-        """Whether the time is up."""
-        return time.perf_counter() - self.start > self.budget
 
 
 def rmat(scale: int, draws: int, *, seed: int = 0) -> Tensor:
@@ -111,12 +91,12 @@ def operators(sheet: Sheet, name: str, edge_index: Tensor, num_nodes: int) -> No
             timings = timed(calls)
             ms = milliseconds(timings)
             sheet.add(
+                timings,
                 kind="spmm",
                 graph=name,
                 width=width,
                 dtype=str(dtype).removeprefix("torch."),
                 ms=ms,
-                spread=spread(timings),
                 error=relative(got, wanted),
                 speedup=ms["cusparse"] / ms[OURS],
                 gathered_tb_s=graph.num_edges * width * x.element_size() / ms[OURS] / 1e9,
@@ -147,7 +127,7 @@ def layers(sheet: Sheet, name: str, edge_index: Tensor, num_nodes: int, models: 
             candidates[STOCK] = _both(stock, x, edge_index, upstream)
         if adj is not None and model in SPARSE:
             candidates[CSR] = _both(stock, x, adj, upstream)
-        row: dict[str, object] = {"kind": "layer", "graph": name, "model": model, "widths": f"{i} -> {o}"}
+        row: dict[str, Any] = {"kind": "layer", "graph": name, "model": model, "widths": f"{i} -> {o}"}
         _race(sheet, row, candidates, settle=SETTLE if not big else SETTLE_BIG)
     if not big:
         sheet.add(kind="parts", graph=name, model="gin", name="its products alone", ms=dense_products(num_nodes, i, o))
@@ -162,7 +142,7 @@ def _both(layer: nn.Module, x: Tensor, edges: Tensor, upstream: Tensor) -> Calla
 
 
 def _race(
-    sheet: Sheet, row: dict[str, object], candidates: dict[str, Callable[[], Any]], *, settle: int, repeats: int = 7
+    sheet: Sheet, row: dict[str, Any], candidates: dict[str, Callable[[], Any]], *, settle: int, repeats: int = 7
 ) -> None:
     """Check, warm, time; what cannot run says why. Memory of each: the peak of a call above inputs and parameters, its
     results, gradients and whatever the layer keeps included."""
@@ -204,7 +184,7 @@ def _race(
         row["speedup"] = {name: value / ms[OURS] for name, value in ms.items() if name != OURS}
     if OURS in memory:
         row["memory_ratio"] = {name: value / memory[OURS] for name, value in memory.items() if name != OURS}
-    sheet.add(**row, ms=ms, spread=spread(timings), gib=memory, first_call_s=seconds, failed=failed)
+    sheet.add(timings, **row, ms=ms, gib=memory, first_call_s=seconds, failed=failed)
 
 
 class Net(nn.Module):
@@ -247,7 +227,7 @@ def steps(sheet: Sheet, edge_index: Tensor, num_nodes: int, *, compiled: tuple[s
             if model in compiled:
                 torch._dynamo.reset()
                 candidates[COMPILED] = _step(torch.compile(copy.deepcopy(stock)), x, edge_index, y)
-            row: dict[str, object] = {"kind": "step", "graph": "g1", "model": model, "layers": len(widths) - 1}
+            row: dict[str, Any] = {"kind": "step", "graph": "g1", "model": model, "layers": len(widths) - 1}
             _race(sheet, row, candidates, settle=SETTLE)
 
 
@@ -348,7 +328,7 @@ def losses(sheet: Sheet) -> Iterator[str]:
                 yield f"{' '.join(what)}: {name} {1 / value:.2f}x faster"
 
 
-def command(json_file: Path | None = None, budget: float = 460.0, only: str = "") -> None:
+def command(csv: Path | None = None, budget: float = 460.0, only: str = "") -> None:
     """Operators, layers and training steps on a GPU, beside stock PyG and cuSPARSE; losses included."""
     from stretto.page.terminal import console
 
@@ -356,26 +336,18 @@ def command(json_file: Path | None = None, budget: float = 460.0, only: str = ""
     sheet = run(budget=budget, only=only)
     for row in sheet.rows:
         out.print(json.dumps(row, default=str), soft_wrap=True, highlight=False)
-    if json_file is not None:
-        write(sheet, json_file)
-
-
-def write(sheet: Sheet, path: Path) -> None:
-    """All rows as one JSON array."""
-    path.write_text(json.dumps(sheet.rows, indent=1) + "\n")
+    results.save(csv, to_rows(sheet))
 
 
 def main() -> None:
     """Without a command line package: rows to the log and to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--csv", type=Path)
     parser.add_argument("--budget", type=float, default=460.0)
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    sheet = run(budget=arguments.budget, only=arguments.only)
-    if arguments.json is not None:
-        write(sheet, arguments.json)
+    results.save(arguments.csv, to_rows(run(budget=arguments.budget, only=arguments.only)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Training steps on batches that a sampler hands over as bare edge_index, on one CUDA device, beside stock PyG.
 
-`python -m stretto.bench.gpu_batches --json FILE`. A batch is new every step (its tensors are copied), or the same few
+`python -m stretto.bench.gpu_batches --csv FILE`. A batch is new every step (its tensors are copied), or the same few
 come again and again; its edges are in the order of their destinations.
 """
 
@@ -10,7 +10,7 @@ import argparse
 import copy
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import stretto
-from stretto.bench.gpu import OURS, STOCK, Net, Sheet, write
-from stretto.bench.gpu_parts import milliseconds, timed
+from stretto.bench import results
+from stretto.bench.gpu import OURS, STOCK, Net
+from stretto.bench.gpu_parts import timed
 from stretto.errors import expect
 
 SIZES = (  # nodes, edges
@@ -31,6 +32,7 @@ SIZES = (  # nodes, edges
     (250_000, 1_000_000),
 )
 BATCHES = 10
+logger = logging.getLogger("stretto")
 
 
 def batches(nodes: int, edges: int) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -59,11 +61,9 @@ def stepper(net: Any, given: list[tuple[Tensor, Tensor, Tensor]], *, new: bool) 
     return step
 
 
-def run() -> Sheet:
+def run() -> Iterator[results.Row]:
     """2-layer nets, 128 -> 256 -> 40."""
     expect(torch.cuda.is_available(), "bench gpu_batches: no CUDA device here")
-    sheet = Sheet(300.0)
-    sheet.add(kind="machine", device=torch.cuda.get_device_name(), torch=torch.__version__)
     for model, (nodes, edges), new in itertools.product(("sage", "gcn", "gat"), SIZES, (True, False)):
         torch.manual_seed(0)
         stock = Net(model, (128, 256, 40)).cuda()
@@ -75,22 +75,23 @@ def run() -> Sheet:
         }
         for _ in range(4 * BATCHES):
             candidates[OURS]()
-        ms = milliseconds(timed(candidates))
-        path = stretto.report(ours).rows[0].path
-        row = {"kind": "batch", "model": model, "nodes": nodes, "edges": edges, "new": new, "path": path}
-        sheet.add(**row, ms=ms, speedup=ms[STOCK] / ms[OURS])
-    return sheet
+        measured = results.figures(timed(candidates))
+        case = {"model": model, "nodes": nodes, "edges": edges, "batches": "new" if new else "again"}
+        yield results.row(
+            "batches", case, measured, device="cuda", stock=STOCK,
+            command="python -m stretto.bench.gpu_batches", more={"path": stretto.report(ours).rows[0].path},
+        )  # fmt: skip
 
 
 def main() -> None:
     """Rows to the log and to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    sheet = run()
-    if arguments.json is not None:
-        write(sheet, arguments.json)
+    for row in run():
+        logger.info("%s", row)
+        results.save(arguments.csv, [row])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Errors of every result and gradient of a layer on a CUDA device against fp64, ours beside stock's.
 
-`python -m stretto.bench.gpu_errors --text FILE`. A leaky ReLU has two slopes: a score that is zero but for rounding may
+`python -m stretto.bench.gpu_errors --csv FILE`. A leaky ReLU has two slopes: a score that is zero but for rounding may
 get the other one, in ours as in stock, and the gradients differ by what that edge carries. For GAT the scores whose
 sign differs from fp64's are counted, and both are also compared with fp64 given their own signs: what is left is
 rounding.
@@ -12,6 +12,7 @@ import argparse
 import copy
 import gc
 import importlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 import stretto
+from stretto.bench import results as rows
 from stretto.bench.gpu import GRAPHS, LAYERS, _both, relative, rmat
 from stretto.errors import expect
 
@@ -27,8 +29,8 @@ MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "transformer")
 CALLS = 4  # of ours: the last is played from a tape
 
 
-def errors(edge_index: Tensor, num_nodes: int) -> Iterator[str]:
-    """A line for every result and gradient of every model."""
+def errors(edge_index: Tensor, num_nodes: int) -> Iterator[rows.Row]:
+    """A row for every result and gradient of every model."""
     _, _, i, o = GRAPHS["g1"]
     torch.manual_seed(1)
     x = torch.randn(num_nodes, i, device="cuda", requires_grad=True)
@@ -40,7 +42,7 @@ def errors(edge_index: Tensor, num_nodes: int) -> Iterator[str]:
         least = 1e-4 * max(float(t.norm()) for t in exact)  # a gradient that is zero but for rounding
         for k, name in enumerate(["out", "x", *(n for n, _ in stock.named_parameters())]):
             one, other = relative(got[k], exact[k], least), relative(base[k], exact[k], least)
-            yield f"{model:12s} {name:20s} ours {one:.2e} stock {other:.2e}  {one / max(other, 1e-30):.2f}"
+            yield _row(model, name, "seeds 1, 0", one, other)
         del got, base, exact
         gc.collect()
         torch.cuda.empty_cache()
@@ -56,7 +58,7 @@ def results(stock: Any, x: Tensor, edge_index: Tensor, upstream: Tensor) -> tupl
     return got, _both(stock, x, edge_index, upstream)(), wanted
 
 
-def signs(edge_index: Tensor, num_nodes: int, seeds: tuple[tuple[int, int], ...]) -> Iterator[str]:
+def signs(edge_index: Tensor, num_nodes: int, seeds: tuple[tuple[int, int], ...]) -> Iterator[rows.Row]:
     """GAT's gradient of x for several inputs: errors, scores of the other sign, and errors given the own signs."""
     _, _, i, o = GRAPHS["g1"]
     loops = torch.arange(num_nodes, device="cuda")
@@ -69,24 +71,32 @@ def signs(edge_index: Tensor, num_nodes: int, seeds: tuple[tuple[int, int], ...]
         layer = LAYERS["gat"](i, o, False).cuda()
         got, base, exact = results(layer, x, edge_index, upstream)
         right = _positive(layer, x.detach().double(), edges)
-        line = f"input {seed}, weights {weights}: gradient of x"
-        for name, found, mine in (
+        found: dict[str, float] = {}
+        for name, made, mine in (
             ("ours", got, _our_positive(layer, x.detach(), edges)),
             ("stock", base, _positive(layer, x.detach(), edges)),
         ):
             others = int((mine != right).sum())
             given = _with_signs(layer, x, edges, upstream, mine)
-            line += f"; {name} {relative(found[1], exact[1]):.1e}, {others} scores of the other sign, "
-            line += f"{relative(found[1], given):.1e} given its signs"
+            found[name] = relative(made[1], exact[1])
+            found |= {f"{name}_other_signs": others, f"{name}_given_its_signs": relative(made[1], given)}
             del given
-        yield line
+        yield _row("gat", "gradient of x", f"seeds {seed}, {weights}", found.pop("ours"), found.pop("stock"), **found)
         del got, base, exact
+
+
+def _row(model: str, tensor: str, drawn: str, ours: float, stock: float, **more: float) -> rows.Row:
+    case, measured = {"model": model, "tensor": tensor, "input": drawn}, {"stretto": (ours,) * 3, "stock": (stock,) * 3}
+    command = "python -m stretto.bench.gpu_errors"
+    return rows.row(
+        "errors", case, measured, stock="stock", unit="relative error", device="cuda", command=command, more=more
+    )
 
 
 def _scores(layer: Any, v: Tensor) -> tuple[Tensor, Tensor]:
     """What every node adds to the scores of its edges as their source and as their destination. v [n, h * f]"""
-    rows = v.view(v.size(0), layer.heads, -1)
-    return (rows * layer.att_src.to(v)).sum(-1), (rows * layer.att_dst.to(v)).sum(-1)
+    heads = v.view(v.size(0), layer.heads, -1)
+    return (heads * layer.att_src.to(v)).sum(-1), (heads * layer.att_dst.to(v)).sum(-1)
 
 
 @torch.no_grad()
@@ -123,19 +133,18 @@ def _with_signs(layer: Any, x: Tensor, edges: Tensor, upstream: Tensor, positive
 def main() -> None:
     """The same from a bare machine."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--text", type=Path, help="write the lines there, too")
+    parser.add_argument("--csv", type=Path, help="put the rows there, too")
     given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     expect(torch.cuda.is_available(), "bench gpu_errors: no CUDA device here")
     torch.backends.cuda.matmul.allow_tf32 = False
     scale, draws, _, _ = GRAPHS["g1"]
     edge_index, num_nodes = rmat(scale, draws), 1 << scale
-    lines = []
     seeds = ((1, 0), *((k, k) for k in range(1, 11)))  # the first: the input and weights of `errors`
     for found in (errors(edge_index, num_nodes), signs(edge_index, num_nodes, seeds)):
-        for line in found:
-            lines.append(line)
-            if given.text is not None:
-                given.text.write_text("\n".join(lines) + "\n")
+        for row in found:
+            logging.getLogger("stretto").info("%s", row)
+            rows.save(given.csv, [row])
 
 
 if __name__ == "__main__":

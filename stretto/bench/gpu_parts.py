@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from stretto.machine.timing import Timing, measure
 class Rows(Protocol):
     """Where rows are written down."""
 
-    def add(self, **row: object) -> None:
+    def add(self, timings: Mapping[str, Timing] | None = None, **row: Any) -> None:
         """One record."""
 
 
@@ -29,11 +29,6 @@ def timed(candidates: dict[str, Callable[[], object]], *, repeats: int = 7) -> d
 def milliseconds(timings: Mapping[str, Timing]) -> dict[str, float]:
     """Medians."""
     return {name: t.median * 1e3 for name, t in timings.items()}
-
-
-def spread(timings: Mapping[str, Timing]) -> dict[str, list[float]]:
-    """The least and the most of the samples, in milliseconds."""
-    return {name: [t.quantile(0.0) * 1e3, t.quantile(1.0) * 1e3] for name, t in timings.items()}
 
 
 def ceilings(sheet: Rows) -> None:

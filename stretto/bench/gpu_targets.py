@@ -9,7 +9,7 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def targets(rows: Iterable[Row], ours: str, stock: str, csr: str, compiled: str) -> Iterator[dict[str, object]]:
+def targets(rows: Iterable[Row], ours: str, stock: str, csr: str, compiled: str) -> Iterator[Row]:
     """name, wanted, got and met of every line that the rows have figures for. The names are those of the candidates."""
     every = list(rows)
 

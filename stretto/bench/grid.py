@@ -1,13 +1,12 @@
 """bench grid: one layer, as in the middle of a net, in every cell of models x widths x graphs x training and inference.
 
 A cell compares ours with the best of stock, and the plan that was chosen with the other plans, all in turns. What was
-measured is kept in the JSON file, and a cell found there is not measured again.
+measured is kept in the CSV file, and a cell that is there of this machine and commit is not measured again.
 """
 
 from __future__ import annotations
 
 import copy
-import json as jsons
 import time
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -21,10 +20,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from stretto import datasets
-from stretto.bench import models, report
+from stretto.bench import models, report, results
 from stretto.bench.run import settle
 from stretto.compile.choose import CHOOSER, MOST_STEPS, Decision
-from stretto.machine.timing import Timing, as_alone, measure, timed
+from stretto.machine.timing import as_alone, measure, timed
 from stretto.nn.base import record_of
 from stretto.page.terminal import console
 
@@ -39,24 +38,24 @@ ROUNDS = (5, 21)  # as many as fit into SECONDS, within these: the shorter a ste
 SECONDS = 4.0
 LONG = 1.5  # seconds of a step; then three rounds will do
 HOPELESS = 1.5  # times the fastest of its kind, in a first call
-Row = dict[str, Any]
+Cell = tuple[str, str, int, int, bool]  # graph, model, in, out, training
 
 
-def cells(graphs: list[str], names: list[str], widths: list[int]) -> Iterator[tuple[str, str, int, int, bool]]:
-    """(graph, model, in, out, training), small first."""
+def cells(graphs: list[str], names: list[str], widths: list[int]) -> Iterator[Cell]:
+    """Every cell, small first."""
     yield from sorted(
         product(graphs, names, widths, widths, (True, False)), key=lambda c: (graphs.index(c[0]), c[2] * c[3])
     )
 
 
-def run(graph: str, model: str, i: int, o: int, train: bool, *, compiled: bool = False) -> Row:
+def run(graph: str, model: str, i: int, o: int, train: bool, *, compiled: bool = False) -> results.Row:
     """One cell. compiled: torch.compile of stock is among the candidates."""
     data = datasets.load_graph(graph)
     torch.manual_seed(0)
     x = torch.randn(data.num_nodes, i)
     grad = torch.randn(data.num_nodes, o)
     first = models.LAYERS[model](i, o, False)
-    row: Row = {"graph": graph, "model": model, "in": i, "out": o, "train": train}
+    errors: dict[str, float] = {}
     calls: dict[str, Callable[[], object]] = {}
     first_calls: dict[str, float] = {}
     truth: list[Tensor] | None = None
@@ -71,7 +70,7 @@ def run(graph: str, model: str, i: int, o: int, train: bool, *, compiled: bool =
             step()  # compiles: not a step to judge it by
         got, first_calls[name] = timed(step)
         truth = got if truth is None else truth
-        row[f"error {name}"] = max(models.relative(a, b) for a, b in zip(got, truth, strict=True))
+        errors[name] = max(models.relative(a, b) for a, b in zip(got, truth, strict=True))
         calls[name] = as_alone(name, step)
         ours = net if name == models.OURS else ours
     _settle(calls[models.OURS], ours)
@@ -81,7 +80,25 @@ def run(graph: str, model: str, i: int, o: int, train: bool, *, compiled: bool =
     seconds = {name: _warm_up(call, first_calls.get(name, 0.0)) for name, call in calls.items()}
     rivals = _rivals(seconds)
     timings = measure({name: calls[name] for name in rivals}, repeats=_rounds([seconds[n] for n in rivals]), warmup=0)
-    return {**row, **_verdict(timings), "plans": sum(not name.startswith("stock") for name in calls)}
+    mine = [timing.median for name, timing in timings.items() if not name.startswith("stock")]
+    more: dict[str, object] = {"plans": sum(not name.startswith("stock") for name in calls)}
+    more |= {"regret": timings[models.OURS].median / min(mine), "error": errors[models.OURS]}
+    return results.row(
+        "grid", case_of((graph, model, i, o, train)), results.figures(timings), stock=models.STOCK,
+        rivals=[name for name in timings if name.startswith("stock")], more=more,
+        command=_command(graph, model, i, o) + " --compile" * compiled,
+    )  # fmt: skip
+
+
+def case_of(cell: Cell) -> dict[str, object]:
+    """A cell as its row names it."""
+    graph, model, i, o, train = cell
+    return {"graph": graph, "model": model, "in": i, "out": o, "mode": "training" if train else "inference"}
+
+
+def _command(graph: str, model: str, i: int, o: int) -> str:
+    widths = str(i) if i == o else f"{i},{o}"
+    return f"stretto bench grid --graph {graph} --model {model} --widths {widths}"
 
 
 def _worth_it(name: str, model: str, edges: int, width: int) -> bool:
@@ -89,7 +106,7 @@ def _worth_it(name: str, model: str, edges: int, width: int) -> bool:
     nbytes = 4 * edges * width
     if name == models.OURS or name == "stock torch CSR":
         return True
-    if name in ("stock edge_index", models.COMPILED):
+    if name in (models.STOCK, models.COMPILED):
         return nbytes <= (CANNOT_BYTES if model in models.UNFUSED else STOCK_BYTES)
     return False  # EdgeIndex: never faster than the two others in any row of bench models
 
@@ -161,34 +178,12 @@ def _with_plan(decision: Any, plan: Any, call: Callable[[], object]) -> Callable
     return go
 
 
-def _verdict(timings: dict[str, Timing]) -> Row:
-    ours = timings[models.OURS].median
-    stock = {name: t.median for name, t in timings.items() if name.startswith("stock")}
-    plans = {name: t.median for name, t in timings.items() if name.startswith("plan")}
-    best = min(stock, key=lambda name: stock[name]) if stock else None
-    return {
-        "ours_ms": ours * 1e3,
-        "ours_q20_ms": timings[models.OURS].quantile(0.2) * 1e3,
-        "ours_q80_ms": timings[models.OURS].quantile(0.8) * 1e3,
-        "stock_ms": {name: seconds * 1e3 for name, seconds in stock.items()},
-        "best_stock": best,
-        "best_stock_ms": stock[best] * 1e3 if best else None,
-        "times_stock": stock[best] / ours if best else None,
-        "repeats": len(timings[models.OURS].samples),
-        "regret": ours / min([ours, *plans.values()]),
-    }
-
-
-def _named(row: Row) -> tuple[Any, ...]:
-    return row["graph"], row["model"], row["in"], row["out"], row["train"]
-
-
-def show(out: Any, rows: list[Row]) -> None:
+def show(out: Any, rows: list[results.Row]) -> None:
     """How many cells hold, and those that do not."""
-    known = [row for row in rows if row["times_stock"] is not None]
-    slower = [row for row in known if row["times_stock"] < ENOUGH]
-    several = [row for row in rows if row["plans"] > 1]
-    sorry = [row for row in several if row["regret"] > REGRET]
+    known = [row for row in rows if row["best_ratio"]]
+    slower = [row for row in known if float(row["best_ratio"]) < ENOUGH]
+    several = [row for row in rows if int(row["plans"]) > 1]
+    sorry = [row for row in several if float(row["regret"]) > REGRET]
     out.print(
         f"{len(rows)} cells; stock runs in {len(known)}: ours is at least {ENOUGH}x of the best stock in "
         f"{len(known) - len(slower)}; several plans in {len(several)}: the chosen one is within "
@@ -200,20 +195,15 @@ def show(out: Any, rows: list[Row]) -> None:
     for column in ("cell", "ours ms", "best stock ms", "times stock", "regret"):
         table.add_column(column, justify="left" if column == "cell" else "right")
     for row in [r for r in rows if r in slower or r in sorry]:
-        mode = "train" if row["train"] else "eval"
-        stock, times = row["best_stock_ms"], row["times_stock"]
-        table.add_row(
-            escape(f"{row['model']} {row['in']}-{row['out']} {row['graph']} {mode}"),
-            f"{row['ours_ms']:.1f}",
-            "" if stock is None else f"{stock:.1f}",
-            "" if times is None else f"{times:.2f}",
-            f"{row['regret']:.2f}",
-        )
+        cell = f"{row['model']} {row['in']}-{row['out']} {row['graph']} {row['mode']}"
+        table.add_row(escape(cell), *(row[column] for column in ("ours", "best", "best_ratio", "regret")))
     out.print(table)
 
 
 def command(
-    json: Annotated[Path, typer.Option(help="rows are kept here; cells found in it are not measured again")],
+    csv: Annotated[
+        Path, typer.Option(help="rows are kept here; what it has of this machine and commit is not run again")
+    ],
     graph: Annotated[str, typer.Option(help="comma-separated graphs")] = ",".join(GRAPHS),
     model: Annotated[str, typer.Option(help="comma-separated models")] = ",".join(MODELS),
     widths: Annotated[str, typer.Option(help="comma-separated widths, in and out")] = ",".join(map(str, WIDTHS)),
@@ -226,15 +216,20 @@ def command(
     sizes = models.numbers("widths", widths)
     out = console()
     out.print(report.headline(), style="dim")
-    rows: list[Row] = jsons.loads(json.read_text()) if json.exists() else []
-    done = {_named(row) for row in rows}
-    left = [c for c in cells(graph.split(","), names, sizes) if c not in done]
+    here = {name: str(value) for name, value in results.place().items() if name in ("machine", "threads", "commit")}
+    rows = [row for row in results.load(csv) if here.items() <= row.items()]
+    done = [results.case_of(row) for row in rows]
+    wanted = {
+        cell: {name: str(value) for name, value in case_of(cell).items()}
+        for cell in cells(graph.split(","), names, sizes)
+    }
+    left = [cell for cell, case in wanted.items() if case not in done]
     start = time.perf_counter()
     with report.progress(len(left), "cells") as after:
         for cell in left:
             if time.perf_counter() - start > 60 * minutes:
                 break
             rows.append(run(*cell, compiled=compiled))
-            report.write_json(json, rows)
+            results.save(csv, rows[-1:])
             after(" ".join(map(str, cell[:4])))
     show(out, rows)

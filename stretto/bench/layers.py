@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch_geometric.nn.models.schnet import CFConv, ShiftedSoftplus
 
 from stretto import datasets
-from stretto.bench import report, scenes
-from stretto.bench.case import Outcome, rows_of
+from stretto.bench import report, results, scenes
+from stretto.bench.case import Outcome, details, reasons
 from stretto.bench.scenes import BATCHES, CUTOFF, Scene
 from stretto.machine import facts as machine
 from stretto.machine.timing import as_alone, measure
@@ -28,7 +28,7 @@ from stretto.nn import gat, record_of
 from stretto.observe.peak_memory import peak_bytes, tensor_bytes
 from stretto.plugin import accelerate
 
-OURS = "stretto"
+OURS, STOCK = "stretto", "stock edge_index"
 UPDATE_FIRST = "stretto, update first"
 pyg: Any = torch_geometric.nn
 
@@ -121,11 +121,18 @@ class Result:
             f"--threads {self.threads} --repeats {self.repeats}{' --compile' if self.compiled else ''}"
         )
 
-    def to_dicts(self) -> list[dict[str, object]]:
-        cell: dict[str, object] = {"layer": self.layer, "graph": self.graph, "widths": list(self.widths)}
-        cell |= {"num_nodes": self.num_nodes, "num_edges": self.num_edges, "command": self.command()}
-        cell |= {"ends_bytes": self.ends_bytes, "plan": self.plan}
-        return rows_of(cell, self.outcomes)
+    def to_row(self) -> results.Row:
+        """As it is written down."""
+        timings = {o.name: o.timing for o in self.outcomes if o.timing is not None}
+        case = {"layer": self.layer, "graph": self.graph, "widths": "-".join(map(str, self.widths))}
+        mib = {o.name: o.peak_bytes / 2**20 for o in self.outcomes if o.peak_bytes is not None}
+        more = {"plan": self.plan, "ends_mib": self.ends_bytes / 2**20, "update_first_mib": mib.get(UPDATE_FIRST)}
+        more |= details(self.outcomes, OURS, STOCK)
+        return results.row(
+            "layers", case, results.figures(timings), command=self.command(), threads=self.threads, stock=STOCK,
+            rivals=[name for name in timings if name.startswith("stock")],
+            note=reasons(self.outcomes), more={"nodes": self.num_nodes, "edges": self.num_edges} | more,
+        )  # fmt: skip
 
 
 def run(
@@ -146,7 +153,7 @@ def run(
     ends = scene.ends + tensor_bytes(*first.parameters())
     shape = (scene.num_nodes, scene.num_edges)
     result = Result(name, graph, (i, o), *shape, repeats, torch.get_num_threads(), ends, compiled)
-    makers: dict[str, Callable[[Any], Any]] = {"stock edge_index": lambda net: net}
+    makers: dict[str, Callable[[Any], Any]] = {STOCK: lambda net: net}
     if compiled:
         makers["stock torch.compile"] = torch.compile
     makers[OURS] = accelerate

@@ -20,9 +20,9 @@ from rich.table import Table
 from torch import Tensor
 from torch_geometric.data import Data
 
-from stretto.bench import loader_models, report
+from stretto.bench import loader_models, report, results
 from stretto.bench.ceilings import LINE
-from stretto.bench.loader_setting import OURS, Row, Setting, make_data, per_batch, published
+from stretto.bench.loader_setting import OURS, Row, Setting, make_data, per_batch, published, to_row
 from stretto.bench.stock import optional
 from stretto.errors import expect
 from stretto.kernels import cpu, pages
@@ -258,7 +258,7 @@ def command(
     threads: Annotated[int, typer.Option(help="Threads of the whole loader.")] = 2,
     repeats: Annotated[int, typer.Option(help="Samples of each candidate.")] = 5,
     only: Annotated[str, typer.Option(help=f"Of these, separated by commas: {', '.join(MEASURES)}.")] = "",
-    json: Annotated[Path | None, typer.Option(help="Write one record per line to this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Put a row of each measure into this file.")] = None,
 ) -> None:
     """Time sampling, slicing and whole batches against what PyG has here."""
     chosen = only.split(",") if only else list(MEASURES)
@@ -268,13 +268,13 @@ def command(
     out.print(report.headline())
     fanouts = [int(k) for k in fanout.split(",")]
     setting = Setting(make_data(graph, features), fanouts, batch, batches, threads, repeats, graph)
-    rows: list[Row] = []
+    again = f"stretto bench loader --graph {graph} --fanout {fanout} --batch {batch} --batches {batches}"
     for name in chosen:  # shown and written as they come: a run that is cut off has lost nothing
         fresh = MEASURES[name](setting)
-        rows += fresh
         out.print(_table(graph, fresh))
-        if json is not None:
-            report.write_json(json, (row.to_dict() for row in rows))
+        groups = [list(lines) for _, lines in itertools.groupby(fresh, key=lambda row: row.measure)]
+        command = f"{again} --threads {threads} --repeats {repeats} --only {name}"
+        results.save(csv, [to_row(lines, setting, command) for lines in groups])
 
 
 def _table(graph: str, rows: list[Row]) -> Table:

@@ -25,6 +25,7 @@ from torch_geometric.nn.models import GraphSAGE
 
 from stretto import accelerate
 from stretto.bench.loader_setting import OURS, Row, Setting, per_batch
+from stretto.convert import read
 from stretto.errors import expect, fail
 from stretto.inference import inference as run_inference
 from stretto.loader import NeighborLoader, NeighborSampler, run_trimmed
@@ -172,7 +173,7 @@ def in_process(path: str, fanout: list[int], batch: int, ours: bool) -> None:
     """
     import time
 
-    data = torch.load(path, weights_only=False)
+    data = read(path)
     # What malloc keeps of reading the data would hide as much of what a loader takes: it goes back first.
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)

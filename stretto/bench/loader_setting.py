@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from stretto.bench import results
 from stretto.datasets import load_graph
 from stretto.machine.timing import Timing
 
@@ -51,20 +52,6 @@ class Row:
     reason: str = ""
     published: bool = False  # measured elsewhere, by others: no ratio is made of it
 
-    def to_dict(self) -> dict[str, object]:
-        times = self.timing.to_dict() if self.timing is not None else {}
-        rate = self.work / self.timing.median if self.timing is not None and self.work else None
-        return {
-            "measure": self.measure,
-            "candidate": self.candidate,
-            **times,
-            "rate": rate,
-            "work": self.work or None,
-            "unit": self.unit,
-            "reason": self.reason,
-            "published": self.published,
-        }
-
 
 def make_data(graph: str, features: int) -> Data:
     """The graph with random features, labels, weights and times."""
@@ -79,6 +66,41 @@ def make_data(graph: str, features: int) -> Data:
         weight=torch.rand(m, generator=generator),
         time=torch.randint(0, 1000, (n,), generator=generator),
     )
+
+
+AMOUNTS = {"bytes held": "MB", "nodes": "nodes"}  # measured as the work of a row, not its time -> unit of the result
+CEILINGS = ("reading alone", "writing alone")  # what nobody can do without: no rivals
+
+
+def to_row(lines: list[Row], setting: Setting, command: str) -> results.Row:
+    """The lines of one measure, as they are written down. Stock: the fastest of PyG's own ways to do it."""
+    timed = [line for line in lines if line.timing is not None and not line.published]
+    unit = AMOUNTS.get(lines[0].unit, "ms")
+    measured = {line.candidate: _figure(line, unit) for line in timed}
+    ours = OURS if OURS in measured else next((name for name in measured if name.startswith("labor")), OURS)
+    stock = [n for n in measured if n == "uniform" or (n.startswith(("PyG", "stock")) and "our sampler" not in n)]
+    whole = [name for name in stock if not name.endswith("trim_to_layer")]
+    columns = {f"{name} {unit}": f[0] for name, f in measured.items() if name.startswith(OURS) or name in CEILINGS}
+    more: dict[str, object] = {column: value for column, value in columns.items() if column != f"{ours} {unit}"}
+    mine = next((line for line in timed if line.candidate == ours), None)
+    if mine is not None and unit == "ms":
+        more |= {"work": mine.work, "work_unit": mine.unit}
+    return results.row(
+        "loader", {"measure": lines[0].measure, "graph": setting.graph, "batch": setting.batch}, measured,
+        command=command, threads=setting.threads, unit=unit, ours=ours,
+        stock=min(whole, key=lambda name: measured[name][0], default=""),
+        rivals=[name for name in measured if not name.startswith((OURS, "labor")) and name not in CEILINGS],
+        note="; ".join(f"{line.candidate}: {line.reason}" for line in lines if line.reason),
+        more=more,
+    )  # fmt: skip
+
+
+def _figure(line: Row, unit: str) -> results.Figure:
+    assert line.timing is not None
+    if unit == "ms":
+        return results.figure(line.timing)
+    amount = line.work / (1e6 if unit == "MB" else 1.0)
+    return amount, amount, amount
 
 
 def per_batch(timing: Timing, count: int) -> Timing:

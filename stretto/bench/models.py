@@ -29,8 +29,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from stretto import datasets
-from stretto.bench import layers, report
-from stretto.bench.case import Outcome, rows_of
+from stretto.bench import layers, report, results
+from stretto.bench.case import Outcome, details, reasons
 from stretto.bench.dense_floor import NAME, dense_floor
 from stretto.bench.run import settle
 from stretto.compile import HOIST
@@ -41,7 +41,7 @@ from stretto.observe.peak_memory import peak_bytes
 from stretto.page.terminal import console
 from stretto.plugin import accelerate
 
-OURS, COMPILED = "stretto", "stock torch.compile"
+OURS, STOCK, COMPILED = "stretto", "stock edge_index", "stock torch.compile"
 SAMPLE = 0.2  # seconds: shorter steps are timed several in a row, as in training, all after one that is not timed
 pyg: Any = torch_geometric.nn  # its layers look abstract to a type checker
 
@@ -122,10 +122,17 @@ class Result:
             f"--threads {self.threads} --repeats {self.repeats}{'' if self.ablation else ' --no-ablation'}"
         )
 
-    def to_dicts(self) -> list[dict[str, object]]:
-        cell: dict[str, object] = {"model": self.model, "graph": self.graph, "widths": self.widths, "train": self.train}
-        cell |= {"num_nodes": self.num_nodes, "num_edges": self.num_edges, "command": self.command()}
-        return rows_of(cell, self.outcomes)
+    def to_row(self) -> results.Row:
+        """As it is written down."""
+        timings = {o.name: o.timing for o in self.outcomes if o.timing is not None}
+        case = {"model": self.model, "graph": self.graph, "widths": "-".join(map(str, self.widths))}
+        case["mode"] = "training" if self.train else "inference"
+        more = details(self.outcomes, OURS, STOCK)
+        return results.row(
+            "models", case, results.figures(timings), command=self.command(), threads=self.threads, stock=STOCK,
+            rivals=[name for name in timings if name.startswith("stock")],
+            note=reasons(self.outcomes), more={"nodes": self.num_nodes, "edges": self.num_edges} | more,
+        )  # fmt: skip
 
 
 def run(
@@ -193,7 +200,7 @@ def run(
 def candidates(model: str, data: Any, x: Tensor, compiled: bool, ablation: bool) -> dict[str, Any]:
     """name -> (what to do with the net, the arguments of forward, environment variables)."""
     plain = (x, data.edge_index)
-    found: dict[str, Any] = {"stock edge_index": (lambda net: net, plain, {})}
+    found: dict[str, Any] = {STOCK: (lambda net: net, plain, {})}
     if model not in UNFUSED:
         found["stock torch CSR"] = (_raw if model in NORMALISED else lambda net: net, (x, _csr(model, data, x)), {})
         sorted_index = EdgeIndex(data.edge_index, sparse_size=(data.num_nodes, data.num_nodes)).sort_by("col")[0]
@@ -345,14 +352,14 @@ def command(
         typer.Option("--compile/--no-compile", help="torch.compile of stock, too; without --layer the default"),
     ] = None,
     ablation: Annotated[bool, typer.Option(help="also re-association alone and kernels alone")] = True,
-    json: Annotated[Path | None, typer.Option(help="write all rows to this file")] = None,
+    csv: Annotated[Path | None, typer.Option(help="put the rows into this file")] = None,
 ) -> None:
     """Training steps (or inference) of PyG models: stock in every form, and with two lines added."""
     out = console()
     out.print(report.headline(), style="dim")
     sizes = numbers("widths", widths or ("" if layer else "128,256,40"))
     compiled = not layer if compiled is None else compiled
-    records: list[dict[str, object]] = []
+    rows: list[results.Row] = []
     if layer:
         names = list(layers.LAYERS) if layer == "all" else layer.split(",")
         for name in names:
@@ -364,9 +371,8 @@ def command(
                 with report.progress(3 + (repeats + 2) * 3, name) as after:
                     found = layers.run(name, graph, pair, repeats=repeats, compiled=compiled, after=after)
                 layers.show(out, found)
-                records += found.to_dicts()
-        if json is not None:
-            report.write_json(json, records)
+                rows.append(found.to_row())
+        results.save(csv, rows)
         return
     graph = graph or "rmat:17:1200000"
     expect(len(sizes) > 1, f"bench: 'widths' is {widths!r}, wanted features,hidden,...,classes")
@@ -385,6 +391,5 @@ def command(
                     after=after,
                 )
             show(out, result)
-            records += result.to_dicts()
-    if json is not None:
-        report.write_json(json, records)
+            rows.append(result.to_row())
+    results.save(csv, rows)

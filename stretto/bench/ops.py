@@ -7,16 +7,17 @@ from typing import Annotated
 import torch
 import typer
 
-from stretto.bench import foundation, report
-from stretto.bench.case import OURS, Spec
-from stretto.bench.run import run
+from stretto.bench import foundation, report, results
+from stretto.bench.case import Spec
+from stretto.bench.run import Result, run
 from stretto.datasets import grammar
 from stretto.errors import expect, fail
 from stretto.observe.subject import writable
 from stretto.ops import OPS
 from stretto.page.terminal import console
 
-SUITES: dict[str, Callable[..., list[dict[str, object]]]] = {
+# name -> its rows, and whether ours failed the check in any
+SUITES: dict[str, Callable[..., tuple[list[results.Row], bool]]] = {
     "foundation": foundation.command,
 }
 
@@ -38,29 +39,30 @@ def command(
     repeats: Annotated[int, typer.Option(help="Samples of each candidate.")] = 9,
     suite: Annotated[str, typer.Option(help=f"A table of targets instead of one cell: {', '.join(SUITES)}.")] = "",
     only: Annotated[str, typer.Option(help="Of a suite, the lines that contain this text.")] = "",
-    json: Annotated[Path | None, typer.Option(help="Write one record per candidate to this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Put the rows into this file.")] = None,
 ) -> None:
     """Check each candidate of an op against the fp64 reference, then time all of them in turns."""
     _refuse_what_is_not_meant(context, "a suite" if suite else "one cell")
     expect(repeats >= 1, f"bench ops: '--repeats' is {repeats}, wanted at least 1")
-    writable(json, "bench ops: '--json'")
+    writable(csv, "bench ops: '--csv'")
     out = console()
     threads = threads or torch.get_num_threads()
     if suite:
         if suite not in SUITES:
             fail(f"bench ops: '--suite' is {suite!r}, wanted one of {', '.join(SUITES)}")
-        records = SUITES[suite](out, threads=threads, repeats=repeats, only=only)
+        rows, failed = SUITES[suite](out, threads=threads, repeats=repeats, only=only)
     else:
-        records = []
+        rows, failed = [], False
         for name in op.split(",") if op else OPS:
             for columns in width.split(","):
                 if not columns.isdigit():
                     fail(f"bench ops: '--width' is {width!r}, wanted numbers separated by commas")
                 spec = Spec(name, graph, int(columns), dtype, reduce, weight, heads, direction, threads)
-                records += _one(out, spec, repeats)
-    if json is not None:
-        report.write_json(json, records)
-    if any(record.get("candidate") == OURS and record["reason"] for record in records):
+                result = _one(out, spec, repeats)
+                rows.append(result.to_row())
+                failed |= bool(result.failed)
+    results.save(csv, rows)
+    if failed:
         raise typer.Exit(1)
 
 
@@ -76,9 +78,9 @@ def _was_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _one(out: report.Console, spec: Spec, repeats: int) -> list[dict[str, object]]:
+def _one(out: report.Console, spec: Spec, repeats: int) -> Result:
     """Measure and show one cell."""
     with report.progress(0, spec.op) as step:
         result = run(spec, repeats=repeats, after=step)
     report.show(out, result)
-    return result.to_dicts()
+    return result

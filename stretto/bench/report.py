@@ -1,10 +1,8 @@
-"""How results look: tables on the console, records in a file."""
+"""How results look on the console."""
 
-import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -88,8 +86,3 @@ def spread(timing: Timing) -> str:
     """The 20 % and 80 % quantiles."""
     low, high = timing.quantile(0.2) * 1e3, timing.quantile(0.8) * 1e3
     return f"{low:.1f} - {high:.1f}" if high >= 10 else f"{low:.3f} - {high:.3f}"
-
-
-def write_json(path: Path, records: Iterable[dict[str, object]]) -> None:
-    """All records as one JSON array."""
-    path.write_text(json.dumps(list(records), indent=1) + "\n")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from stretto.bench import results
 from stretto.bench.case import OURS, Case, Spec
 from stretto.bench.cases import build
 from stretto.bench.ceilings import KINDS, Ceiling, ceilings
@@ -17,6 +18,7 @@ from stretto.observe.agreement import LIMITS, relative_error
 
 SHORT = 0.06  # seconds: shorter calls are timed several in a row, for caches take about five to settle after another
 SETTLE_CALLS, SETTLE_SECONDS = 45, 4.0
+STOCK = ("torch csr", "PyG scatter", "PyG softmax")  # what PyG runs for an op, where it is among the candidates
 REFERENCE_ELEMENTS = 1 << 26  # messages of the fp64 reference held at once
 
 
@@ -86,28 +88,26 @@ class Result:
             return None
         return other.median * self.ceilings["gather"][1] / self.gathered_bytes
 
-    def to_dicts(self) -> list[dict[str, object]]:
-        """One flat record per candidate, with all that is needed to repeat and to judge it."""
-        cell = {**vars(self.spec), "num_nodes": self.num_nodes, "num_edges": self.num_edges}
-        common = {
-            "ceilings": self.ceilings,
-            "machine": machine.facts() | {"threads": self.spec.threads},
-            "command": self.spec.command(self.repeats),
-        }
-        records: list[dict[str, object]] = []
-        for row in self.rows:
-            record: dict[str, object] = {**cell, "candidate": row.candidate, "error": row.error, "reason": row.reason}
-            if row.timing is not None:
-                record |= row.timing.to_dict()
-                if self.bytes:
-                    record["gb_per_s"] = self.bytes / row.timing.median / 1e9
-                    record["gflop_per_s"] = self.flops / row.timing.median / 1e9
-            if row.candidate == OURS:
-                best = self.best_other
-                record |= {"shares": self.shares(), "best_other": best.candidate if best else None}
-                record |= {"speedup": self.speedup()}
-            records.append({**record, **common})
-        return records
+    @property
+    def failed(self) -> str:
+        """Why ours was not timed; empty where it was."""
+        return next((r.reason for r in self.rows if r.candidate == OURS), "")
+
+    def figures(self) -> dict[str, results.Figure]:
+        """What every candidate took that was timed."""
+        return results.figures({r.candidate: r.timing for r in self.rows if r.timing is not None})
+
+    def to_row(self) -> results.Row:
+        """As `stretto bench ops` writes it down."""
+        case = {name: value for name, value in vars(self.spec).items() if name != "threads"}
+        figures, shares = self.figures(), {f"share of {kind}": share for kind, share in self.shares().items()}
+        errors = {row.candidate: row.error for row in self.rows}
+        return results.row(
+            "ops", case, figures, command=self.spec.command(self.repeats), threads=self.spec.threads,
+            stock=next((name for name in STOCK if name in figures), ""),
+            note="; ".join(f"{row.candidate}: {row.reason}" for row in self.rows if row.reason),
+            more={"nodes": self.num_nodes, "edges": self.num_edges, "error": errors.get(OURS), **shares},
+        )  # fmt: skip
 
 
 def run(

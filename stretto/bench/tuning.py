@@ -1,6 +1,5 @@
 """`stretto tune`: settle the choices of the tuner for a graph; `--verify` compares them with the exhaustive best."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from stretto import ops
-from stretto.bench import report
+from stretto.bench import report, results
 from stretto.bench.case import Spec
 from stretto.bench.cases import load
 from stretto.bench.run import SETTLE_CALLS, SHORT
@@ -25,7 +24,7 @@ from stretto.graph import Graph
 from stretto.kernels import cpu, native, vendor
 from stretto.machine import facts as machine
 from stretto.machine import store
-from stretto.machine.timing import measure, threads
+from stretto.machine.timing import Timing, measure, threads
 from stretto.page.terminal import console
 from stretto.tune import Picker, Variant
 from stretto.tune.variants import legal
@@ -42,11 +41,18 @@ class Verdict:
     best: str
     ratio: float
     tries: int  # calls after which the choice stood
-    variants: dict[str, dict[str, float | int]]
+    variants: dict[str, Timing]
 
-    def to_dict(self) -> dict[str, object]:
-        """A flat record."""
-        return {**vars(self.spec), **{k: v for k, v in dataclasses.asdict(self).items() if k != "spec"}}
+    def to_row(self, repeats: int) -> results.Row:
+        """As it is written down: ours is what was chosen."""
+        spec = self.spec
+        case = {"op": spec.op, "graph": spec.graph, "width": spec.width, "dtype": spec.dtype, "weight": spec.weight}
+        words = " ".join(f"--{name} {value}" for name, value in list(case.items())[1:])
+        return results.row(
+            "tuning", case, results.figures(self.variants), threads=spec.threads, ours=self.chosen, rivals=[self.best],
+            command=f"stretto tune {words} --threads {spec.threads} --repeats {repeats} --verify",
+            more={"chosen": self.chosen, "regret": self.ratio, "tries": self.tries},
+        )  # fmt: skip
 
 
 class _Trial(Picker):
@@ -93,7 +99,7 @@ def verify(spec: Spec, repeats: int) -> Verdict:
         fail("tune: the tuner did not choose; is STRETTO_TUNE off?")
     best = min(timings, key=lambda name: timings[name].median)
     ratio = timings[chosen.name].median / timings[best].median
-    return Verdict(spec, chosen.name, best, ratio, tries, {name: t.to_dict() for name, t in timings.items()})
+    return Verdict(spec, chosen.name, best, ratio, tries, timings)
 
 
 def settle(spec: Spec) -> None:
@@ -131,7 +137,7 @@ def command(
     number: Annotated[int, typer.Option("--threads", help="Threads; 0: as many as torch uses.")] = 0,
     repeats: Annotated[int, typer.Option(help="Samples of each variant, with --verify.")] = 9,
     check: Annotated[bool, typer.Option("--verify", help="Compare each choice with measuring every variant.")] = False,
-    json: Annotated[Path | None, typer.Option(help="With --verify, write one record per width to this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="With --verify, put a row of each width into this file.")] = None,
 ) -> None:
     """Settle which kernel variants run on a graph and keep that on disk; --verify shows how good the choices are."""
     out = console()
@@ -151,7 +157,6 @@ def command(
         out.print(f"{len(kept)} choices for this machine in {store.path('kernels', facts)}", soft_wrap=True)
         return
     show(out, verdicts)
-    if json is not None:
-        report.write_json(json, [v.to_dict() for v in verdicts])
+    results.save(csv, [v.to_row(repeats) for v in verdicts])
     if any(v.ratio > ALLOWED for v in verdicts):
         raise typer.Exit(1)

@@ -25,6 +25,7 @@ from stretto.compile.expr import Diagonal, Expression, Leaf, MatMul, Sizes, Spar
 from stretto.compile.layer import run
 from stretto.compile.plan import Plan, Ranking, Request, plans, rank
 from stretto.compile.powers import chain_of, fewer_edges
+from stretto.kernels.recording import unsettled
 from stretto.machine import facts as machine
 from stretto.machine import store
 from stretto.machine.rates import Profile, profile
@@ -219,6 +220,8 @@ def linear(
     plan, decision = CHOOSER.pick(key, request, sizes, first)
     if note is not None:
         note(key, plan)
+    if decision.trying:
+        unsettled()
     timed = (lambda seconds: CHOOSER.record(key, plan, seconds)) if decision.trying else None
     keep = keeper(tensors, sparse, scalars or {}) if request.hoisted else None
     call = Call(plan, names, sparse, scalars or {}, keep, follow, timed, timed_backward=bool(request.wanted))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 
 import torch
@@ -29,9 +29,9 @@ from stretto.compile.expr import (
     Transpose,
     shape,
 )
-from stretto.compile.hoist import HOIST
+from stretto.compile.hoist import HOIST, Beside
 from stretto.compile.rules import forms, multiply
-from stretto.graph import lasting
+from stretto.graph_kept import lasting
 
 
 def constant_nodes(
@@ -43,18 +43,20 @@ def constant_nodes(
 ) -> tuple[Node, ...]:
     """Nodes made of constant leaves alone that are, or may be, kept across steps."""
     found = []
-    constant: dict[str, bool] = {}
+    constant: dict[Hashable, bool] = {}
     need = 0
     for node in candidates(expression):
         leaf = _leaf(node).name
         x = tensors[leaf]
-        if x.requires_grad or any(sparse[s.name].weight is not None for s in _matrices(node)):
+        matrices = [sparse[s.name] for s in _matrices(node)]
+        if any(adj.weight is not None for adj in matrices):
             continue
-        if leaf not in constant:
-            constant[leaf] = HOIST.constant(x)
-        if constant[leaf]:
+        beside, together = _beside(*matrices), (leaf, _numbers_of(matrices))
+        if together not in constant:
+            constant[together] = HOIST.asked_again(x, ("met", together[1]), beside)
+        if constant[together]:
             found.append(node)
-            if not HOIST.knows(x, _key(node, sparse, scalars)):
+            if not HOIST.knows(x, _key(node, matrices, scalars), beside):
                 rows, cols = shape(node)
                 need += sizes[rows] * sizes[cols] * x.element_size()
     return tuple(found) if found and (need == 0 or HOIST.affords(need)) else ()
@@ -66,8 +68,8 @@ def keeper(
     """What keeps a plan's constant nodes across steps."""
 
     def keep(node: Node, make: Callable[[], Tensor]) -> Tensor:
-        held = [sparse[s.name] for s in _matrices(node)]
-        return HOIST.keep(tensors[_leaf(node).name], _key(node, sparse, scalars), make, held)
+        matrices = [sparse[s.name] for s in _matrices(node)]
+        return HOIST.keep(tensors[_leaf(node).name], _key(node, matrices, scalars), make, _beside(*matrices))
 
     return keep
 
@@ -75,27 +77,31 @@ def keeper(
 def constant(x: Tensor, adj: Adjacency, what: Hashable, columns: int, make: Callable[[], Tensor]) -> Tensor | None:
     """make() [n, columns], a function of x and adj alone, kept across steps under the name `what`; not to be edited.
 
-    None while x or adj was not seen before as it is now, where either learns, and where the budget does not allow it.
+    None while x and adj were not met before as they are now, where either is trained, and where the budget is spent.
     """
-    weight = adj.weight
-    if x.requires_grad or x.is_inference() or settings.get("STRETTO_PLAN") == "stock":
+    if settings.get("STRETTO_PLAN") == "stock" or torch.is_autocast_enabled(x.device.type):
         return None
-    if torch.is_autocast_enabled(x.device.type) or (
-        weight is not None and (weight.requires_grad or weight.is_inference())
-    ):
+    key, beside = (what, _numbers_of([adj])), _beside(adj)
+    if not HOIST.asked_again(x, key, beside):
         return None
-    mark = None if weight is None else (id(weight), weight._version)
-    key = (what, adj.graph.number, id(adj.row_scale), id(adj.col_scale), mark)
-    if not HOIST.asked_again(x, key, weight):
-        return None
-    if not HOIST.knows(x, key) and not HOIST.affords(adj.graph.num_rows * columns * x.element_size()):
+    if not HOIST.knows(x, key, beside) and not HOIST.affords(adj.graph.num_rows * columns * x.element_size()):
         return None
 
     def made() -> Tensor:
         with lasting(), torch.no_grad():
             return make()
 
-    return HOIST.keep(x, key, made, adj)
+    return HOIST.keep(x, key, made, beside)
+
+
+def _beside(*matrices: Adjacency) -> Beside:
+    """What a product of these matrices depends on besides x. Where there are several, none has a weight."""
+    parts = [part for a in matrices for part in (a.graph, a.row_scale, a.col_scale, a.weight) if part is not None]
+    return Beside(parts, matrices[0].weight if len(matrices) == 1 else None)
+
+
+def _numbers_of(matrices: Iterable[Adjacency]) -> Hashable:
+    return tuple([(a.graph.number, id(a.row_scale), id(a.col_scale), id(a.weight)) for a in matrices])
 
 
 @functools.cache
@@ -148,8 +154,6 @@ def _numbers(node: Node) -> tuple[str, ...]:
     return tuple(inner.by for inner in closure(node) if isinstance(inner, Scaled))
 
 
-def _key(node: Node, sparse: dict[str, Adjacency], scalars: dict[str, float]) -> Hashable:
+def _key(node: Node, matrices: list[Adjacency], scalars: dict[str, float]) -> Hashable:
     """What a kept value depends on, besides the leaf it is kept with."""
-    matrices = [sparse[s.name] for s in _matrices(node)]
-    graphs = tuple((a.graph.number, id(a.row_scale), id(a.col_scale)) for a in matrices)
-    return node, graphs, tuple(scalars[name] for name in _numbers(node))
+    return node, _numbers_of(matrices), tuple([scalars[name] for name in _numbers(node)])

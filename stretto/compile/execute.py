@@ -19,8 +19,11 @@ from stretto.compile.plan import Plan
 from stretto.compile.powers import FORMED, multiplied
 from stretto.compile.together import Groups, worth_it
 from stretto.graph import Graph
+from stretto.graph_kept import kept_with
+from stretto.kernels.recording import finite
 from stretto.ops import taped
 from stretto.ops.product import product, product_and_sums, two_products
+from stretto.ops.rows import all_reached
 from stretto.ops.spmm import run as run_spmm
 from stretto.ops.spmm import spmm
 
@@ -55,33 +58,34 @@ class Adjacency:
         return run_spmm(graph, x, weight, row, col, y, beta)
 
     def _values(self, graph: Graph, row: Tensor | None, col: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """One value per edge, in the user's order. Kept with the graph."""
+        """One value per edge, in the user's order. Kept with the graph, while the scales live."""
 
-        def make() -> tuple[Tensor, Tensor | None, Tensor | None]:
+        def make() -> Tensor:
             csr = graph.edge_csr
             values = torch.ones(graph.num_edges, dtype=dtype, device=graph.device)
             if row is not None:
                 values = values * csr.to_user_order(row[csr.rows()])
             if col is not None:
                 values = values * csr.to_user_order(col[csr.columns()])
-            return values.to(dtype), row, col  # with the scales, so that their numbers stay theirs
+            return values.to(dtype)
 
-        values: Tensor = graph.derived(("values", id(row), id(col), dtype), make)[0]
+        values = kept_with(graph, ("values", id(row), id(col), dtype), _present(row, col), make)
         return values if self.weight is None else values * self.weight
 
     def power(self, hops: int, dtype: torch.dtype) -> Adjacency:
-        """This matrix, which has no weights, to a power that is multiplied out. Kept with the graph."""
+        """This matrix, which has no weights, to a power that is multiplied out. Kept with the graph, while the scales
+        live."""
         row, col = self.row_scale, self.col_scale
 
-        def make() -> tuple[Graph, Tensor, Tensor | None, Tensor | None]:
-            values = torch.ones(self.graph.num_edges, dtype=torch.float64)
+        def make() -> tuple[Graph, Tensor]:
+            values = torch.ones(self.graph.num_edges, dtype=torch.float64, device=self.graph.device)
             for scale, ends in ((row, self.graph.csr.rows()), (col, self.graph.csr.columns())):
                 values = values if scale is None else values * scale[ends]
             with torch.no_grad():
                 graph, made = multiplied(self.graph, values, hops)
-            return graph, made.to(dtype), row, col  # with the scales, so that their numbers stay theirs
+            return graph, made.to(dtype)
 
-        graph, values, *_ = self.graph.derived(("power", hops, id(row), id(col), dtype), make)
+        graph, values = kept_with(self.graph, ("power", hops, id(row), id(col), dtype), _present(row, col), make)
         return Adjacency(graph, weight=values)
 
     @property
@@ -94,6 +98,10 @@ class Adjacency:
         before = "met" in self.graph._derived
         self.graph._derived["met"] = True
         return before
+
+
+def _present(*scales: Tensor | None) -> list[Tensor]:
+    return [scale for scale in scales if scale is not None]
 
 
 Keep = Callable[[Node, Callable[[], Tensor]], Tensor]
@@ -180,6 +188,29 @@ class Evaluation:
                 found = self._compute(node)
             self.known[node] = found
         return found
+
+    def gradient(self, node: Node) -> Tensor:
+        """A gradient's value. That of a weight W in A X W', taken as (A' G)' X, meets a 0 in rows of X that no edge
+        reads: what is not finite there stays out of it, as out of stock's G' (A X)."""
+        found = self.value(node)
+        if not isinstance(node, MatMul) or not isinstance(node.left, Transpose) or found.device.type != "cpu":
+            return found
+        unread = self._without_edges(node.left.of)
+        if unread is None or finite(found):
+            return found
+        return product(self.value(node.left), torch.where(unread.unsqueeze(1), 0.0, self.value(node.right)))
+
+    def _without_edges(self, node: Node) -> Tensor | None:
+        """Which rows of a product with a sparse matrix are 0 because they have no edges, where there are any."""
+        if not isinstance(node, MatMul):
+            return None
+        if isinstance(node.left, Diagonal):
+            return self._without_edges(node.right)
+        if not isinstance(node.left, Sparse):
+            return None
+        graph = self.call.sparse[node.left.name].graph
+        graph = graph.T if node.left.transposed else graph
+        return None if all_reached(graph) else graph.degree == 0
 
     def _compute(self, node: Node) -> Tensor:
         kind = type(node)

@@ -114,7 +114,7 @@ def _gradients(
     if not again:  # before anything else: what they lay side by side serves the other gradients
         evaluation.take_together(call.plan.gradients_together)
     for leaf, node in call.plan.gradients:
-        found[leaf] = evaluation.value(node)
+        found[leaf] = evaluation.value(node) if again else evaluation.gradient(node)
     if wanted.get("bias"):
         made = evaluation.sums if evaluation.sums is not WANTED else None
         found["bias"] = made if made is not None else grad.sum(0) if again else column_sum(grad)

@@ -71,7 +71,7 @@ def _estimated(graph: Graph, hops: int) -> int:
         return none
     count, most, found = LEAST_ROWS, 0, none
     while count <= ROWS and 4 * most <= MOST_STEPS:  # so many rows take about four times the walks of the last
-        rows = torch.arange(0, n, max(1, n // count))
+        rows = torch.arange(0, n, max(1, n // count), device=csr.device)
         reached, most = _walked(rows, csr.rowptr, csr.col, degrees, hops)
         found = reached * n // rows.numel() if most <= MOST_STEPS else found
         count *= 4
@@ -82,14 +82,14 @@ def _walked(rows: Tensor, starts: Tensor, columns: Tensor, degrees: Tensor, hops
     """How many pairs (row, node so many hops away) there are, and how many walks were followed for one of the hops;
     more than MOST_STEPS: it was given up."""
     n, most = degrees.numel(), 0
-    pairs = torch.arange(rows.numel()) * n + rows  # number of the row, node
+    pairs = torch.arange(rows.numel(), device=rows.device) * n + rows  # number of the row, node
     for _ in range(hops):
         node, steps = pairs % n, degrees[pairs % n]
         most = max(most, int(steps.sum()))
         if most > MOST_STEPS:
             break
         first = (starts[node] - (steps.cumsum(0) - steps)).repeat_interleave(steps)
-        after = columns[first + torch.arange(first.numel())].long()
+        after = columns[first + torch.arange(first.numel(), device=first.device)].long()
         before, pairs = pairs, ((pairs // n).repeat_interleave(steps) * n + after).unique()
         if torch.equal(before, pairs):  # everything is reached: further hops lead nowhere else
             break
@@ -105,7 +105,7 @@ def multiplied(graph: Graph, values: Tensor, hops: int) -> tuple[Graph, Tensor]:
     for _ in range(hops - 1):
         power = torch.sparse.mm(power, one).coalesce()
     rows, columns = power.indices()
-    pointers = torch.zeros(graph.num_rows + 1, dtype=torch.int64)
+    pointers = torch.zeros(graph.num_rows + 1, dtype=torch.int64, device=rows.device)
     torch.cumsum(torch.bincount(rows, minlength=graph.num_rows), 0, out=pointers[1:])
     kind = torch.int32 if graph.csr.col is None else graph.csr.col.dtype
-    return Graph.of_pointers(pointers, columns.to(kind), graph.num_cols), power.values()
+    return Graph.of_pointers(pointers, columns.to(kind), graph.num_cols, known=True), power.values()

@@ -1,19 +1,24 @@
 """Ranks on this machine: one process each, joined by gloo; their results, or the message of the one that failed.
 
-The processes run run_rank below, not the caller's script, so that no script needs a guard. Function and
-arguments travel by pickle: their modules must be importable. Whatever happens, no process and no file is left behind.
+The processes run run_rank below, not the caller's script, so that no script needs a guard. Function, arguments and
+results travel by pickle, in files that these processes write themselves, in a folder that nobody else may enter: their
+modules must be importable. Whatever happens, no process and no file is left behind: SIGTERM ends the ranks first, and
+ranks whose parent or folder is gone end themselves and remove what they find.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,18 +55,35 @@ def launch(
     expect(dist.is_available() and dist.is_gloo_available(), "launch: this torch has no torch.distributed with gloo")
     if function.__module__ == "__main__":
         fail(f"launch: {function.__qualname__} is in the script itself, where other processes cannot import it")
-    with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
+    with _sigterm_noted() as noted, tempfile.TemporaryDirectory(prefix="stretto-") as folder:
         try:
             Path(folder, "path.pickle").write_bytes(pickle.dumps(sys.path))
             torch.save((function, args, timeout, threads), Path(folder, "given.pt"))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             fail(f"launch: the ranks cannot be given their arguments: {error}")
-        return _Ranks(Path(folder), ranks).results(time.monotonic() + limit, limit)
+        return _Ranks(Path(folder), ranks, noted).results(time.monotonic() + limit, limit)
+
+
+@contextmanager
+def _sigterm_noted() -> Iterator[list[int]]:
+    """SIGTERM, where nobody handles it, is noted in the list, and ends this process once the block has cleaned up."""
+    noted: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield noted
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if noted:
+            signal.raise_signal(signal.SIGTERM)
 
 
 class _Ranks:
-    def __init__(self, folder: Path, count: int) -> None:
-        self.folder, self.count = folder, count
+    def __init__(self, folder: Path, count: int, noted: list[int]) -> None:
+        self.folder, self.count, self.noted = folder, count, noted
         self.children: list[subprocess.Popen[bytes]] = []
 
     def results(self, deadline: float, limit: float) -> list[Any]:
@@ -75,6 +97,8 @@ class _Ranks:
                 if any(child.returncode for child in self.children):
                     time.sleep(GRACE)
                     break
+                if self.noted:
+                    fail("launch: SIGTERM has come")
                 if time.monotonic() > deadline:
                     fail(f"launch: {self.count} ranks did not end within {limit:g} s")
                 time.sleep(POLL)
@@ -100,11 +124,19 @@ class _Ranks:
             fail(f"rank {rank}: {message}")
 
 
-def _end_with(parent: int) -> None:
-    """End this process when its parent is gone."""
-    while os.getppid() == parent:
+def _end_with(parent: int, folder: Path) -> None:
+    """End this process when its parent is gone, or has gone on without it."""
+    while not _alone(parent, folder):
         time.sleep(1.0)
     os._exit(1)
+
+
+def _alone(parent: int, folder: Path) -> bool:
+    """Whether nobody waits for this rank any more; then what is left of the folder goes."""
+    if os.getppid() == parent and folder.exists():
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
 
 
 def own_cores(rank: int, ranks: int, cores: set[int]) -> set[int]:
@@ -127,7 +159,7 @@ def run_rank(place: str, count: str, parent: str, number: str) -> None:
     """What each of the processes does."""
     folder, rank = Path(place), int(number)
     _settle(rank, int(count))  # before any thread is made: threads start with their maker's cores
-    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(int(parent), folder), daemon=True).start()
     try:
         function, args, timeout, threads = torch.load(folder / "given.pt", weights_only=False)
         torch.set_num_threads(threads)
@@ -139,8 +171,9 @@ def run_rank(place: str, count: str, parent: str, number: str) -> None:
         dist.destroy_process_group()
     except BaseException as error:
         message = f"{type(error).__name__}: {error}"
-        beside = folder / f"error{rank}.tmp"
-        beside.write_bytes(pickle.dumps((time.monotonic(), message)))
-        beside.rename(folder / f"error{rank}.pickle")
+        if not _alone(int(parent), folder):
+            beside = folder / f"error{rank}.tmp"
+            beside.write_bytes(pickle.dumps((time.monotonic(), message)))
+            beside.rename(folder / f"error{rank}.pickle")
         sys.stdout.flush()
         os._exit(1)  # threads that wait for other ranks must not keep this one

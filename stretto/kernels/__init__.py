@@ -18,9 +18,21 @@ import torch
 from stretto import settings
 from stretto.kernels import cpu, native, reference, vendor
 from stretto.kernels.csr import Csr
+from stretto.kernels.room import has_own_memory, room
 from stretto.kernels.schema import DTYPES, Reduce, accumulate_type
 
-__all__ = ["DTYPES", "Csr", "Reduce", "accumulate_type", "backend", "forced", "name_of", "triton_kernels"]
+__all__ = [
+    "DTYPES",
+    "Csr",
+    "Reduce",
+    "accumulate_type",
+    "backend",
+    "forced",
+    "has_own_memory",
+    "name_of",
+    "room",
+    "triton_kernels",
+]
 
 _forced: ModuleType | None = None
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stretto.kernels import cpu, native, pages
 from stretto.kernels.csr import Csr
+from stretto.kernels.schema import CPU
 
 
 def minmax(index: Tensor) -> tuple[int, int]:
@@ -64,9 +65,9 @@ def compress(
         return rowptr, None if col is None else col[order].to(dtype), order.to(dtype)
     row = row.contiguous()
     col = None if col is None else col.contiguous()
-    rowptr = torch.empty(num_rows + 1, dtype=torch.int64)
-    out_col = None if col is None else torch.empty(n, dtype=dtype)
-    out_id = torch.empty(n, dtype=dtype)
+    rowptr = torch.empty(num_rows + 1, dtype=torch.int64, device=CPU)
+    out_col = None if col is None else torch.empty(n, dtype=dtype, device=CPU)
+    out_id = torch.empty(n, dtype=dtype, device=CPU)
     pages.written_at_random(out_col, out_id)
     in_order_c = ctypes.c_int()
     native.call(
@@ -110,8 +111,8 @@ def transpose(csr: Csr) -> tuple[Tensor, Tensor, Tensor]:
         # The row of an entry by bisection: no array of all rows, no host sync.
         rows = torch.searchsorted(csr.rowptr, order, right=True, out_int32=dtype == torch.int32).sub_(1)
         return rowptr, rows, ids.to(dtype)
-    rowptr = torch.empty(csr.num_cols + 1, dtype=torch.int64)
-    col, ids = torch.empty(csr.num_edges, dtype=dtype), torch.empty(csr.num_edges, dtype=dtype)
+    rowptr = torch.empty(csr.num_cols + 1, dtype=torch.int64, device=CPU)
+    col, ids = torch.empty(csr.num_edges, dtype=dtype, device=CPU), torch.empty(csr.num_edges, dtype=dtype, device=CPU)
     pages.written_at_random(col, ids)
     native.call(
         "stretto_csr_transpose",
@@ -149,11 +150,14 @@ def schedule(rowptr: Tensor, num_rows: int, num_edges: int) -> tuple[Tensor, Ten
     """tasks [T, 5], hubs [H, 3] (csrc/abi.h) and the number of partial results, from the graph alone."""
     grain = _grain(num_rows + num_edges)
     if not is_native(rowptr):  # other devices cut their work themselves, without a copy to the host
-        return torch.empty(0, 5, dtype=torch.int64), torch.empty(0, 3, dtype=torch.int64), 0
-    counts = torch.zeros(3, dtype=torch.int64)
+        return torch.empty(0, 5, dtype=torch.int64, device=CPU), torch.empty(0, 3, dtype=torch.int64, device=CPU), 0
+    counts = torch.zeros(3, dtype=torch.int64, device=CPU)
     native.call("stretto_schedule", rowptr.data_ptr(), num_rows, grain, counts.data_ptr(), None, None)
     num_tasks, num_hubs, num_slots = counts.tolist()
-    tasks, hubs = torch.empty(num_tasks, 5, dtype=torch.int64), torch.empty(num_hubs, 3, dtype=torch.int64)
+    tasks, hubs = (
+        torch.empty(num_tasks, 5, dtype=torch.int64, device=CPU),
+        torch.empty(num_hubs, 3, dtype=torch.int64, device=CPU),
+    )
     native.call(
         "stretto_schedule", rowptr.data_ptr(), num_rows, grain, counts.data_ptr(), tasks.data_ptr(), hubs.data_ptr()
     )
@@ -174,7 +178,10 @@ def of_few(
     grain, grain_t = _grain(num_rows + n), _grain(num_cols + n)
     most = max(3 * (num_rows + n) // grain, 3 * (num_cols + n) // grain_t) + 3  # a row that is cut ends the task before
     at = num_rows + num_cols + 2  # of the tasks; those of the transpose and the hubs of both follow
-    pointers, entries = torch.empty(at + 16 * most, dtype=torch.int64), torch.empty(4, n, dtype=torch.int32)
+    pointers, entries = (
+        torch.empty(at + 16 * most, dtype=torch.int64, device=CPU),
+        torch.empty(4, n, dtype=torch.int32, device=CPU),
+    )
     row, col = row.contiguous(), col.contiguous()
     facts = (ctypes.c_int64 * 12)()
     native.call(

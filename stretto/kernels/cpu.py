@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 
 import torch
 from torch import Tensor
 
 from stretto.kernels import native, pages
 from stretto.kernels.csr import Csr
+from stretto.kernels.looks import settled
 from stretto.kernels.pool import empty
-from stretto.kernels.schema import DTYPES, REDUCES, accumulate_type
+from stretto.kernels.recording import recorder
+from stretto.kernels.schema import CPU, DTYPES, REDUCES, accumulate_type
+from stretto.lifetime import popped_from
 
 # From this many edges on, weights are brought into the order of the rows before they are used.
 MANY_EDGES = 1 << 14
@@ -55,6 +57,8 @@ def struct(csr: Csr, *, in_row_order: bool = False) -> int:
         )
         # Of two threads' structs the first: the other is freed while nobody holds its address.
         kept = csr.cache.setdefault(key, (ctypes.addressof(fields), fields))
+    if recorder.program is not None:
+        recorder.program.matrices[kept[0]] = csr
     return kept[0]
 
 
@@ -128,7 +132,7 @@ def spmm_extremum_grad(
     shape = None if weight is None else weight.shape
     weight, weight_heads = _weight(weight, x.dtype)
     dx = empty(x.shape, acc) if need_x else None
-    dweight = torch.empty(shape, dtype=acc) if need_weight and shape is not None else None
+    dweight = torch.empty(shape, dtype=acc, device=CPU) if need_weight and shape is not None else None
     if x.numel() == 0 or csr_t.num_edges == 0:
         return (None if dx is None else dx.zero_()), (None if dweight is None else dweight.zero_())
     status = _lib().stretto_spmm_extremum_grad(
@@ -210,7 +214,7 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
 
 def gather_ceiling(x: Tensor, index: Tensor, prefetch: int) -> Tensor:
     """Sums of random rows of x [m, 16 k] fp32 at index [E] int32: nothing is stored, so no gather can be faster."""
-    out = torch.empty((index.numel() + 2047) // 2048)
+    out = torch.empty((index.numel() + 2047) // 2048, device=CPU)
     native.check(
         _lib().stretto_gather_ceiling(
             x.data_ptr(),
@@ -247,14 +251,14 @@ def _in_row_order(csr: Csr, weight: Tensor) -> Tensor:
     The last constant weight is kept beside the matrix: layers and steps that share it sort it once.
     """
     assert csr.edge_id is not None
-    constant = not weight.requires_grad and not weight.is_inference()
-    if constant:
-        kept = csr.cache.get("weight")
-        if kept is not None and kept[0]() is weight and kept[1] == weight._version:
-            return kept[2]
+    look = settled(weight)
+    known = None if look is None else csr.cache.get("weight")
+    if known is not None and known[0]() is weight and known[1] == look and known[2]:
+        return known[2][0]
     ordered = gather_rows(weight.detach(), csr.edge_id)
-    if constant:
-        csr.cache["weight"] = (weakref.ref(weight), weight._version, ordered)
+    if look is not None:
+        cell = {0: ordered}  # emptied when the weight is gone
+        csr.cache["weight"] = (popped_from(cell, 0, weight), look, cell)
     return ordered
 
 
@@ -264,21 +268,20 @@ def _scale_of_edges(csr: Csr, scale: Tensor) -> Tensor | None:
     None until the same scale comes a second time: then it is likely to stay (the degrees of the graph).
     """
     few = csr.num_edges < MANY_EDGES or csr.num_edges < 4 * csr.num_cols
-    if csr.col is None or few or scale.requires_grad or scale.is_inference():
+    look = None if csr.col is None or few else settled(scale)
+    if look is None or csr.col is None:
         return None
-    kept = csr.cache.get("scale")
-    if kept is None or kept[0]() is not scale or kept[1] != scale._version:
-        csr.cache["scale"] = (weakref.ref(scale), scale._version, None)
+    known = csr.cache.get("scale")
+    if known is None or known[0]() is not scale or known[1] != look:
+        cell: dict[int, Tensor] = {}
+        csr.cache["scale"] = (popped_from(cell, 0, scale), look, cell)
         return None
-    if kept[2] is None:
-        kept = csr.cache["scale"] = (*kept[:2], gather_rows(scale, csr.col))
-    return kept[2]
+    if not known[2]:
+        known[2][0] = gather_rows(scale, csr.col)
+    return known[2][0]
 
 
-def _lib() -> ctypes.CDLL:
-    lib = native.library()
-    assert lib is not None
-    return lib
+_lib = native.here
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

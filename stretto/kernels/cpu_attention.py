@@ -11,10 +11,10 @@ from stretto.kernels import native, pages
 from stretto.kernels.attention import FORMS, TENSORS, Attention
 from stretto.kernels.cpu import _lib, _pointer, _rows, empty, struct
 from stretto.kernels.csr import Csr
-from stretto.kernels.schema import DTYPES, accumulate_type
+from stretto.kernels.schema import CPU, DTYPES, accumulate_type
 
 BIAS_WIDTH = 1 << 30  # columns of a head up to which a bias is added on the way: any
-ROWS_PER_TASK = 1024  # of row_dot
+ROWS_PER_TASK = 128  # of row_dot, whose sums over them are made one row after the other
 
 _GRADS = ("dv", "dleft", "dright", "datt", "dedge", "dattr", "dquery", "dscore")
 
@@ -109,8 +109,8 @@ def attention(csr: Csr, a: Attention, *, weights: bool) -> tuple[Tensor, Tensor 
     out = empty((csr.num_rows, *shape), call.acc)
     if a.bias is not None:
         f.bias = call.keep(call.scalars(a.bias))
-    stats = torch.empty(csr.num_rows, h, 2, dtype=call.acc)
-    out_attr = None if a.attr is None else torch.empty(csr.num_rows, h, a.attr.size(1), dtype=call.acc)
+    stats = torch.empty(csr.num_rows, h, 2, dtype=call.acc, device=CPU)
+    out_attr = None if a.attr is None else torch.empty(csr.num_rows, h, a.attr.size(1), dtype=call.acc, device=CPU)
     alpha = empty((csr.num_edges, h), call.acc) if weights else None
     f.out, f.stats, f.out_attr, f.alpha = out.data_ptr(), stats.data_ptr(), _pointer(out_attr), _pointer(alpha)
     if csr.num_rows and h:
@@ -210,12 +210,12 @@ def row_dot(
     a, b = _rows(a), _rows(b)
     n, heads, width = a.shape
     acc = accumulate_type(a.dtype)
-    out = torch.empty(n, heads, dtype=acc) if into is None else into
+    out = torch.empty(n, heads, dtype=acc, device=CPU) if into is None else into
     if not out.numel():
-        return out, torch.zeros(heads * width, dtype=acc) if sums else None
+        return out, torch.zeros(heads * width, dtype=acc, device=CPU) if sums else None
     offset = None if offset is None else offset.to(acc).contiguous()
     tasks = -(-n // ROWS_PER_TASK)
-    parts = torch.empty(tasks, heads * width, dtype=acc) if sums else None
+    parts = torch.empty(tasks, heads * width, dtype=acc, device=CPU) if sums else None
     native.check(
         _lib().stretto_row_dot(
             DTYPES[a.dtype],

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from stretto.kernels import native
-from stretto.kernels.schema import DTYPES
+from stretto.kernels.schema import CPU, DTYPES
 
 WIDEST = 256  # values in a row
 BLOCK, MOST_TASKS = 64, 8  # rows that go through a chain together; shares of the weights' gradients
 KINDS = {"dense": 0, "relu": 1, "softplus": 2, "scale": 3}  # stretto_stage_kind of csrc/abi.h
-_STAGE = struct.Struct("qqPPdPPP")  # stretto_stage of csrc/abi.h
+STAGE = struct.Struct("qqPPdPPP")  # stretto_stage of csrc/abi.h
 
 # ("dense", whether it has a bias), ("relu", None), ("softplus", shift), ("scale", None); a Linear has a weight [o, i]
 # and maybe a bias [o] among the tensors, a scale one factor for each row [n].
@@ -40,7 +40,7 @@ def chain(stages: Sequence[Stage], rows: Tensor, tensors: Sequence[Tensor], kept
             weights += tensors[at].numel()
             width = tensors[at].size(0)
             at += 1 + detail
-            to = torch.empty(n, width, dtype=rows.dtype)
+            to = torch.empty(n, width, dtype=rows.dtype, device=CPU)
         elif name == "relu":
             to = torch.empty_like(rows) if rows is first else rows
             kept.append(to)
@@ -53,9 +53,9 @@ def chain(stages: Sequence[Stage], rows: Tensor, tensors: Sequence[Tensor], kept
             kept.append(tensors[at])
             at += 1
         shift = detail if name == "softplus" else 0.0
-        packed.append(_STAGE.pack(KINDS[name], width, weight, bias, shift, to.data_ptr(), 0, 0))
+        packed.append(STAGE.pack(KINDS[name], width, weight, bias, shift, to.data_ptr(), 0, 0))
         rows = to
-    scratch = torch.empty(weights, dtype=first.dtype)
+    scratch = torch.empty(weights, dtype=first.dtype, device=CPU)
     native.check(
         _lib().stretto_chain(
             DTYPES[first.dtype],
@@ -99,18 +99,18 @@ def chain_grad(
                 made = found[at] = torch.empty_like(matrix, memory_format=torch.contiguous_format)
                 dweight = made.data_ptr()
             if detail and needs[at + 1]:
-                made = found[at + 1] = torch.empty(width, dtype=dtype)
+                made = found[at + 1] = torch.empty(width, dtype=dtype, device=CPU)
                 dbias = made.data_ptr()
             at += 1 + detail
         elif name == "scale":
             weight = saved.data_ptr()
             at += 1
         shift = detail if name == "softplus" else 0.0
-        packed.append(_STAGE.pack(KINDS[name], width, weight, bias, shift, saved.data_ptr(), dweight, dbias))
+        packed.append(STAGE.pack(KINDS[name], width, weight, bias, shift, saved.data_ptr(), dweight, dbias))
     blocks = -(-n // BLOCK)
     tasks = -(-blocks // -(-blocks // MOST_TASKS))
-    drows = torch.empty(n, i, dtype=dtype) if need_rows else None
-    scratch = torch.empty(max(tasks * size, 1), dtype=dtype)
+    drows = torch.empty(n, i, dtype=dtype, device=CPU) if need_rows else None
+    scratch = torch.empty(max(tasks * size, 1), dtype=dtype, device=CPU)
     native.check(
         _lib().stretto_chain_grad(
             DTYPES[dtype],
@@ -128,5 +128,4 @@ def chain_grad(
     return drows, found
 
 
-def _lib() -> Any:
-    return native.library()
+_lib = native.here

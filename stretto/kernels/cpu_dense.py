@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stretto.kernels import native, pool
 from stretto.kernels.denormals import DenormalsAreZero, matter
+from stretto.kernels.schema import CPU
 
 BLOCK = 1 << 20  # bytes of z and of the result in a block
 LEAST_ROWS = 1024  # below, a GEMM spends its time on packing W
@@ -20,6 +21,7 @@ WIDEST = {"avx512": 256}  # values in a row of z or of the result that our kerne
 WIDEST_ELSEWHERE = 128
 ROWS_PER_TASK = 2048
 MOST_TASKS = 64
+SKINNY, SUMMED = 16, 256  # columns below which torch's GEMM adds all terms one after the other; terms of a block
 _DTYPES = {torch.float32: 0, torch.float64: 1}
 
 
@@ -34,12 +36,31 @@ def product(
 
 
 def _product(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, factor: float) -> Tensor:
+    if x.size(1) > 2 * SUMMED and min(x.size(0), w.size(1)) < SKINNY:
+        out = product_in_blocks(x, w)
+        if add is not None:
+            return add.add_(out, alpha=factor)
+        return out if bias is None else out.add_(bias)
     if add is not None:
         return add.addmm_(x, w, alpha=factor)
     out = pool.empty((x.size(0), w.size(1)), x.dtype)
     if bias is not None:
         return torch.addmm(bias, x, w, out=out)
     return torch.mm(x, w, out=out)
+
+
+def product_in_blocks(x: Tensor, w: Tensor) -> Tensor:
+    """x w, where every block of terms is summed by itself. x [m, k], w [k, n] -> [m, n]"""
+    out = pool.empty((x.size(0), w.size(1)), x.dtype)
+    whole = x.size(1) // SUMMED * SUMMED
+    if x.size(0) > x.size(1):  # a tall x: no array of one result a block
+        torch.mm(x[:, whole:], w[whole:], out=out)
+        for first in range(0, whole, SUMMED):
+            out.addmm_(x[:, first : first + SUMMED], w[first : first + SUMMED])
+        return out
+    blocks = x[:, :whole].unflatten(1, (-1, SUMMED)).transpose(0, 1).bmm(w[:whole].unflatten(0, (-1, SUMMED)))
+    torch.sum(blocks, 0, out=out)
+    return out if whole == x.size(1) else out.addmm_(x[:, whole:], w[whole:])
 
 
 def relu_dense(z: Tensor, z_bias: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -81,8 +102,8 @@ def relu_dense_grad(
         return _narrow_grad(
             z.contiguous(), _side_by_side(z_bias, z.size(1)), weight.contiguous(), grad.contiguous(), dz
         )
-    dz_bias = z.new_zeros(z.size(1)) if need_z and z_bias is not None else None
-    dweight, dbias = torch.zeros_like(weight), weight.new_zeros(weight.size(0))
+    dz_bias = z.new_zeros(z.size(1), dtype=torch.float64) if need_z and z_bias is not None else None
+    dweight, dbias = torch.zeros_like(weight), weight.new_zeros(weight.size(0), dtype=torch.float64)
     with DenormalsAreZero():
         for rows in _blocks(z, weight.size(0)):
             g, active = grad[rows], _active(z[rows], z_bias)
@@ -93,7 +114,7 @@ def relu_dense_grad(
                 torch.ops.aten.threshold_backward.grad_input(made, active, 0, grad_input=made)
                 if dz_bias is not None:
                     dz_bias += made.sum(0)
-    return dz, dz_bias, dweight, dbias
+    return dz, None if dz_bias is None else dz_bias.to(z.dtype), dweight, dbias.to(z.dtype)
 
 
 def _narrow_grad(
@@ -101,7 +122,7 @@ def _narrow_grad(
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
     (rows, i), o = z.shape, weight.size(0)
     tasks = min(-(-rows // ROWS_PER_TASK), MOST_TASKS)
-    shares = torch.empty(tasks, o * i + o + i, dtype=z.dtype)
+    shares = torch.empty(tasks, o * i + o + i, dtype=z.dtype, device=CPU)
     native.call(
         "stretto_relu_dense_grad",
         _DTYPES[z.dtype],

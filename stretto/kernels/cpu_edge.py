@@ -14,7 +14,7 @@ from stretto.kernels import native, pages
 from stretto.kernels.cpu import _lib, _pointer, empty, struct
 from stretto.kernels.csr import Csr
 from stretto.kernels.reference_edge import ACTS
-from stretto.kernels.schema import DTYPES, accumulate_type
+from stretto.kernels.schema import CPU, DTYPES, accumulate_type
 
 FORWARD, BY_COLUMN, BY_ROW, _, SUM_BY_ROW, PAIRS = range(6)  # stretto_messages_pass of csrc/abi.h
 
@@ -24,7 +24,7 @@ Terms = tuple[Tensor | None, ...]  # row, col, edge of the first factor, then of
 # stretto_messages of csrc/abi.h: width and activations; addresses of the six terms, of the result and its gradient, of
 # the six gradients; steps from row to row of terms and gradients; root, pairs. Packed rather than a ctypes.Structure:
 # on mini-batches setting a field at a time takes longer than the kernel.
-_MESSAGES = struct_module.Struct("3q 8P 6P 12q P q d P q")
+MESSAGES = struct_module.Struct("3q 8P 6P 12q P q d P q")
 _ORDER = (0, 3, 1, 4, 2, 5)  # row of both factors, col of both, edge of both
 
 
@@ -80,7 +80,7 @@ def edge_messages(
     if out.numel():
         codes = ACTS.index(acts[0]), ACTS.index(acts[1])
         addresses, steps = _points(tensors)
-        fields = _MESSAGES.pack(
+        fields = MESSAGES.pack(
             width, *codes, *addresses, out.data_ptr(), 0, *_ABSENT, *steps, *_ABSENT, *_rooted(root), 0, 0
         )
         _call("stretto_edge_messages", csr, dtype, fields, FORWARD)
@@ -120,7 +120,7 @@ def edge_messages_grad(
 
     def run(graph: Csr, step: int, *wanted: Tensor | None) -> None:
         places, dsteps = _points(wanted)
-        fields = _MESSAGES.pack(*terms, *places, *steps, *dsteps, *rest)
+        fields = MESSAGES.pack(*terms, *places, *steps, *dsteps, *rest)
         _call("stretto_edge_messages", graph, grad.dtype, fields, step)
 
     if pairs is not None:
@@ -196,7 +196,7 @@ def softmax_sum_grad(
     edge = None if edge is None else edge.contiguous()
     dx = empty(x.shape, x.dtype) if needs[0] else None
     dedge = empty(edge.shape, edge.dtype) if needs[1] and edge is not None else None
-    dheat = torch.zeros(x.size(1), dtype=acc) if needs[2] else None
+    dheat = torch.zeros(x.size(1), dtype=acc, device=CPU) if needs[2] else None
     out, most, inverse = kept
     fields = _SoftmaxSumStruct(
         width=x.size(1),

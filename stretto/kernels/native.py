@@ -7,11 +7,13 @@ import logging
 import platform
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from stretto import settings
 from stretto.errors import StrettoError
+from stretto.kernels.recording import Recorded, recorder
 from stretto.kernels.schema import RESULTS, SIGNATURES
 
 logger = logging.getLogger("stretto")
@@ -31,6 +33,7 @@ def library() -> ctypes.CDLL | None:
         return _library
     with _lock:
         if not _tried:
+            settings.flag("STRETTO_NATIVE")  # a word that it does not take is no reason to run without the library
             try:
                 _library = _load()
             except (OSError, StrettoError) as error:
@@ -52,11 +55,18 @@ def location() -> str:
     return lib._name if lib is not None else ""
 
 
+def here() -> Any:
+    """The library, which is loaded; or what writes down the calls that go to it."""
+    lib = library()
+    assert lib is not None
+    return lib if recorder.program is None else Recorded(lib, recorder.program)
+
+
 def call(name: str, *args: object) -> int:
     """Call an ABI function by name; a negative status becomes a StrettoError with its text."""
-    lib = library()
-    if lib is None:
+    if library() is None:
         raise StrettoError(f"{name}: libstretto is not loaded: {_why_not}")
+    lib = here()
     status = getattr(lib, name)(*args)
     if status is not None and status < 0:
         raise StrettoError(f"{name}: {lib.stretto_error().decode()}")

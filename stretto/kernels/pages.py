@@ -97,7 +97,7 @@ def read_here_and_there(file: Tensor) -> None:
 
 @functools.cache
 def _madvise() -> Any:
-    if settings.choice("STRETTO_PAGES", ("large", "leave")) == "leave" or not _SWITCH.exists():
+    if settings.get("STRETTO_PAGES") == "leave" or not _SWITCH.exists():
         return None
     if "[never]" in _SWITCH.read_text():
         return None

@@ -10,6 +10,7 @@ from torch import Tensor
 from stretto.kernels import native
 from stretto.kernels.cpu import struct
 from stretto.kernels.csr import Csr
+from stretto.kernels.schema import CPU
 
 MANY = 1 << 16  # edges from which on memory for the most pairs they may be costs more than counting them first
 
@@ -26,8 +27,8 @@ def find(csr: Csr, reverse: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if most >= MANY:
         native.call("stretto_pairs", at, reverse.data_ptr(), counted, None, None, None, None)
         most = count.value
-    number = torch.empty(csr.num_edges, dtype=reverse.dtype)
-    found = torch.empty(4 * most, dtype=torch.int64)  # first, second, and both ends
+    number = torch.empty(csr.num_edges, dtype=reverse.dtype, device=CPU)
+    found = torch.empty(4 * most, dtype=torch.int64, device=CPU)  # first, second, and both ends
     start, step = found.data_ptr(), 8 * most
     native.call(
         "stretto_pairs", at, reverse.data_ptr(), counted, number.data_ptr(), start, start + step, start + 2 * step
@@ -40,7 +41,7 @@ def find(csr: Csr, reverse: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def alike(rows: Tensor, first: Tensor, second: Tensor) -> Tensor | None:
     """rows at first, if rows at second are the same, bit by bit; else None. rows [E, ...] -> [P, ...]"""
     rows = rows.contiguous()
-    out = torch.empty(first.numel(), *rows.shape[1:], dtype=rows.dtype)
+    out = torch.empty(first.numel(), *rows.shape[1:], dtype=rows.dtype, device=CPU)
     width = rows.element_size() * (rows.numel() // max(rows.size(0), 1))
     same = native.call(
         "stretto_pair_rows",

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from stretto import settings
 from stretto.kernels import pages
+from stretto.kernels.recording import recorder
+from stretto.kernels.schema import CPU
 
 LEAST = 1 << 20  # smaller buffers come out of the allocator's own free lists
 
@@ -35,8 +37,8 @@ _bytes = 0
 def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor on the CPU. Its memory may be that of a former result."""
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < LEAST or _use_count is None:
-        return torch.empty(shape, dtype=dtype)
+    if nbytes < LEAST or _use_count is None or recorder.program is not None:
+        return torch.empty(shape, dtype=dtype, device=CPU)
     size = size_class(nbytes)
     with _lock:
         for address in list(_of_size.get(size, ())):
@@ -45,12 +47,12 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
                     _drop(address, size)
                     continue
                 _kept.move_to_end(address)
-                return torch.empty(0, dtype=dtype).set_(_kept[address], 0, shape)  # type: ignore[call-overload]
+                return torch.empty(0, dtype=dtype, device=CPU).set_(_kept[address], 0, shape)  # type: ignore[call-overload]
         if not _make_room(size):
-            return torch.empty(shape, dtype=dtype)
-        fresh = torch.empty(size, dtype=torch.uint8).untyped_storage()
+            return torch.empty(shape, dtype=dtype, device=CPU)
+        fresh = torch.empty(size, dtype=torch.uint8, device=CPU).untyped_storage()
         _keep(fresh, size)
-        return torch.empty(0, dtype=dtype).set_(fresh, 0, shape)  # type: ignore[call-overload]
+        return torch.empty(0, dtype=dtype, device=CPU).set_(fresh, 0, shape)  # type: ignore[call-overload]
 
 
 def size_class(nbytes: int) -> int:

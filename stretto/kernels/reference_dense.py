@@ -27,3 +27,8 @@ def relu_dense_grad(
     before = z if z_bias is None else z + z_bias
     dz = torch.ops.aten.threshold_backward(grad @ weight, before, 0)
     return dz, dz.sum(0), grad.t() @ torch.relu(before), grad.sum(0)
+
+
+def product_in_blocks(x: Tensor, w: Tensor) -> Tensor:
+    """x w. x [m, k], w [k, n] -> [m, n]"""
+    return x @ w

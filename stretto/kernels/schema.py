@@ -23,6 +23,7 @@ times: reference.py (plain PyTorch: specification, oracle, fallback), cpu.py ove
     statistics          x [m, k], own [n, k], names of s statistics           [n, s, k]
     statistics_grad     the same, grad [n, s, k]                              gradients of x and own
     product             x [m, k], w [k, n], bias or what to add to            [m, n] (tall_product: by our kernel)
+    product_in_blocks   x [m, k], w [k, n]; blocks of k are summed by themselves   [m, n]
     chain               stages, rows [n, i], their weights and biases         [n, o]
     chain_grad          the same, grad [n, o]                                 gradients of rows and tensors
     relu_dense          z [n, i], bias [i], weight [o, i], bias [o]           [n, o]
@@ -37,6 +38,9 @@ from enum import Enum
 import torch
 
 from stretto.errors import fail
+
+# Where the CPU's kernels put what they make, said each time: else it is where torch.set_default_device() has it.
+CPU = torch.device("cpu")
 
 # Codes of csrc/abi.h.
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from stretto.kernels import native, pool
+from stretto.kernels.schema import CPU
 
 TALL = 4096  # rows
-MOST_SUMMED = 1024  # terms of a sum, which are added one after the other
+MOST_SUMMED = 1024  # terms of a sum
 MOST_WIDE = 2048  # columns of a result that has many rows
 MOST_SMALL = 1 << 18  # values of the small matrix; half as many where it is the result, of which every task has one
 ROWS_PER_SUM, MOST_SUM_TASKS = 4096, 32
@@ -17,7 +18,14 @@ DTYPES = {torch.float32: 0, torch.float64: 1}
 
 def shape_of(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> str | None:
     """What x w is to our kernel: the product of a "tall" x, a "sum" over the rows of two tall ones, or nothing."""
-    if x.dtype not in DTYPES or w.dtype != x.dtype or x.layout != torch.strided or w.layout != torch.strided:
+    if (
+        x.dtype not in DTYPES
+        or w.dtype != x.dtype
+        or w.size(0) != x.size(1)
+        or w.device != x.device
+        or x.layout != torch.strided
+        or w.layout != torch.strided
+    ):
         return None
     m, k = x.shape
     n = w.size(1)
@@ -77,7 +85,7 @@ def sum_product(x: Tensor, w: Tensor, *, sums: bool = False) -> tuple[Tensor, Te
     (m, k), n = x.shape, w.size(1)
     tasks = min(-(-k // ROWS_PER_SUM), MOST_SUM_TASKS)
     parts = pool.empty((tasks, m, n), x.dtype)
-    totals = torch.empty(tasks, m, dtype=x.dtype) if sums else None
+    totals = torch.empty(tasks, m, dtype=torch.float64, device=CPU) if sums else None
     native.call(
         "stretto_sum_product",
         DTYPES[x.dtype],
@@ -93,4 +101,4 @@ def sum_product(x: Tensor, w: Tensor, *, sums: bool = False) -> tuple[Tensor, Te
         tasks,
         torch.get_num_threads(),
     )
-    return parts.sum(0), None if totals is None else totals.sum(0)
+    return parts.sum(0), None if totals is None else totals.sum(0).to(x.dtype)

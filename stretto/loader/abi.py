@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stretto.errors import StrettoError, expect, fail
 from stretto.kernels import native
+from stretto.loader import checks
 
 
 class NodeTypeStruct(c.Structure):
@@ -26,7 +27,7 @@ class SliceStruct(c.Structure):
     _fields_ = (
         ("data", c.c_void_p),
         ("scale", c.c_void_p),
-        *((name, c.c_int64) for name in ("row_bytes", "of_edges", "type", "columns")),
+        *((name, c.c_int64) for name in ("row_bytes", "stride", "of_edges", "type", "columns")),
     )
 
 
@@ -90,11 +91,6 @@ def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def destroy(function: Any, handle: int, *kept: Any) -> None:
-    """Hands a handle back. `kept` are the objects whose memory the handle uses: they live until here."""
-    function(handle)
-
-
 def tensor_of(handle: int) -> Tensor:
     """A slot's memory as bytes. It goes back when the last tensor or array on it is gone, by no Python code: there, an
     exception such as Ctrl-C's would be lost."""
@@ -103,9 +99,10 @@ def tensor_of(handle: int) -> Tensor:
     return torch.from_dlpack(capsule(library().stretto_slot_tensor(handle), b"dltensor", None))
 
 
-def _int64(values: Tensor) -> Tensor:
+def _int64(name: str, values: Tensor) -> Tensor:
     """Contiguous, as the native side reads them; nearly always they are."""
-    return values if values.dtype == torch.int64 and values.is_contiguous() else values.to(torch.int64).contiguous()
+    usual = type(values) is Tensor and values.dtype == torch.int64 and values.dim() == 1 and values.device.type == "cpu"
+    return values if usual and values.is_contiguous() else checks.indices("sampler", name, values)
 
 
 class Call:
@@ -127,15 +124,17 @@ class Call:
         """Points to these seeds and times, one per node type. What is returned must live until the call is over."""
         struct, words, n = self._seeds, self._words, self._num_types
         struct.seed, struct.epoch, struct.batch = seed & 0xFFFFFFFFFFFFFFFF, epoch, batch
+        if len(seeds) != n:
+            fail(f"sampler: 'seeds' are of {len(seeds)} node types, wanted {n}")
         kept = []
         for i, (given, at) in enumerate(zip(seeds, times, strict=True)):
             count = words[i] = words[2 * n + i] = 0
             if given is not None:
-                kept.append(given := _int64(given))
+                kept.append(given := _int64("seeds", given))
                 words[i], count = given.data_ptr(), given.numel()
             words[n + i] = count
             if at is not None:
-                kept.append(at := _int64(at))
+                kept.append(at := _int64("times", at))
                 words[2 * n + i] = at.data_ptr()
                 expect(count == at.numel(), f"sampler: {count} seeds, but {at.numel()} times")
         return kept

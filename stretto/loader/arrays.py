@@ -4,20 +4,24 @@ Reads Data, HeteroData and (FeatureStore, GraphStore). Homogeneous graphs are th
 whose names are None. Loaders of one edge_index (training, validation, every call of inference) share what was sorted.
 """
 
-from collections.abc import MutableMapping
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, remote_backend_utils
 from torch_geometric.sampler.utils import to_csc
 
 from stretto import graph_formats
 from stretto.errors import expect, fail
 from stretto.kernels import build
+from stretto.kernels.looks import look
+from stretto.lifetime import popped_from
+from stretto.loader import checks
 from stretto.loader.native_sampler import running_weights
+
+WHO = "NeighborLoader"
 
 
 @dataclass
@@ -75,7 +79,7 @@ def _read_homogeneous(data: Data, time_attr: str | None, weight_attr: str | None
     node_time = edge_time = None
     if time_attr is not None:
         if time_attr in data and data.is_node_attr(time_attr):
-            node_time = as_times(data[time_attr], time_attr)
+            node_time = as_times(data[time_attr], time_attr, num_nodes)
         elif time_attr in data and data.is_edge_attr(time_attr):
             edge_time = as_times(data[time_attr], time_attr)
         else:
@@ -93,8 +97,10 @@ def _read_heterogeneous(
 ) -> GraphArrays:
     node_types, edge_types = data.metadata()
     num_nodes = {t: int(data[t].num_nodes or 0) for t in node_types}
-    node_time = {t: as_times(data[t][time_attr], time_attr) for t in node_types if time_attr and time_attr in data[t]}
-    edge_time = {t: as_times(data[t][time_attr], time_attr) for t in edge_types if time_attr and time_attr in data[t]}
+    kinds: list[Any] = [*node_types, *edge_types]
+    timed = [t for t in kinds if time_attr is not None and time_attr in data[t]]
+    node_time = {t: as_times(data[t][time_attr], time_attr, num_nodes[t]) for t in timed if t in num_nodes}
+    edge_time = {t: as_times(data[t][time_attr], time_attr) for t in timed if t not in num_nodes}
     if time_attr is not None and bool(node_time) == bool(edge_time):
         have = "both node- and edge-level" if node_time else "neither a node- nor an edge-level attribute"
         fail(f"NeighborLoader: 'time_attr' is {time_attr!r}, which is {have}")
@@ -132,20 +138,22 @@ def _compress(
     adjacency = getattr(store, "adj_t", None)
     if edge_index is None:
         if isinstance(adjacency, Tensor):
-            matrix = adjacency.to_sparse_csr()
+            matrix = by_target(adjacency, num_sources, num_targets)
             colptr, row, perm = matrix.crow_indices(), matrix.col_indices(), None
         else:
             colptr, row, perm = to_csc(
                 store, device=torch.device("cpu"), is_sorted=is_sorted
             )  # adj or adj_t, or no edges at all
-        colptr = colptr.to(torch.int64)
+        colptr, row = own(WHO, colptr, row, num_sources, num_targets)
         if node_time is not None or edge_time is not None:
             expect(is_sorted, "NeighborLoader: temporal sampling of 'adj_t' needs 'is_sorted=True': its edges by time")
+        _one_each("time_attr", edge_time, row.numel())
     else:
         if node_time is None and edge_time is None and weight is None:
             return _remembered(edge_index, num_sources, num_targets)
-        edge_index = graph_formats.plain(edge_index).detach().cpu()
-        source, target = _checked(edge_index, num_sources, num_targets)
+        edge_index = graph_formats.plain(edge_index)
+        source, target = checks.edges(WHO, "edge_index", edge_index, num_sources, num_targets)
+        _one_each("time_attr", edge_time, source.numel())
         by_time = None
         if (node_time is not None or edge_time is not None) and not is_sorted:
             at = edge_time if edge_time is not None else _of_sources(node_time, source)
@@ -154,32 +162,63 @@ def _compress(
         colptr, row, perm = _sorted(source, target, num_sources, num_targets)
         if by_time is not None:
             perm = by_time if perm is None else by_time[perm.long()]
-    if num_sources < 2**31:
-        row = row.to(torch.int32)
     out = EdgeArrays(colptr.contiguous(), row.contiguous(), None if perm is None else perm.contiguous())
     if edge_time is not None:
         out.time = _in_order(edge_time, perm)
     elif node_time is not None:
         out.time = _of_sources(node_time, row)
     if weight is not None:
-        expect(
-            weight.numel() == row.numel(),
-            f"NeighborLoader: 'weight_attr' has {weight.numel()} values, wanted {row.numel()}, one per edge",
-        )
-        out.running = running_weights(out.colptr, _in_order(weight.cpu().view(-1), perm))
+        _one_each("weight_attr", weight, row.numel())
+        out.running = running_weights(out.colptr, _in_order(weight.detach().cpu().reshape(-1), perm))
     return out
 
 
-def _checked(edge_index: Tensor, num_sources: int, num_targets: int) -> tuple[Tensor, Tensor]:
-    """Sources and targets, all of them nodes."""
-    source, target = edge_index[0], edge_index[1]
-    for name, index, size in (("source", source, num_sources), ("target", target, num_targets)):
-        least, most = build.minmax(index)
-        expect(
-            least >= 0 and most < size,
-            f"NeighborLoader: 'edge_index' has {name} {most if least >= 0 else least}, wanted 0 <= {name} < {size}",
+def _one_each(argument: str, values: Tensor | None, num_edges: int) -> None:
+    if values is not None and values.numel() != num_edges:
+        fail(f"{WHO}: '{argument}' has {values.numel()} values, wanted {num_edges}, one per edge")
+
+
+def by_target(adjacency: Tensor, num_sources: int, num_targets: int) -> Tensor:
+    """A torch.sparse adj_t [targets, sources] as CSR on the CPU, once its indices are known to be in range.
+
+    torch itself turns one layout into another without looking.
+    """
+    if adjacency.shape[:2] != (num_targets, num_sources) or adjacency.is_meta:
+        fail(
+            f"{WHO}: 'adj_t' is {checks.shape_of(adjacency)}, wanted a sparse tensor of shape "
+            f"[{num_targets}, {num_sources}], targets x sources"
         )
-    return source, target
+    matrix = adjacency.detach().cpu()
+    if matrix.layout == torch.sparse_coo:
+        target, source = matrix._indices()[:2]
+        checks.in_range(WHO, "adj_t", target, num_targets, of="target")
+        checks.in_range(WHO, "adj_t", source, num_sources, of="source")
+        matrix = matrix.to_sparse_csr()
+    elif matrix.layout == torch.sparse_csc:
+        pointers, target = matrix.ccol_indices(), matrix.row_indices()
+        checks.pointers(WHO, "adj_t", pointers, num_sources, target.numel())
+        checks.in_range(WHO, "adj_t", target, num_targets, of="target")
+        matrix = matrix.to_sparse_csr()
+    elif matrix.layout == torch.sparse_csr:
+        checks.pointers(WHO, "adj_t", matrix.crow_indices(), num_targets, matrix.col_indices().numel())
+        checks.in_range(WHO, "adj_t", matrix.col_indices(), num_sources, of="source")
+    else:
+        fail(f"{WHO}: 'adj_t' is {checks.shape_of(adjacency)}, wanted a sparse tensor in COO, CSR or CSC")
+    return matrix
+
+
+def own(who: str, colptr: Tensor, row: Tensor, num_sources: int, num_targets: int) -> tuple[Tensor, Tensor]:
+    """Checked copies of a user's colptr and row in our types: what is edited in them later reaches no native thread."""
+    for name, array in (("colptr", colptr), ("row", row)):
+        if not isinstance(array, Tensor) or array.dtype not in checks.INDEX:
+            fail(f"{who}: '{name}' is {checks.shape_of(array)}, wanted int64 or int32 of shape [n]")
+        checks.indices(who, name, array)
+    row = row.detach().cpu()
+    checks.in_range(who, "row", row, num_sources, of="source")  # before it is made narrower
+    row = row.to(torch.int32 if num_sources < 2**31 else torch.int64, copy=True).contiguous()
+    colptr = colptr.detach().to("cpu", torch.int64, copy=True).contiguous()
+    checks.pointers(who, "colptr", colptr, num_targets, row.numel())
+    return colptr, row
 
 
 def _sorted(source: Tensor, target: Tensor, num_sources: int, num_targets: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -190,25 +229,29 @@ def _sorted(source: Tensor, target: Tensor, num_sources: int, num_targets: int) 
     return colptr, row.to(torch.int32) if num_sources < 2**31 else row, perm
 
 
-# edge_index -> its version and sizes, and what was sorted for them. Gone with the edge_index.
-_known: MutableMapping[Tensor, tuple[tuple[int, ...], EdgeArrays]] = WeakIdKeyDictionary()
+# id of an edge_index -> itself, what it looked like, its sizes, and what was sorted for them. Gone with the edge_index.
+_known: dict[int, tuple[weakref.ref[Tensor], tuple[Any, ...], EdgeArrays]] = {}
 
 
 def _remembered(edge_index: Tensor, num_sources: int, num_targets: int) -> EdgeArrays:
     """The CSC of an edge_index without times and weights, sorted once."""
     edge_index = graph_formats.plain(edge_index)
-    # What is made in inference mode counts no versions, so an edit would go unseen.
-    state = None if edge_index.is_inference() else (edge_index._version, num_sources, num_targets)
-    known = _known.get(edge_index)
-    if known is not None and known[0] == state:
-        return known[1]
-    colptr, row, perm = _sorted(
-        *_checked(edge_index.detach().cpu(), num_sources, num_targets), num_sources, num_targets
-    )
+    now = look(edge_index) if isinstance(edge_index, Tensor) else None
+    state = None if now is None else (now, num_sources, num_targets)
+    known = _known.get(id(edge_index))
+    if state is not None and known is not None and known[0]() is edge_index and known[1] == state:
+        return known[2]
+    source, target = checks.edges(WHO, "edge_index", edge_index, num_sources, num_targets)
+    colptr, row, perm = _sorted(source, target, num_sources, num_targets)
     out = EdgeArrays(colptr, row, perm)
     if state is not None:
-        _known[edge_index] = state, out
+        _known[id(edge_index)] = popped_from(_known, id(edge_index), edge_index), state, out
     return out
+
+
+def forget() -> None:
+    """Have the next loader sort its edges anew."""
+    _known.clear()
 
 
 def _in_order(values: Tensor, perm: Tensor | None) -> Tensor:
@@ -229,13 +272,12 @@ def _attribute(store: Any, name: str | None, argument: str) -> Tensor | None:
     return value
 
 
-def as_times(value: Any, name: str | None) -> Tensor:
-    """Times as int64 on the CPU. Fractions would be lost, so they are refused."""
-    expect(
-        isinstance(value, Tensor), f"NeighborLoader: time attribute {name!r} is {type(value).__name__}, wanted a tensor"
-    )
-    if value.is_floating_point() or value.dtype == torch.bool:
-        fail(f"NeighborLoader: time attribute {name!r} is {value.dtype}, wanted integers")
+def as_times(value: Any, name: str | None, num_nodes: int | None = None) -> Tensor:
+    """Times as int64 on the CPU, one for each node where these are of nodes. Fractions would be lost: refused."""
+    if not isinstance(value, Tensor) or value.dtype not in checks.INTEGERS or value.is_meta:
+        fail(f"{WHO}: time attribute {name!r} is {checks.shape_of(value)}, wanted integers")
+    if num_nodes is not None and value.numel() != num_nodes:
+        fail(f"{WHO}: time attribute {name!r} has {value.numel()} times, wanted {num_nodes}, one for each node")
     return value.detach().cpu().to(torch.int64).contiguous().view(-1)
 
 
@@ -254,6 +296,8 @@ def _read_stores(feature_store: FeatureStore, graph_store: GraphStore, time_attr
                 tensor.index = None
                 times[tensor.group_name] = as_times(feature_store.get_tensor(tensor), time_attr)
         expect(bool(times), f"NeighborLoader: no tensor named {time_attr!r} in the feature store")
+    for attr in edge_attrs:
+        _check_stored(graph_store, attr)  # PyG turns one layout into another without looking
     found: Any = graph_store.csc()
     rows, colptrs, perms = found
     num_nodes: dict[Any, int]
@@ -274,15 +318,29 @@ def _read_stores(feature_store: FeatureStore, graph_store: GraphStore, time_attr
     for edge_type in edge_types:
         row, colptr, perm = rows[edge_type], colptrs[edge_type], perms.get(edge_type)
         source = edge_type[0] if hetero else None
-        small = num_nodes[source] < 2**31
-        arrays = EdgeArrays(
-            colptr.cpu().to(torch.int64).contiguous(),
-            row.cpu().to(torch.int32 if small else torch.int64).contiguous(),
-            None if perm is None else perm.cpu().contiguous(),
-        )
+        target = edge_type[2] if hetero else None
+        colptr, row = own(WHO, colptr, row, num_nodes[source], num_nodes[target])
+        arrays = EdgeArrays(colptr, row, None if perm is None else perm.cpu().contiguous())
         at = times.get(edge_type if by_edge else source)
         if at is not None:
+            wanted = row.numel() if by_edge else num_nodes[source]
+            expect(at.numel() == wanted, f"{WHO}: {time_attr!r} has {at.numel()} times, wanted {wanted}")
             arrays.time = (at if perm is None else at[perm]) if by_edge else _of_sources(at, arrays.row)
         edges[edge_type] = arrays
     node_time = {} if by_edge else times
     return GraphArrays(node_types, edge_types, num_nodes, edges, node_time, time_attr is not None)
+
+
+def _check_stored(graph_store: GraphStore, attr: Any) -> None:
+    """The edges of one type in a GraphStore, in the layout they are stored in."""
+    stored: Any = graph_store.get_edge_index(attr)
+    row, col = stored
+    # PyG numbers the nodes of its LocalGraphStore, which has a `meta`, without regard to their type.
+    rows, cols = attr.size if attr.size is not None and not hasattr(graph_store, "meta") else (None, None)
+    name = f"edge_index of {attr.edge_type}"
+    for end, index, size in (("source", row, rows), ("target", col, cols)):
+        if attr.layout.value == ("csr" if end == "source" else "csc"):
+            other = col if end == "source" else row
+            checks.pointers(WHO, name, index, max(index.numel() - 1, 0) if size is None else size, other.numel())
+        else:
+            checks.in_range(WHO, name, checks.indices(WHO, name, index), 2**62 if size is None else size, of=end)

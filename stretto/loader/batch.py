@@ -1,7 +1,8 @@
 """Blueprint: how a slot becomes a batch of the user's own type.
 
-Read once per loader: which attributes of `data` the native threads slice (contiguous CPU tensors, along dimension 0),
-and which are indexed when the batch is made. The result has the attributes PyG's loader gives, in views of the slot.
+Read once per loader: which attributes of `data` the native threads slice (tensors in memory, along dimension 0, whose
+rows are contiguous, however far apart), and which torch indexes as the batch is made: a transposed table, say, of which
+no copy is taken. The result has the attributes PyG's loader gives, in views of the slot.
 """
 
 import copy
@@ -14,8 +15,11 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.utils import index_select
 from torch_geometric.typing import SparseTensor
 
+from stretto.errors import fail
 from stretto.graph import Graph
 from stretto.kernels import Csr, build, pages
+from stretto.loader import checks
+from stretto.loader.arrays import by_target
 from stretto.loader.native_sampler import Slice
 from stretto.loader.sampler import NeighborSampler
 from stretto.loader.slot import Slot
@@ -33,6 +37,22 @@ class _Entry:
     slice: int
 
 
+class _Signature:
+    """Values as they were: the objects themselves, which no other can be mistaken for while they are held, and what
+    was in them."""
+
+    def __init__(self, names: list[Any], values: list[Any]) -> None:
+        self.names, self.values = names, values
+        self.states = [checks.state(v) if isinstance(v, Tensor) else None for v in values]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Signature) or self.names != other.names or self.states != other.states:
+            return False
+        return all(a is b for a, b in zip(self.values, other.values, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Blueprint:
     """What a batch of `data` holds, for a Data or HeteroData."""
 
@@ -42,25 +62,44 @@ class Blueprint:
         self.entries: list[_Entry] = []
         self.edge_keys: list[tuple[Any, int, str]] = []  # edge_index or adj_t of each edge type
         self.counted: list[tuple[Any, int]] = []  # node types that store num_nodes
+        self.values: dict[Any, Tensor] = {}  # of a torch.sparse adj_t, by edge type
+        self.from_store = store is not None
         if store is not None:
             self._read_store(store)
             return
         graph = sampler.graph
-        node_stores = [(t, i, data[t] if graph.is_hetero else data._store) for i, t in enumerate(graph.node_types)]
-        edge_stores = [(t, r, data[t] if graph.is_hetero else data._store) for r, t in enumerate(graph.edge_types)]
-        for key, number, held in node_stores:
-            for name, value in held.items():
-                if name == "num_nodes":
-                    self.counted.append((key, number))
-                elif held.is_node_attr(name):
-                    self._add(key, number, held, name, value, of_edges=False)
-        for key, number, held in edge_stores:
-            for name, value in held.items():
-                if name in ("edge_index", "adj_t"):
+        for number, key in enumerate(graph.node_types):
+            if "num_nodes" in self._store(data, key):
+                self.counted.append((key, number))
+        for number, key in enumerate(graph.edge_types):
+            for name in ("edge_index", "adj_t"):
+                if name in self._store(data, key):
                     self.edge_keys.append((key, number, name))
-                elif held.is_edge_attr(name):
-                    self._add(key, number, held, name, value, of_edges=True)
+                    self._keep_values(key, self._store(data, key)[name])
+        for key, number, name, of_edges in self._attributes():
+            held = self._store(data, key)
+            self._add(key, number, held, name, held[name], of_edges=of_edges)
         self.signature = self.current()
+
+    def _attributes(self) -> list[tuple[Any, int, str, bool]]:
+        """What PyG takes for attributes of nodes or edges now: type, its number, name, and whether it is of edges."""
+        graph, out = self.sampler.graph, []
+        for number, key in enumerate(graph.node_types):
+            held = self._store(self.data, key)
+            out += [(key, number, n, False) for n in held if n != "num_nodes" and held.is_node_attr(n)]
+        for number, key in enumerate(graph.edge_types):
+            held = self._store(self.data, key)
+            of_edges = [n for n in held if n not in ("edge_index", "adj_t") and held.is_edge_attr(n)]
+            out += [(key, number, n, True) for n in of_edges]
+        return out
+
+    def _keep_values(self, key: Any, adjacency: Any) -> None:
+        """The values of a torch.sparse adj_t in the order of the sampler's edges."""
+        if isinstance(adjacency, Tensor) and adjacency.layout != torch.strided:
+            graph = self.sampler.graph
+            source, target = graph.ends(key)
+            sizes = graph.num_nodes[graph.node_types[source]], graph.num_nodes[graph.node_types[target]]
+            self.values[key] = by_target(adjacency, *sizes).values()
 
     def _read_store(self, store: Store) -> None:
         """The attributes of a Store: all are sliced, int8 ones with their scale; the edges are the sampler's."""
@@ -71,32 +110,48 @@ class Blueprint:
             if a.of_edges and not self.sampler.e_id:
                 continue
             number = (graph.edge_types if a.of_edges else graph.node_types).index(a.type)
-            value = self._store(self.data, a.type)[a.name]
-            self.entries.append(_Entry(a.type, number, a.name, a.of_edges, len(self.slices)))
-            pages.read_here_and_there(value)
-            self.slices.append(Slice(value, number, a.of_edges, store.scale(a.type, a.name)))
+            held = self._store(self.data, a.type)
+            self._add(
+                a.type, number, held, a.name, held[a.name], of_edges=a.of_edges, scale=store.scale(a.type, a.name)
+            )
+            if self.entries[-1].slice >= 0:
+                pages.read_here_and_there(held[a.name])
         self.signature = self.current()
 
-    def _add(self, key: Any, number: int, store: Any, name: str, value: Any, *, of_edges: bool) -> None:
+    def _add(
+        self, key: Any, number: int, store: Any, name: str, value: Any, *, of_edges: bool, scale: Tensor | None = None
+    ) -> None:
         at = -1
         dim = store._parent().__cat_dim__(name, value, store)
-        fits = (
-            type(value) in (Tensor, torch.nn.Parameter) and value.layout == torch.strided and value.device.type == "cpu"
-        )
-        if fits and dim == 0 and value.is_contiguous() and (self.sampler.e_id or not of_edges):
+        self._check_length(key, number, name, value, dim, of_edges=of_edges)
+        if dim == 0 and checks.row_stride(value) is not None and (self.sampler.e_id or not of_edges):
             at = len(self.slices)
-            self.slices.append(Slice(value.detach(), number, of_edges))
+            self.slices.append(Slice(value.detach(), number, of_edges, scale, name))
+        elif scale is not None:
+            fail(f"NeighborLoader: {name!r} has a scale and is {checks.shape_of(value)}, wanted rows of int8 in memory")
         self.entries.append(_Entry(key, number, name, of_edges, at))
 
-    def current(self) -> list[Any]:
-        """What must not change while batches are prepared ahead: the attributes' identity and version."""
-        out: list[Any] = []
-        for entry in self.entries:
-            store = self._store(self.data, entry.store)
-            value = store.get(entry.key)
-            tracked = isinstance(value, Tensor) and not value.is_inference()
-            out.append((entry.store, entry.key, id(value), value._version if tracked else 0))
-        return out
+    def _check_length(self, key: Any, number: int, name: str, value: Any, dim: Any, *, of_edges: bool) -> None:
+        """An attribute may have been replaced since the graph was read: it still has one row for each node or edge."""
+        graph = self.sampler.graph
+        if not isinstance(value, Tensor) or not isinstance(dim, int) or value.dim() == 0:
+            return
+        edges = graph.edges[graph.edge_types[number]].row.numel() if of_edges else 0
+        rows, wanted = value.size(dim), edges if of_edges else graph.num_nodes[graph.node_types[number]]
+        if not checks.is_whole(value):
+            fail(f"NeighborLoader: {name!r} is {checks.shape_of(value)}, but its memory was let go or made smaller")
+        if rows != wanted:
+            fail(
+                f"NeighborLoader: {name!r}{'' if key is None else f' of {key!r}'} has {rows} rows, wanted {wanted}: "
+                f"the loader was made for a graph of so many {'edges' if of_edges else 'nodes'}"
+            )
+
+    def current(self) -> "_Signature":
+        """What must not change while batches are prepared ahead: which attributes there are, and their values."""
+        names = [(entry.store, entry.number, entry.key, entry.of_edges) for entry in self.entries]
+        now = names if self.from_store else self._attributes()
+        values = [self._store(self.data, key).get(name) for key, _, name, _ in now]
+        return _Signature(now, values + [self._store(self.data, key).get("adj_t") for key in self.values])
 
     def _store(self, data: Any, key: Any) -> Any:
         return data[key] if self.sampler.is_hetero else data._store
@@ -121,7 +176,7 @@ class Blueprint:
             if name == "edge_index":
                 store.edge_index = remember(slot, relation)
             else:
-                store.adj_t = _adjacency(slot, relation, store.adj_t)
+                store.adj_t = _adjacency(slot, relation, store.adj_t, self.values.get(key))
         for number, key in enumerate(graph.node_types):
             store = out[key] if hetero else out
             if "n_id" not in store:
@@ -158,14 +213,14 @@ def _index(value: Any, index: Tensor, store: Any, key: str, device: torch.device
     return out.to(device, non_blocking=True) if device is not None and isinstance(out, Tensor) else out
 
 
-def _adjacency(slot: Slot, relation: int, value: Any) -> Any:
-    """adj_t of the batch: rows are targets."""
+def _adjacency(slot: Slot, relation: int, value: Any, values: Tensor | None) -> Any:
+    """adj_t of the batch: rows are targets. values: of a torch.sparse one, in the order of the sampler's edges."""
     row, col = slot.edge_index(relation)
     ends = slot.sampler.relations[relation]
     sizes = slot.num_nodes(ends.target), slot.num_nodes(ends.source)
     e_id = slot.edge_id(relation)
-    if isinstance(value, Tensor):  # torch.sparse
-        ones = value.to_sparse_csr().values()[e_id] if e_id is not None else torch.ones(row.numel())
+    if values is not None:  # torch.sparse
+        ones = values[e_id] if e_id is not None else torch.ones(row.numel())
         rowptr = torch._convert_indices_from_coo_to_csr(col, sizes[0])
         return torch.sparse_csr_tensor(rowptr, row, ones, size=sizes)
     stored = value.storage.value()

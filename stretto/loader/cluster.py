@@ -5,7 +5,6 @@ A batch is some parts and every edge between them: the subgraph their nodes indu
 trainer.
 """
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,13 +14,14 @@ import torch_geometric.loader as pyg
 import torch_geometric.typing
 from torch import Tensor
 
-from stretto.errors import expect, fail
-from stretto.loader.arrays import EdgeArrays, GraphArrays
+from stretto.errors import fail
+from stretto.loader import checks
+from stretto.loader.arrays import EdgeArrays, GraphArrays, own
 from stretto.loader.batch import Blueprint, remember
 from stretto.loader.native_sampler import NativeSampler, NodeType, Relation, Sampling
 from stretto.loader.slot import Slot
 from stretto.loader.stream import Stream, Task
-from stretto.loader.threaded import MEMORY, OF_PROCESSES
+from stretto.loader.threaded import MEMORY, OF_PROCESSES, thread_count
 
 
 class ClusterData(pyg.ClusterData):
@@ -42,10 +42,11 @@ def metis(edge_index: Tensor, num_nodes: int, num_parts: int, *, recursive: bool
         import pymetis
     except ImportError:
         fail("ClusterData: cutting a graph needs METIS: pip install pymetis (or pyg-lib, or torch-sparse)")
-    expect(num_parts >= 1, f"ClusterData: 'num_parts' is {num_parts}, wanted at least 1")
+    checks.count("ClusterData", "num_parts", num_parts, 1, 2**31 - 1)
     if num_parts == 1 or num_nodes == 0:
         return torch.zeros(num_nodes, dtype=torch.int64)
-    source, target = edge_index.detach().cpu().numpy()
+    ends = checks.edges("ClusterData", "edge_index", edge_index, num_nodes, num_nodes)
+    source, target = (end.long().numpy() for end in ends)
     rows, cols = np.concatenate([source, target]), np.concatenate([target, source])
     pairs = np.unique(rows[rows != cols] * num_nodes + cols[rows != cols])
     pointers = np.zeros(num_nodes + 1, np.int64)
@@ -72,11 +73,11 @@ class ClusterLoader(pyg.ClusterLoader):
     """
 
     def __init__(self, cluster_data: Any, **kwargs: Any) -> None:
-        asked = int(kwargs.get("num_workers", 0))
+        asked = checks.count("ClusterLoader", "num_workers", kwargs.get("num_workers", 0))
         for name in OF_PROCESSES:
             kwargs.pop(name, None)
-        self.num_threads = kwargs.pop("num_threads", None) or asked or max(1, min(4, (os.cpu_count() or 2) // 2))
-        self.memory = kwargs.pop("memory", None) or MEMORY
+        self.num_threads = thread_count("ClusterLoader", kwargs.pop("num_threads", None), asked)
+        self.memory = checks.count("ClusterLoader", "memory", kwargs.pop("memory", None) or MEMORY, 1)
         super().__init__(cluster_data, **kwargs)
         self._made: tuple[Blueprint, NativeSampler] | None = None
 
@@ -110,16 +111,17 @@ class ClusterLoader(pyg.ClusterLoader):
     def _nodes(self, parts: Any) -> Tensor:
         """The nodes of some parts, which follow each other in the permuted data."""
         ends = self.cluster_data.partition.partptr
-        picked = torch.as_tensor(parts, dtype=torch.int64)
+        picked = checks.indices("ClusterLoader", "parts", torch.as_tensor(parts), ends.numel() - 1, of="part")
         return torch.cat([torch.arange(int(ends[p]), int(ends[p + 1])) for p in picked.tolist()])
 
     def _prepared(self) -> tuple[Blueprint, NativeSampler]:
         if self._made is not None and self._made[0].current() == self._made[0].signature:
             return self._made
         partition = self.cluster_data.partition
-        num_nodes = partition.indptr.numel() - 1
-        row = partition.index.to(torch.int32 if num_nodes < 2**31 else torch.int64).contiguous()
-        edges = EdgeArrays(partition.indptr.to(torch.int64).contiguous(), row)
+        parts = checks.indices("ClusterLoader", "partptr", partition.partptr)
+        num_nodes = max(checks.indices("ClusterLoader", "indptr", partition.indptr).numel() - 1, 0)
+        edges = EdgeArrays(*own("ClusterLoader", partition.indptr, partition.index, num_nodes, num_nodes))
+        checks.pointers("ClusterLoader", "partptr", parts, max(parts.numel() - 1, 0), num_nodes)
         cut: Any = _Cut(num_nodes, edges)
         blueprint = Blueprint(self.cluster_data.data, cut)
         flags = Sampling.INDUCED | Sampling.EDGE_ID | (Sampling.CSR if self._by_target else Sampling(0))

@@ -1,14 +1,15 @@
 """Engine: native threads that prepare submitted batches ahead of their reader."""
 
 import ctypes as c
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from stretto.errors import expect, fail
-from stretto.loader.abi import destroy, failure, library
+from stretto.errors import fail
+from stretto.lifetime import Owned
+from stretto.loader import checks
+from stretto.loader.abi import failure, library
 from stretto.loader.native_sampler import NativeSampler
 from stretto.loader.slot import Slot
 
@@ -19,8 +20,8 @@ class Engine:
     def __init__(
         self, sampler: NativeSampler, *, threads: int, memory: int, pin: Any = None, unpin: Any = None
     ) -> None:
-        expect(threads >= 1, f"engine: 'threads' is {threads}, wanted at least 1")
-        expect(memory >= 1, f"engine: 'memory' is {memory} bytes, wanted at least 1")
+        checks.count("engine", "threads", threads, 1, checks.MOST_THREADS)
+        checks.count("engine", "memory", memory, 1)
         lib = library()
         self.sampler = sampler
         callbacks = [None if f is None else c.cast(f, c.c_void_p) for f in (pin, unpin)]
@@ -28,11 +29,20 @@ class Engine:
         if not handle:
             raise failure(lib)
         self.handle = handle
-        self.close = weakref.finalize(self, destroy, lib.stretto_engine_destroy, handle, sampler, pin, unpin)
+        self._owned: Owned | None = Owned(lib.stretto_engine_destroy, handle, sampler, pin, unpin)
+
+    def close(self) -> None:
+        """Stop the threads and let the batches go that wait."""
+        self._owned = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is not closed."""
+        return self._owned is not None and self._owned.alive
 
     def _open(self) -> Any:
         """The engine's handle; an error once it is closed."""
-        if not self.close.alive:
+        if not self.alive:
             fail("engine: used after it was closed")
         return self.handle
 
@@ -57,7 +67,7 @@ class Engine:
         """The next batch if it is ready within that time."""
         lib = library()
         call = self.sampler.borrow()
-        status = lib.stretto_engine_next(self._open(), milliseconds, call.slot)
+        status = lib.stretto_engine_next(self._open(), checks.count("engine", "milliseconds", milliseconds), call.slot)
         if status < 0:
             raise failure(lib)
         if status:

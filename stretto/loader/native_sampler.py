@@ -1,7 +1,6 @@
 """The native sampler (csrc/sampler) as a Python object: tensors in, slots of tensors out."""
 
 import ctypes as c
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
@@ -10,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stretto.errors import expect
+from stretto.errors import fail
+from stretto.lifetime import Owned
+from stretto.loader import checks
 from stretto.loader.abi import (
     Call,
     NodeTypeStruct,
@@ -18,11 +19,13 @@ from stretto.loader.abi import (
     RelationStruct,
     SliceStruct,
     address,
-    destroy,
     failure,
     library,
 )
 from stretto.loader.slot import Slot
+
+MOST_HOPS = 1 << 10
+MOST_DRAWN = 2**31 - 1  # nodes and edges of one batch
 
 
 class Sampling(IntFlag):
@@ -63,12 +66,16 @@ class Relation:
 
 @dataclass
 class Slice:
-    """Rows of `value` that a batch takes along, by node or by edge. int8 with `scale` [columns] arrives as float."""
+    """Rows of `value` that a batch takes along, by node or by edge. int8 with `scale` [columns] arrives as float.
+
+    Rows may be any number of bytes apart; the values of each lie side by side.
+    """
 
     value: Tensor
     type: int = 0
     of_edges: bool = False
     scale: Tensor | None = None
+    name: str = "value"  # in errors
 
     @property
     def dtype(self) -> torch.dtype:
@@ -83,11 +90,65 @@ class Slice:
 def running_weights(colptr: Tensor, weight: Tensor) -> Tensor:
     """Running sums of the weights within each target, both in CSC order. weight [edges] -> [edges] float64."""
     lib = library()
-    weight = weight.detach().to(torch.float64).contiguous().view(-1)
+    if weight.is_complex() or weight.is_meta:
+        fail(f"sampler: the weights of edges are {checks.shape_of(weight)}, wanted real numbers")
+    weight = weight.detach().to("cpu", torch.float64).contiguous().view(-1)
+    checks.vector("sampler", "colptr", colptr, (torch.int64,))
+    checks.pointers("sampler", "colptr", colptr, max(colptr.numel() - 1, 0), weight.numel(), rising=False)
     out = torch.empty(weight.numel(), dtype=torch.float64)
     if lib.stretto_sampler_weights(colptr.data_ptr(), colptr.numel() - 1, weight.data_ptr(), 1, out.data_ptr()) < 0:
         raise failure(lib)
     return out
+
+
+def _fanout(fanout: Sequence[int], num_hops: int, flags: Sampling) -> list[int]:
+    """The fan-out of every hop; beyond what a batch holds it is all there are, or refused with replacement."""
+    if len(fanout) != num_hops:
+        fail(f"sampler: 'fanout' has {len(fanout)} hops, wanted {num_hops}")
+    most = MOST_DRAWN if Sampling.REPLACE in flags else 2**64
+    return [min(checks.count("sampler", "fanout", k, -1, most), MOST_DRAWN) for k in fanout]
+
+
+def _check_nodes(nodes: NodeType) -> None:
+    checks.count("sampler", "num_nodes", nodes.num_nodes)
+    if nodes.time is not None:
+        checks.vector("sampler", "time", nodes.time, (torch.int64,), nodes.num_nodes)
+
+
+def _check_relation(relation: Relation, node_types: Sequence[NodeType]) -> None:
+    """All but whether colptr rises and row lies in range, which the native side looks at as it is made."""
+    for name in ("source", "target"):
+        checks.count("sampler", name, getattr(relation, name), 0, len(node_types) - 1)
+    num_edges = checks.vector("sampler", "row", relation.row, checks.INDEX).numel()
+    colptr = checks.vector("sampler", "colptr", relation.colptr, (torch.int64,))
+    checks.pointers("sampler", "colptr", colptr, node_types[relation.target].num_nodes, num_edges, rising=False)
+    for name, dtypes in (("edge_id", checks.INDEX), ("time", (torch.int64,)), ("running", (torch.float64,))):
+        if getattr(relation, name) is not None:
+            checks.vector("sampler", name, getattr(relation, name), dtypes, num_edges)
+
+
+def _check_slice(part: Slice, node_types: Sequence[NodeType], relations: Sequence[Relation]) -> None:
+    """One row for each node or edge that a batch may ask for, each with its values side by side."""
+    who = "NeighborLoader"
+    checks.count(who, "type", part.type, 0, len(relations if part.of_edges else node_types) - 1)
+    if checks.row_stride(part.value) is None:
+        fail(
+            f"{who}: '{part.name}' is {checks.shape_of(part.value)}, wanted an array in memory with one row for each "
+            f"{'edge' if part.of_edges else 'node'}, the values of a row side by side"
+        )
+    rows = part.value.size(0)
+    wanted = relations[part.type].row.numel() if part.of_edges else node_types[part.type].num_nodes
+    if rows != wanted:
+        fail(
+            f"{who}: '{part.name}' has {rows} rows, wanted {wanted}, one for each {'edge' if part.of_edges else 'node'}"
+        )
+    edge_id = relations[part.type].edge_id if part.of_edges else None
+    if edge_id is not None:
+        checks.in_range(who, f"edge ids of {part.name}", edge_id, rows, of="edge")
+    if part.scale is not None:
+        if part.value.dtype != torch.int8 or part.value.dim() != 2:
+            fail(f"{who}: '{part.name}' is {checks.shape_of(part.value)}, wanted int8 [rows, columns]: it has a scale")
+        checks.vector(who, f"{part.name}.scale", part.scale, (torch.float32,), part.value.size(1))
 
 
 class NativeSampler:
@@ -103,7 +164,9 @@ class NativeSampler:
     ) -> None:
         lib = library()
         self.node_types, self.relations, self.slices = list(node_types), list(relations), list(slices)
-        self.num_hops, self.flags = num_hops, flags
+        self.num_hops, self.flags = checks.count("sampler", "num_hops", num_hops, most=MOST_HOPS), flags
+        if Sampling.CSR in flags and Sampling.LAYERED in flags:
+            fail("sampler: 'flags' has CSR and LAYERED: a target has edges of several hops there, no one row")
         # What batches read at random places.
         self.arrays: list[Tensor | None] = [array for r in self.relations for array in (r.colptr, r.row)]
         self.arrays += [s.value for s in self.slices]
@@ -113,13 +176,13 @@ class NativeSampler:
         entries = len(self.node_types) * (4 + num_hops) + len(self.relations) * (5 + num_hops) + len(self.slices)
         self._table_size = 2 + entries  # what a slot tells of itself
         self._calls: list[Call] = []  # those nobody uses now
-        fanouts = [np.asarray(r.fanout, dtype=np.int64) for r in self.relations]
-        for relation, fanout in zip(self.relations, fanouts, strict=True):
-            expect(len(fanout) == num_hops, f"sampler: 'fanout' has {len(fanout)} hops, wanted {num_hops}")
-            expect(relation.colptr.dtype == torch.int64, f"sampler: 'colptr' is {relation.colptr.dtype}, wanted int64")
-            wanted = self.node_types[relation.target].num_nodes + 1
-            got = relation.colptr.numel()
-            expect(got == wanted, f"sampler: 'colptr' has {got} entries, wanted {wanted} (targets + 1)")
+        fanouts = [np.asarray(_fanout(r.fanout, num_hops, flags), dtype=np.int64) for r in self.relations]
+        for node_type in self.node_types:
+            _check_nodes(node_type)
+        for relation in self.relations:
+            _check_relation(relation, self.node_types)
+        for part in self.slices:
+            _check_slice(part, self.node_types, self.relations)
         c_types = (NodeTypeStruct * len(self.node_types))(
             *(NodeTypeStruct(t.num_nodes, address(t.time)) for t in self.node_types)
         )
@@ -134,6 +197,7 @@ class NativeSampler:
         for s, part in zip(c_slices, self.slices, strict=True):
             s.data, s.scale = part.value.data_ptr(), address(part.scale)
             s.row_bytes, s.of_edges, s.type = part.row_bytes, int(part.of_edges), part.type
+            s.stride = checks.row_stride(part.value)
             s.columns = part.value.shape[1] if part.scale is not None else 0
         plan = PlanStruct(
             *(c.cast(array, c.c_void_p) for array in (c_types, c_relations, c_slices)),
@@ -144,7 +208,8 @@ class NativeSampler:
             raise failure(lib)
         self.handle = handle
         kept = (self.node_types, self.relations, self.slices)
-        weakref.finalize(self, destroy, lib.stretto_sampler_destroy, handle, kept)
+        checks.fixed(*self._bound())
+        self._owned = Owned(lib.stretto_sampler_destroy, handle, kept)
 
     def sample(
         self, seed: int, epoch: int, batch: int, seeds: Sequence[Tensor | None], times: Sequence[Tensor | None]
@@ -157,6 +222,11 @@ class NativeSampler:
             raise failure(lib)
         del kept
         return self.slot(call)
+
+    def _bound(self) -> list[Tensor | None]:
+        """Every array the native side has the address of."""
+        of_edges = [a for r in self.relations for a in (r.colptr, r.row, r.edge_id, r.time, r.running)]
+        return [*(t.time for t in self.node_types), *of_edges, *(a for s in self.slices for a in (s.value, s.scale))]
 
     def borrow(self) -> Call:
         """A call to fill; several threads may have one each. Not given back, it is forgotten."""

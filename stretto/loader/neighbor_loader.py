@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from stretto.errors import expect
+from stretto.loader import checks
 from stretto.loader.clock import mixed
 from stretto.loader.sampler import NeighborSampler
 from stretto.loader.store import Store
@@ -85,7 +86,9 @@ class NeighborLoader(Threaded, pyg.NeighborLoader):  # type: ignore[misc]
             neighbor_sampler=neighbor_sampler,
             **kwargs,
         )
-        _check_seeds(self.input_data.node, neighbor_sampler, self.input_data.input_type, "input_nodes")
+        seeds = self.input_data
+        _check_seeds(seeds.node, neighbor_sampler, seeds.input_type, "input_nodes")
+        _check_times(seeds.time, seeds.node, "input_time")
 
     def _task(self, inputs: NodeSamplerInput, seed: int, epoch: int, number: int, key: int) -> Task:
         wrap = (lambda v: v) if inputs.input_type is None else (lambda v: None if v is None else {inputs.input_type: v})
@@ -163,6 +166,7 @@ class LinkNeighborLoader(Threaded, pyg.LinkNeighborLoader):  # type: ignore[misc
         ends = self.input_data.input_type or (None, None, None)
         _check_seeds(self.input_data.row, neighbor_sampler, ends[0], "edge_label_index")
         _check_seeds(self.input_data.col, neighbor_sampler, ends[2], "edge_label_index")
+        _check_times(self.input_data.time, self.input_data.row, "edge_label_time")
 
     def _task(self, inputs: EdgeSamplerInput, seed: int, epoch: int, number: int, key: int) -> Task:
         """PyG prepares the seeds (negatives, labels, times); what it hands to the sampler is the task."""
@@ -201,12 +205,17 @@ class LinkNeighborLoader(Threaded, pyg.LinkNeighborLoader):  # type: ignore[misc
 
 def _check_seeds(seeds: Tensor, sampler: Any, node_type: Any, argument: str) -> None:
     """Seeds outside the graph are told when the loader is made, not an epoch later."""
-    if not isinstance(sampler, NeighborSampler) or seeds.numel() == 0:
+    if not isinstance(sampler, NeighborSampler):
         return
-    types, what = sampler.graph.num_nodes, f"NeighborLoader: '{argument}'"
-    expect(node_type in types, f"{what} names {node_type!r}, which is no node type of the data")
-    least, most = int(seeds.min()), int(seeds.max())
-    expect(
-        least >= 0 and most < types[node_type],
-        f"{what} holds node {most if least >= 0 else least}, wanted 0 <= node < {types[node_type]}",
-    )
+    types = sampler.graph.num_nodes
+    expect(node_type in types, f"NeighborLoader: '{argument}' names {node_type!r}, which is no node type of the data")
+    if seeds.numel():
+        checks.indices("NeighborLoader", argument, seeds, types[node_type])
+
+
+def _check_times(times: Tensor | None, seeds: Tensor, argument: str) -> None:
+    """One time for each seed, and in whole numbers, as those of the graph."""
+    if times is not None:
+        times = checks.indices("NeighborLoader", argument, times)
+        wanted = seeds.numel()
+        expect(times.numel() == wanted, f"NeighborLoader: '{argument}' has {times.numel()} times, wanted {wanted}")

@@ -22,7 +22,7 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from stretto.errors import expect, fail
 from stretto.loader import arrays
-from stretto.loader.native_sampler import NativeSampler, NodeType, Relation, Sampling, Slice
+from stretto.loader.native_sampler import MOST_DRAWN, NativeSampler, NodeType, Relation, Sampling, Slice
 from stretto.loader.slot import Slot
 from stretto.loader.store import Store
 
@@ -80,13 +80,13 @@ class NeighborSampler(BaseSampler):
             fail("NeighborSampler: method='labor' neither draws with replacement nor takes the last edges")
         if semantics == "layered" and self.subgraph_type != SubgraphType.directional:
             fail(f"NeighborSampler: semantics='layered' gives directional subgraphs, not {self.subgraph_type.value}")
-        self.num_neighbors, self.time_attr = num_neighbors, time_attr
         self.replace, self.temporal_strategy, self.method, self.semantics = (
             replace,
             temporal_strategy,
             method,
             semantics,
         )
+        self.num_neighbors, self.time_attr = num_neighbors, time_attr
         self.layer_dependency, self.e_id = layer_dependency, e_id
         self._disjoint = disjoint
         self.keep_orig_edges = False
@@ -246,6 +246,8 @@ class NeighborSampler(BaseSampler):
             for k in fanout:
                 if not isinstance(k, int) or k < -1:
                     fail(f"NeighborLoader: 'num_neighbors' holds {k!r}, wanted integers >= 0, or -1 for all")
+                if self.replace and k > MOST_DRAWN:
+                    fail(f"NeighborLoader: 'num_neighbors' holds {k}, wanted at most {MOST_DRAWN} with 'replace'")
             out[edge_type] = list(fanout)
         return out
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from stretto.errors import expect
-from stretto.loader.native_sampler import NativeSampler, Sampling
+from stretto.loader import checks
+from stretto.loader.native_sampler import MOST_HOPS, NativeSampler, Sampling
 from stretto.loader.sampler import NeighborSampler
 
 
@@ -30,6 +31,7 @@ class ShaDowKHopSampler(pyg.ShaDowKHopSampler):
         **kwargs: Any,
     ) -> None:
         expect(data.edge_index is not None, "ShaDowKHopSampler: 'data' has no edge_index")
+        checks.count("ShaDowKHopSampler", "depth", depth, most=MOST_HOPS)
         self.data = copy.copy(data)
         self.depth, self.num_neighbors, self.replace = depth, num_neighbors, replace
         self.is_sparse_tensor = False
@@ -42,13 +44,14 @@ class ShaDowKHopSampler(pyg.ShaDowKHopSampler):
             node_idx = torch.arange(self.num_nodes)
         elif node_idx.dtype == torch.bool:
             node_idx = node_idx.nonzero(as_tuple=False).view(-1)
+        checks.indices("ShaDowKHopSampler", "node_idx", node_idx, self.num_nodes)
         self.node_idx = node_idx
         roots: Any = node_idx.tolist()
         torch.utils.data.DataLoader.__init__(self, roots, collate_fn=self.__collate__, **kwargs)
 
     def __collate__(self, n_id: Any) -> Batch:
         """The batch of these roots."""
-        roots = torch.as_tensor(n_id, dtype=torch.int64)
+        roots = checks.indices("ShaDowKHopSampler", "n_id", torch.as_tensor(n_id))
         key = int(torch.empty((), dtype=torch.int64).random_())
         slot = self._handle().sample(key, 0, 0, [roots], [None])
         nodes, tree, e_id = slot.n_id(), slot.tree(), slot.edge_id()

@@ -12,10 +12,12 @@ Features may be stored as fp32, fp16, bf16, or int8 with one scale per column, w
 import json
 import mmap
 import os
+import re
 import shutil
+import stat
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +25,14 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from stretto.errors import StrettoError, expect, fail
+from stretto.errors import expect, fail
 from stretto.kernels import build
+from stretto.loader import checks, store_meta
 from stretto.loader.arrays import EdgeArrays, GraphArrays, as_times
 from stretto.loader.arrays import read as read_arrays
 from stretto.loader.native_sampler import running_weights
+from stretto.loader.store_meta import DTYPES, FORMAT, Attribute, Entry
 
-FORMAT = 2
-DTYPES = {
-    str(d).removeprefix("torch."): d
-    for d in (
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-        torch.float16, torch.bfloat16, torch.float32, torch.float64,
-    )
-}  # fmt: skip
 FEATURES = ("fp32", "fp16", "bf16", "int8", "as is")
 _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 CHECK_AT_MOST = 4 << 30  # bytes whose checksums are verified at every opening, unless told otherwise
@@ -45,36 +41,56 @@ CHUNK = 1 << 26  # bytes written at a time
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Attribute:
-    """An attribute of a node type or an edge type; None is the only one."""
-
-    type: Any
-    name: str
-    of_edges: bool
-
-
 class Store:
     """A graph on disk, opened. `data` holds its arrays as memory-mapped tensors, `graph` its edges for the sampler."""
 
     def __init__(self, folder: str | Path, *, verify: bool | None = None) -> None:
         """verify: compare every checksum; None: while the store is no larger than CHECK_AT_MOST."""
         self.folder = Path(folder)
-        meta = _read_meta(self.folder)
-        self.arrays: dict[str, Tensor] = {}
-        total = sum(entry["bytes"] for entry in meta["arrays"])
-        for entry in meta["arrays"]:
-            self.arrays[entry["name"]] = self._map(entry, total <= CHECK_AT_MOST if verify is None else verify)
-        node_types = [(_type(entry["type"]), int(entry["num_nodes"])) for entry in meta["node_types"]]
-        edge_types = [_type(entry) for entry in meta["edge_types"]]
-        self.attributes = [Attribute(_type(a["type"]), a["name"], a["of_edges"]) for a in meta["attributes"]]
-        edges = {t: EdgeArrays(self.arrays[_name(t, "colptr")], self.arrays[_name(t, "row")]) for t in edge_types}
-        self.graph = GraphArrays([t for t, _ in node_types], edge_types, dict(node_types), edges)
+        meta = store_meta.read(self.folder)
+        verify = sum(entry.nbytes for entry in meta.entries) <= CHECK_AT_MOST if verify is None else verify
+        self.arrays: dict[str, Tensor] = {entry.name: self._map(entry, verify) for entry in meta.entries}
+        self.attributes = meta.attributes
+        edges = {}
+        for t in meta.edge_types:
+            num_sources, num_targets = (meta.num_nodes[end] for end in ((None, None) if t is None else (t[0], t[2])))
+            edges[t] = self._edges(t, num_sources, num_targets)
+        self.graph = GraphArrays(list(meta.num_nodes), meta.edge_types, meta.num_nodes, edges)
         self.data: Any = HeteroData() if self.graph.is_hetero else Data()
-        for t, count in node_types:
+        for t, count in meta.num_nodes.items():
             self._part(t).num_nodes = count
         for a in self.attributes:
-            self._part(a.type)[a.name] = self.arrays[_name(a.type, a.name)]
+            self._part(a.type)[a.name] = self._attribute(a)
+
+    def _array(self, kind: Any, name: str) -> Tensor:
+        """An array that meta.json must have."""
+        if _name(kind, name) not in self.arrays:
+            fail(f"Store: {self.folder / 'meta.json'}: there is no array {_name(kind, name)!r}")
+        return self.arrays[_name(kind, name)]
+
+    def _edges(self, kind: Any, num_sources: int, num_targets: int) -> EdgeArrays:
+        """The edges of one type. That colptr rises and row lies in range is seen when they are read: both are long."""
+        who = f"Store {self.folder}"
+        row = checks.vector(who, _name(kind, "row"), self._array(kind, "row"), checks.INDEX)
+        colptr = checks.vector(who, _name(kind, "colptr"), self._array(kind, "colptr"), (torch.int64,))
+        checks.pointers(who, _name(kind, "colptr"), colptr, num_targets, row.numel(), rising=False)
+        return EdgeArrays(colptr, row)
+
+    def _attribute(self, a: Attribute) -> Tensor:
+        """An attribute: one row for each node or edge, one factor of its scale for each column."""
+        value, scale = self._array(a.type, a.name), self.scale(a.type, a.name)
+        part = self._part(a.type)
+        dim = part._parent().__cat_dim__(a.name, value, part)
+        wanted = self.graph.edges[a.type].row.numel() if a.of_edges else self.graph.num_nodes[a.type]
+        who, name = f"Store {self.folder}", _name(a.type, a.name)
+        if value.size(dim) != wanted:
+            what = "edge" if a.of_edges else "node"
+            fail(f"{who}: {name!r} has {value.size(dim)} rows, wanted {wanted}, one for each {what}")
+        if scale is not None:
+            fits = value.dtype == torch.int8 and value.dim() == 2
+            expect(fits, f"{who}: {name!r} is {checks.shape_of(value)}, wanted int8 of two dimensions: it has a scale")
+            checks.vector(who, name + ".scale", scale, (torch.float32,), value.size(1))
+        return value
 
     @property
     def num_nodes(self) -> int:
@@ -111,24 +127,32 @@ class Store:
                 f"Store: 'time_attr' is {time_attr!r}, which "
                 + ("is both of nodes and of edges" if times else "is neither an attribute of nodes nor of edges"),
             )
-        of_nodes = {t: as_times(self.arrays[_name(t, time_attr)], time_attr) for t, edge in times.items() if not edge}
+        if times or weight_attr is not None:
+            self._check_edges()
+        of_nodes = {
+            t: as_times(self.arrays[_name(t, time_attr)], time_attr, found.num_nodes[t])
+            for t, edge in times.items()
+            if not edge
+        }
         edges = {}
         for kind, plain in found.edges.items():
             e = plain
             source = None if kind is None else kind[0]
             if times.get(kind):
-                e = _by_time(e, as_times(self.arrays[_name(kind, time_attr)], time_attr))
+                e = _by_time(e, _one_each(as_times(self.arrays[_name(kind, time_attr)], time_attr), e, time_attr))
             elif source in of_nodes:
                 e = _by_time(e, of_nodes[source][e.row.long()])
             weight = self.arrays.get(_name(kind, weight_attr)) if weight_attr is not None else None
             if weight is not None:
-                weight = weight.view(-1) if e.edge_id is None else weight.view(-1)[e.edge_id.long()]
+                weight = _one_each(weight.reshape(-1), e, weight_attr)
+                weight = weight if e.edge_id is None else weight[e.edge_id.long()]
                 e = replace(e, running=running_weights(e.colptr, weight))
             edges[kind] = e
         return replace(found, edges=edges, node_time=of_nodes, temporal=time_attr is not None)
 
     def load(self) -> Any:
         """Everything in memory, as a Data or HeteroData with its edge_index (in CSC order)."""
+        self._check_edges()
         out: Any = HeteroData() if self.graph.is_hetero else Data()
         for kind, count in self.graph.num_nodes.items():
             (out if kind is None else out[kind]).num_nodes = count
@@ -142,8 +166,13 @@ class Store:
         return out
 
     def with_features(self, x: Tensor) -> "Store":
-        """The same graph of one node type with other features, in memory or mapped; nothing is written."""
+        """The same graph of one node type with other features, in memory or mapped; nothing is written or copied.
+
+        x may be a view: rows that are contiguous are read where they lie, any others picked by torch for each batch.
+        """
         expect(not self.graph.is_hetero, "Store: with_features is for graphs of one node type")
+        if not checks.readable(x) or x.dim() == 0 or x.size(0) != self.num_nodes:
+            fail(f"Store: 'x' is {checks.shape_of(x)}, wanted a dense tensor in memory with {self.num_nodes} rows")
         other = object.__new__(Store)
         own = {name: self.arrays[name] for name in ("colptr", "row")}
         other.__dict__ = {
@@ -154,23 +183,26 @@ class Store:
         }
         return other
 
+    def _check_edges(self) -> None:
+        """That every colptr rises and every row lies in range, before torch follows them."""
+        for kind, e in self.graph.edges.items():
+            source, target = self.graph.ends(kind)
+            sizes = list(self.graph.num_nodes.values())
+            who = f"Store {self.folder}"
+            checks.pointers(who, _name(kind, "colptr"), e.colptr, sizes[target], e.row.numel())
+            checks.in_range(who, _name(kind, "row"), e.row, sizes[source])
+
     def __repr__(self) -> str:
         return f"Store({str(self.folder)!r}, {self.num_nodes} nodes, {self.num_edges} edges, {self.nbytes} bytes)"
 
-    def _map(self, entry: dict[str, Any], verify: bool) -> Tensor:
-        path = self.folder / entry["file"]
-        if not path.is_file():
-            fail(f"Store: {path} is missing")
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            fail(f"Store: {path} has {size} bytes, wanted {entry['bytes']}: the file is truncated or not of this store")
-        dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
-        if size == 0:
-            return torch.empty(shape, dtype=dtype)
-        flat = mapped(path, dtype)
-        if verify and _checksum(flat) != entry["checksum"]:
+    def _map(self, entry: Entry, verify: bool) -> Tensor:
+        path = self.folder / entry.file
+        if entry.nbytes == 0 and path.is_file() and path.stat().st_size == 0:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        flat = mapped(path, entry.dtype, entry.nbytes)
+        if verify and _checksum(flat) != entry.checksum:
             fail(f"Store: {path} does not match its checksum: the file is damaged")
-        return flat.view(shape)
+        return flat.view(entry.shape)
 
     # ---- writing ----
 
@@ -199,8 +231,8 @@ class Store:
         total = sum(t.numel() * t.element_size() for t in arrays.values())
         done = 0
         entries = []
-        for name, tensor in arrays.items():
-            entries.append(_write(partial, name, tensor, done, total, progress))
+        for (name, tensor), file in zip(arrays.items(), _files(arrays), strict=True):
+            entries.append(_write(partial / file, name, tensor, done, total, progress))
             done += entries[-1]["bytes"]
         meta = {
             "format": FORMAT,
@@ -209,24 +241,38 @@ class Store:
             "attributes": [{"type": a.type, "name": a.name, "of_edges": a.of_edges} for a in attributes],
             "arrays": entries,
         }
-        with (partial / "meta.json").open("w") as file:
-            json.dump(meta, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        with (partial / "meta.json").open("w") as out:
+            json.dump(meta, out, indent=1)
+            out.flush()
+            os.fsync(out.fileno())
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(partial, folder)
         return Store(folder)
 
 
-def mapped(path: Path, dtype: torch.dtype) -> Tensor:
-    """A file as a tensor, read page by page as it is asked for. What is written into it never reaches the file."""
-    with path.open("rb") as file:
+def mapped(path: Path, dtype: torch.dtype, nbytes: int | None = None) -> Tensor:
+    """A file as a tensor, read page by page as it is asked for. What is written into it never reaches the file.
+
+    nbytes: how many it must have. A link is refused: it may lead out of the store.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        fail(f"Store: {path} is missing")
+    except OSError as error:
+        fail(f"Store: {path} cannot be opened: {'it is a link' if path.is_symlink() else error.strerror}")
+    with os.fdopen(descriptor, "rb"):
+        status = os.fstat(descriptor)
+        size = status.st_size
+        expect(stat.S_ISREG(status.st_mode), f"Store: {path} is no file")
+        if nbytes is not None and size != nbytes:
+            fail(f"Store: {path} has {size} bytes, wanted {nbytes}: the file is truncated or not of this store")
         if not hasattr(mmap, "MAP_PRIVATE"):
-            return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=dtype)
+            return torch.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY), dtype=dtype)
         # Nothing is set aside for copies of pages: a system would refuse to for a file larger than its memory.
         no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platform == "linux" else 0
-        memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE | no_reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE | no_reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     return torch.frombuffer(memory, dtype=dtype)
 
 
@@ -234,6 +280,7 @@ def _collect(data: Any, graph: GraphArrays, features: str) -> tuple[dict[str, Te
     """Every array to be written, by name, and the attributes among them; those of edges in CSC order."""
     arrays: dict[str, Tensor] = {}
     for kind, e in graph.edges.items():
+        expect(_name(kind, "row") not in arrays, f"Store: two edge types are called {_name(kind, '')[:-1]!r} on disk")
         arrays[_name(kind, "colptr")], arrays[_name(kind, "row")] = e.colptr, e.row
     found: list[Attribute] = []
     kinds = [None] if not graph.is_hetero else [*graph.node_types, *graph.edge_types]
@@ -248,13 +295,24 @@ def _collect(data: Any, graph: GraphArrays, features: str) -> tuple[dict[str, Te
             if not of_edges and kind is not None and not held.is_node_attr(name):
                 continue
             key = _name(kind, name)
-            expect(key not in arrays, f"Store: attribute {name!r} has a name that the store needs itself")
+            if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+                fail(f"Store: attribute {name!r} is {checks.shape_of(value)}, wanted a dense tensor")
+            known = str(value.dtype).removeprefix("torch.") in DTYPES
+            expect(known, f"Store: attribute {name!r} is {value.dtype}, wanted one of {', '.join(DTYPES)}")
+            taken = key in arrays or name.endswith(".scale")
+            expect(not taken, f"Store: attribute {name!r} has a name that the store needs itself")
             order = graph.edges[kind].edge_id if of_edges else None
             arrays[key] = value if order is None else value[order.long()]
             found.append(Attribute(kind, name, of_edges))
             if name == "x" and not of_edges:
                 arrays.update({_name(kind, part): t for part, t in _stored(value, features).items()})
     return arrays, found
+
+
+def _one_each(values: Tensor, edges: EdgeArrays, name: str | None) -> Tensor:
+    wanted = edges.row.numel()
+    expect(values.numel() == wanted, f"Store: {name!r} has {values.numel()} values, wanted {wanted}, one for each edge")
+    return values
 
 
 def _by_time(edges: EdgeArrays, time: Tensor) -> EdgeArrays:
@@ -294,12 +352,22 @@ def _stored(x: Tensor, features: str) -> dict[str, Tensor]:
     return {"x": (x / scale).round().clamp(-127, 127).to(torch.int8), "x.scale": scale}
 
 
-def _write(folder: Path, name: str, tensor: Tensor, done: int, total: int, progress: Progress | None) -> dict[str, Any]:
+def _files(names: Iterable[str]) -> list[str]:
+    """A file for each array: its name, of plain characters, and no two the same on any file system."""
+    out: list[str] = []
+    for name in names:
+        file = re.sub(r"[^\w.-]", "_", name)[:100]
+        while f"{file}.bin".lower() in {other.lower() for other in out}:
+            file += "_"
+        out.append(f"{file}.bin")
+    return out
+
+
+def _write(path: Path, name: str, tensor: Tensor, done: int, total: int, progress: Progress | None) -> dict[str, Any]:
     """One array to its file, chunk by chunk, and its line of meta.json."""
     tensor = tensor.detach().cpu().contiguous()
-    file = f"{name.replace('/', '_')}.bin"
     flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-    with (folder / file).open("wb") as out:
+    with path.open("wb") as out:
         for start in range(0, flat.numel(), CHUNK):
             piece = flat[start : start + CHUNK]
             out.write(piece.numpy().data)
@@ -309,7 +377,7 @@ def _write(folder: Path, name: str, tensor: Tensor, done: int, total: int, progr
         os.fsync(out.fileno())
     return {
         "name": name,
-        "file": file,
+        "file": path.name,
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
         "bytes": flat.numel(),
@@ -324,17 +392,3 @@ def _checksum(flat: Tensor) -> str:
     if digest is None:
         fail("Store: checksums need libstretto, which is not loaded")
     return "".join(f"{part & 0xFFFFFFFFFFFFFFFF:016x}" for part in digest)
-
-
-def _read_meta(folder: Path) -> dict[str, Any]:
-    path = folder / "meta.json"
-    if not path.is_file():
-        fail(f"Store: {folder} is no store: it has no meta.json")
-    try:
-        meta = json.loads(path.read_text())
-        wanted = {"format", "node_types", "edge_types", "attributes", "arrays"}
-        if meta.get("format") != FORMAT or not wanted <= meta.keys():
-            fail(f"Store: {path} has format {meta.get('format')!r}, wanted {FORMAT}")
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
-        raise StrettoError(f"Store: {path} cannot be read: {error}") from error
-    return meta

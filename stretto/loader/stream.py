@@ -5,7 +5,6 @@ epoch is still there. A pass that ends early, or data that changed since, throws
 """
 
 import os
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -59,8 +58,6 @@ class Stream:
         self._arriving: tuple[Slot, Any, _Submitted] | None = None
         self._feed: Iterator[Task] | None = None
         self._seed = self._feeding = self._epoch = 0
-        if transfer is not None:
-            weakref.finalize(self, transfer.finish)  # no host memory goes while a copy reads it
 
     def begin(self, seed: int, epoch: int) -> None:
         """Start a pass; batches already prepared for it are kept."""
@@ -95,7 +92,7 @@ class Stream:
         return slot, head.task
 
     def cancel(self) -> None:
-        if self.engine.close.alive:  # at the end of the interpreter an iterator may outlive the engine
+        if self.engine.alive:  # at the end of the interpreter an iterator may outlive the engine
             self.engine.cancel()
         self._submitted.clear()
         self._arriving = self._feed = None

@@ -5,6 +5,7 @@ are sampled, relabelled and sliced by native threads in this process, ahead of t
 """
 
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,8 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler.base import SubgraphType
 
-from stretto.errors import expect, fail
+from stretto.errors import fail
+from stretto.loader import checks
 from stretto.loader.batch import Blueprint
 from stretto.loader.clock import Clock, mixed
 from stretto.loader.native_sampler import Sampling
@@ -25,6 +27,7 @@ from stretto.loader.stream import Stream, Task
 from stretto.loader.transfer import Transfer, pinning
 from stretto.loader.trim import trimmed
 
+WHO = "NeighborLoader"
 MEMORY = 256 << 20  # bytes of batches ready and waiting, unless told otherwise
 # DataLoader's arguments that speak of worker processes, which these loaders do not have.
 OF_PROCESSES = (
@@ -38,6 +41,13 @@ OF_PROCESSES = (
 _OF_ENGINE = ("device", "num_threads", "memory", "batch_dependency", "trim")
 
 
+def thread_count(who: str, asked: Any, workers: int) -> int:
+    """How many threads a loader has: those asked for, or as many as worker processes, or half the cores, at most 4."""
+    name = "num_threads" if asked else "num_workers"
+    default = max(1, min(4, (os.cpu_count() or 2) // 2))
+    return checks.count(who, name, asked or workers or default, 1, checks.MOST_THREADS)
+
+
 class Threaded:
     """What both loaders share: options, the stream, the iterator. Mixed into one of PyG's loader classes."""
 
@@ -48,30 +58,25 @@ class Threaded:
 
     def _take_options(self, kwargs: dict[str, Any]) -> None:
         """Pick our options out of DataLoader's."""
-        self.num_workers_asked = int(kwargs.get("num_workers", 0))
+        self.num_workers_asked = checks.count(WHO, "num_workers", kwargs.get("num_workers", 0))
         prefetch = kwargs.get("prefetch_factor")
+        prefetch = 0 if prefetch is None else checks.count(WHO, "prefetch_factor", prefetch, most=1 << 20)
         for name in OF_PROCESSES:
             kwargs.pop(name, None)
         options = {name: kwargs.pop(name) for name in _OF_ENGINE if name in kwargs}
         device = options.get("device")
         self.device = None if device is None or torch.device(device).type == "cpu" else torch.device(device)
-        self.num_threads = (
-            options.get("num_threads") or self.num_workers_asked or max(1, min(4, (os.cpu_count() or 2) // 2))
-        )
-        expect(self.num_threads >= 1, f"NeighborLoader: 'num_threads' is {self.num_threads}, wanted at least 1")
-        self.memory = options.get("memory") or MEMORY
-        expect(self.memory > 0, f"NeighborLoader: 'memory' is {self.memory} bytes, wanted more than 0")
-        self.batch_dependency = options.get("batch_dependency") or 1
-        expect(
-            self.batch_dependency >= 1, f"NeighborLoader: 'batch_dependency' is {self.batch_dependency}, wanted >= 1"
-        )
+        self.num_threads = thread_count(WHO, options.get("num_threads"), self.num_workers_asked)
+        self.memory = checks.count(WHO, "memory", options.get("memory") or MEMORY, 1)
+        self.batch_dependency = checks.count(WHO, "batch_dependency", options.get("batch_dependency") or 1, 1)
         self.trim = bool(options.get("trim", False))
         # One for each thread and one ready: more would only hold memory, unless the reader asks for it.
-        self._ahead = max(2, int(prefetch) * self.num_threads) + 1 if prefetch else self.num_threads + 1
+        self._ahead = max(2, prefetch * self.num_threads) + 1 if prefetch else self.num_threads + 1
         self._own_order = kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None
         self._shuffle = bool(kwargs.get("shuffle", False))
         self._clock = Clock()
         self._stream: Stream | None = None
+        self._lent: tuple[weakref.ref[_Pass], Stream] | None = None  # to the latest pass
         self._blueprint: Blueprint | None = None
 
     # ---- iterating ----
@@ -80,10 +85,27 @@ class Threaded:
         if not isinstance(self.sampler_, NeighborSampler) or self.batch_sampler is None:  # type: ignore[attr-defined]
             return super().__iter__()  # type: ignore[misc]
         seed, epoch = self._clock.tick(self.generator)
+        self._reclaim()
         stream, self._stream = self._stream, None
         if stream is None or stream.process != os.getpid() or not self._unchanged():
             stream = self._new_stream()
-        return _Pass(self, stream, seed, epoch)
+        made = _Pass(self, stream, seed, epoch)
+        self._lent = weakref.ref(made), stream
+        return made
+
+    def _reclaim(self) -> None:
+        """Take back the stream of a pass that was dropped before its end.
+
+        The pass itself does not give it back: what Python runs when an object is gone would swallow a Ctrl-C.
+        """
+        if self._lent is None or self._lent[0]() is not None:
+            return
+        (_, stream), self._lent = self._lent, None
+        if stream.process == os.getpid():
+            if not stream.at_end:
+                stream.cancel()
+            if self._stream is None:
+                self._stream = stream
 
     def _unchanged(self) -> bool:
         return self._blueprint is None or self._blueprint.current() == self._blueprint.signature
@@ -118,6 +140,7 @@ class Threaded:
         if self.store is None:
             return super().__call__(index)  # type: ignore[misc]
         seed, epoch = int(torch.empty((), dtype=torch.int64).random_()), 0
+        self._reclaim()
         stream = self._stream if self._stream is not None and self._unchanged() else self._new_stream()
         task = self._task(self.input_data[index], seed, epoch, 0, 0)  # type: ignore[attr-defined]
         return self._batch(stream.engine.sampler.sample(seed, epoch, 0, task.seeds, task.times), task)
@@ -212,6 +235,7 @@ class Threaded:
 
     def close(self) -> None:
         """Stop the threads now, rather than when the loader is dropped. Iterating again starts new ones."""
+        self._reclaim()
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.engine.close()
@@ -227,11 +251,11 @@ class Threaded:
         yield
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stream": None, "_blueprint": None}
+        return {**self.__dict__, "_stream": None, "_lent": None, "_blueprint": None}
 
 
 class _Pass:
-    """One iteration over a loader. Gives its stream back at the end; ended early, it drops what was prepared."""
+    """One iteration over a loader. Gives its stream back at the end; dropped before, the loader takes it back."""
 
     def __init__(self, loader: Any, stream: Stream, seed: int, epoch: int) -> None:
         self._loader = loader
@@ -262,14 +286,12 @@ class _Pass:
 
     def _end(self, *, keep: bool) -> None:
         stream, self._stream = self._stream, None
+        lent = self._loader._lent
+        if lent is not None and lent[1] is stream:
+            self._loader._lent = None
         if stream is None or stream.process != os.getpid():
             return
         if not keep:
             stream.cancel()
         if self._loader._stream is None:
             self._loader._stream = stream
-
-    def __del__(self) -> None:
-        stream = getattr(self, "_stream", None)
-        if stream is not None:
-            self._end(keep=stream.at_end)

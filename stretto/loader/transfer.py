@@ -6,6 +6,8 @@ the order of calls can be tested without a device.
 """
 
 import ctypes
+import itertools
+import weakref
 from collections import deque
 from typing import Any
 
@@ -13,6 +15,21 @@ import torch
 
 from stretto.errors import expect
 from stretto.loader.slot import Slot
+
+Flying = deque[tuple[Any, torch.Tensor]]  # host memory of copies that may not have ended, behind their events
+# Also of transfers that are gone: no host memory goes while a copy reads it.
+_every: "dict[int, tuple[weakref.ref[Transfer], Flying]]" = {}
+_numbers = itertools.count()
+
+
+def _let_go() -> None:
+    """Let the host memory go of copies that have ended since whoever began them is gone."""
+    for number, (owner, flying) in list(_every.items()):
+        if owner() is None:
+            while flying and flying[0][0].query():
+                flying.popleft()
+            if not flying:
+                _every.pop(number, None)
 
 
 class Transfer:
@@ -22,10 +39,12 @@ class Transfer:
         self.device = device
         self.backend = torch.cuda if backend is None else backend
         self.stream = self.backend.Stream(device)
-        self._flying: deque[tuple[Any, torch.Tensor]] = deque()  # host memory of copies that may not have ended
+        self._flying: Flying = deque()
+        _every[next(_numbers)] = weakref.ref(self), self._flying
 
     def start(self, slot: Slot) -> tuple[Slot, Any]:
         """Begin the copy of a slot; it may be used once `arrive` was called with what this returns."""
+        _let_go()
         host = slot.memory
         with self.backend.stream(self.stream):
             memory = torch.empty(host.numel(), dtype=torch.uint8, device=self.device)

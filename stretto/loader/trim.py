@@ -40,17 +40,39 @@ def layers(batch: Any, *, semantics: str = "frontier") -> list[Layer]:
         "layers: the batch has no 'num_sampled_nodes' as a list; wanted one of a homogeneous graph",
     )
     known, sampled = list(accumulate(nodes)), [0, *accumulate(edges)]
+    expect(
+        _is_as_given(batch),
+        f"layers: 'edge_index' has {batch.edge_index.size(1)} edges, wanted {sampled[-1]}, those of "
+        "'num_sampled_edges', of nodes as 'num_sampled_nodes' has them: the batch was changed since the loader gave it",
+    )
     whole = Graph.of(batch.edge_index, known[-1]) if semantics == "frontier" else None
     out = []
     for hop in reversed(range(len(edges))):
         size = (known[hop + 1], known[hop])
         start = 0 if semantics == "frontier" else sampled[hop]
         edge_index = batch.edge_index[:, start : sampled[hop + 1]]
-        if whole is not None and whole.csr.edge_id is None and whole.csr.col is not None:
+        if whole is not None and _ends_with(whole, size[1], sampled[hop + 1]):
+            assert whole.csr.col is not None
             rowptr, col = whole.csr.rowptr[: size[1] + 1], whole.csr.col[: sampled[hop + 1]]
-            Graph.remember(edge_index, Graph.of_pointers(rowptr, col, size[0]), size)
+            Graph.remember(edge_index, Graph.of_pointers(rowptr, col, size[0], known=True), size)
         out.append(Layer(edge_index, size, (start, sampled[hop + 1])))
     return out
+
+
+def _is_as_given(batch: Any) -> bool:
+    """Whether there are as many nodes and edges as the hops have between them."""
+    nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
+    if sum(edges) != batch.edge_index.size(1) or len(nodes) != len(edges) + 1 or min(*nodes, *edges, 0) < 0:
+        return False
+    return batch.get("x") is None or batch.x.size(0) == sum(nodes)
+
+
+def _ends_with(graph: Graph, num_targets: int, num_edges: int) -> bool:
+    """Whether the first edges are the first targets'; on a device, where looking means waiting, that is trusted."""
+    csr = graph.csr
+    if csr.edge_id is not None or csr.col is None or csr.num_rows < num_targets:
+        return False
+    return csr.rowptr.device.type != "cpu" or int(csr.rowptr[num_targets]) == num_edges
 
 
 def trimmed(batch: Any, *, semantics: str = "frontier") -> Any:
@@ -66,6 +88,8 @@ def run_trimmed(model: Any, batch: Any, *, semantics: str = "frontier") -> Tenso
     Gradients, dropout and evaluation are the model's own either way.
     """
     if why_not_trimmed(model):
+        return model(batch.x, batch.edge_index)[: batch.batch_size]
+    if isinstance(batch.num_sampled_nodes, list) and not _is_as_given(batch):  # the user dropped some edges, say
         return model(batch.x, batch.edge_index)[: batch.batch_size]
     known = getattr(batch, "layers", None) or layers(batch, semantics=semantics)
     if len(known) != model.num_layers:
@@ -103,7 +127,9 @@ def run_by_hops(model: Any, x: Tensor, edge_index: Tensor, nodes: list[int], edg
         part, x, last = edge_index[:, :m], x[:n], i == count - 1
         size = (n, n) if last else (n, rows)  # the last layer's outermost nodes are part of the output
         rowptr = csr.rowptr[: size[1] + 1]
-        Graph.remember(part, Graph.of_pointers(rowptr.clamp(max=m) if last else rowptr, csr.col[:m], n), size)
+        Graph.remember(
+            part, Graph.of_pointers(rowptr.clamp(max=m) if last else rowptr, csr.col[:m], n, known=True), size
+        )
         x = conv(x if last else (x, x[:rows]), part)
         if not last:
             x = _between(model, i, x)

@@ -19,6 +19,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from stretto import files
 from stretto.errors import expect, fail
 
 Curve = Sequence[tuple[float, ...]]  # (size, near, far) or (size, rate)
@@ -89,7 +90,8 @@ class Machine:
 
     def save(self, path: str | Path) -> None:
         """Write the machine file."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        with files.replacing(Path(path)) as out:
+            out.write((json.dumps(self.to_dict(), indent=1) + "\n").encode())
 
     def far(self, touched: float) -> float:
         """0 to 1: how far an operand has gone from the caches after so many bytes of other work."""

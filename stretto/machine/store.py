@@ -1,26 +1,24 @@
-"""Choices on disk: one JSON file per machine in the cache folder, merged under a lock, replaced in one step.
+"""Choices on disk: one JSON file per machine in the cache folder, merged and replaced in one step.
 
-A corrupt or foreign file is ignored, aloud. Two processes writing at once lose nothing: each reads what is there under
-the lock, adds its own and renames a complete new file over the old one.
+A corrupt or foreign file is ignored, aloud: what was read is what was written, or its checksum tells. Two processes
+writing at once lose nothing: each reads what is there under the lock, adds its own and renames a complete new file over
+the old one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stretto import settings
+from stretto import files, settings
 from stretto.machine import facts as machine
 
 logger = logging.getLogger("stretto")
 
-FORMAT = 1
+FORMAT = 2
 
 
 def path(kind: str, facts: dict[str, object]) -> Path:
@@ -38,10 +36,12 @@ def read(kind: str, facts: dict[str, object]) -> dict[str, Any]:
             return {}
         if not isinstance(content["choices"], dict):
             raise TypeError("'choices' is not a table")
+        if content["checksum"] != _checksum(content["choices"]):
+            raise ValueError("its checksum is another")
         return content["choices"]
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         logger.warning("stretto: %s cannot be read (%s); ignored", file, error)
         return {}
 
@@ -51,26 +51,13 @@ def add(kind: str, facts: dict[str, object], choices: dict[str, Any]) -> None:
     file = path(kind, facts)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(file.with_suffix(".lock")):
-            content = {"format": FORMAT, "machine": facts, "choices": {**read(kind, facts), **choices}}
-            handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".tmp")
-            with os.fdopen(handle, "w") as out:
-                json.dump(content, out, indent=1, sort_keys=True)
-            os.replace(name, file)
+        with files.replacing(file, durable=False) as out:
+            merged = {**read(kind, facts), **choices}
+            content = {"format": FORMAT, "machine": facts, "choices": merged, "checksum": _checksum(merged)}
+            out.write(json.dumps(content, indent=1, sort_keys=True).encode())
     except OSError as error:
         logger.warning("stretto: tuning results are not kept: %s", error)
 
 
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    with open(file, "w") as handle:
-        try:
-            import fcntl
-        except ImportError:  # not on Windows: the rename alone keeps the file whole there
-            yield
-            return
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(handle, fcntl.LOCK_UN)
+def _checksum(choices: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()

@@ -5,7 +5,6 @@ Everything that depends on the graph alone is kept on the Graph: it is computed 
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -15,7 +14,10 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from stretto.compile import Adjacency
-from stretto.graph import Graph, lasting
+from stretto.graph import Graph
+from stretto.graph_kept import lasting
+from stretto.kernels.looks import settled
+from stretto.lifetime import popped_from
 from stretto.nn import base
 from stretto.nn.base import Decline, Small
 from stretto.ops.autograd_state import saved_elsewhere
@@ -53,12 +55,14 @@ def graph_of(
     flow = conv.flow if flow is None else flow
     sizes = (num_dst, num_src) if flow == "target_to_source" else (num_src, num_dst)
     pass_by(conv, edge_index, sizes, PASSING if passing is None else passing, flow)
-    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dtype not in _INDEX:
+    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dtype not in INDEX:
         raise Decline(f"edge_index is {edge_index.dtype}")
     if isinstance(edge_index, Tensor) and edge_index.dim() != 2:
         raise Decline("edge_index is a sparse matrix of vectors")
     if isinstance(edge_index, Tensor):
         _coalesced(edge_index)
+        if type(edge_index) is not Tensor:
+            sizes_agree(edge_index, num_src, num_dst)
     else:
         values = values_of(edge_index)
         if values is not None and values.dim() > 1:  # stock hands them to message() as edge_attr
@@ -70,7 +74,14 @@ def graph_of(
     return Graph.of(edge_index, (num_src, num_dst))
 
 
-_INDEX = (torch.int64, torch.int32)
+def sizes_agree(edge_index: Any, num_src: int, num_dst: int) -> None:
+    """Decline an EdgeIndex that knows of other numbers of nodes."""
+    known = edge_index.sparse_size() if hasattr(edge_index, "sparse_size") else (None, None)
+    if known[0] not in (None, num_src) or known[1] not in (None, num_dst):
+        raise Decline("the EdgeIndex and x disagree on the number of nodes")
+
+
+INDEX = (torch.int64, torch.int32)
 
 
 def values_of(edge_index: Any) -> Tensor | None:
@@ -115,8 +126,12 @@ def weighted(graph: Graph, edge_weight: Tensor | None, x: Tensor) -> Tensor | No
     """An edge weight fit for spmm: one per edge, of x's type."""
     if edge_weight is None:
         return None
+    if not isinstance(edge_weight, Tensor) or edge_weight.layout != torch.strided or edge_weight.device != x.device:
+        raise Decline("edge_weight is no dense tensor where the input is")
     if edge_weight.numel() != graph.num_edges:
         raise Decline(f"edge_weight has {edge_weight.numel()} entries for {graph.num_edges} edges")
+    if edge_weight.dtype != x.dtype and torch.promote_types(edge_weight.dtype, x.dtype) != x.dtype:
+        raise Decline(f"edge_weight is {edge_weight.dtype}, the input {x.dtype}")
     return edge_weight.reshape(-1).to(x.dtype)
 
 
@@ -146,6 +161,8 @@ def _normalised(
     conv: Any, graph: Graph, x: Tensor, edge_index: Any, edge_weight: Tensor | None, options: dict[str, Any]
 ) -> tuple[Graph, Tensor]:
     n = x.size(0)
+    if edge_weight is not None and not isinstance(edge_weight, Tensor):
+        raise Decline(f"edge_weight is a {type(edge_weight).__name__}")
 
     def make() -> tuple[Graph, Tensor]:
         found = gcn_norm(_plain(edge_index), edge_weight, n, flow=conv.flow, dtype=x.dtype, **options)
@@ -153,49 +170,44 @@ def _normalised(
         if weight is None:
             weight = values_of(found)
         assert weight is not None
-        return graph_of(conv, found, n, n), weight.to(x.dtype)
+        if weight.dim() != 1:
+            raise Decline("edge_weight is not one number an edge")
+        of_found = graph_of(conv, found, n, n)
+        of_edges = weighted(of_found, weight, x)
+        assert of_edges is not None
+        return of_found, of_edges
 
-    if edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled():
-        return make()
     if isinstance(edge_index, Tensor) and edge_index.requires_grad and torch.is_grad_enabled():
         raise Decline("the values of a sparse matrix need a gradient, and are to be normalised")
-    own = None if isinstance(edge_index, Tensor) else values_of(edge_index)
-    if own is not None and own.requires_grad and torch.is_grad_enabled():
-        return make()
     key = ("gcn_norm", x.dtype, tuple(sorted(options.items())))
-    if edge_weight is None:
-        return kept_for(graph, key, edge_index, make)
-    return kept_for(graph, key, edge_weight, make)
+    own = edge_weight is None or values_of(edge_index) is not None  # beside which gcn_norm reads no other weights
+    return kept_for(graph, key, edge_index if own else edge_weight, make)
 
 
 def kept_for(graph: Any, key: Hashable, source: Any, make: Callable[[], Any]) -> Any:
     """make()'s result, kept on the graph (or in another's `_derived`) while `source` is the same unchanged object.
 
-    It goes with its source: a graph that is remembered longer does not hold what nobody can ask for again.
+    It goes with its source: a graph that is remembered longer does not hold what nobody can ask for again. What is made
+    of a source that is trained is not kept, and carries its gradient where one is wanted.
     """
-    value = source if isinstance(source, Tensor) else values_of(source)  # those of a SparseTensor may be set anew
-    mark = 0 if value is None else None if value.is_inference() else value._version
-    held = None if value is source else value
-    found = graph._derived.get(key)
-    if found is not None and mark is not None and found[0]() is source and found[1] == mark and found[3] is held:
-        return found[2]
+    value = _plain(source) if isinstance(source, Tensor) else values_of(source)  # those may be set anew
+    look = () if value is None else settled(value)
+    known = graph._derived.get(key)
+    if known is not None and known[1] == look and known[0]() is source and known[2]:
+        return known[2][0]
+    if value is not None and value.requires_grad and torch.is_grad_enabled():
+        return make()
     with lasting(), torch.no_grad():  # what an evaluation makes, training saves for backward
         made = make()
-    graph._derived[key] = (weakref.ref(source, functools.partial(_forget, weakref.ref(graph), key)), mark, made, held)
+    if look is not None:
+        cell = {0: made}  # emptied when the source is gone
+        graph._derived[key] = (popped_from(cell, 0, source), look, cell)
     return made
-
-
-def _forget(owner: weakref.ref[Any], key: Hashable, source: weakref.ref[Any]) -> None:
-    """Drop what was kept for a source that is gone, unless something newer stands there."""
-    graph = owner()
-    found = None if graph is None else graph._derived.get(key)
-    if graph is not None and found is not None and found[0] is source:
-        graph._derived.pop(key, None)
 
 
 def _plain(edge_index: Any) -> Any:
     """EdgeIndex as the plain tensor it wraps; the rest as it is."""
-    return edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
+    return edge_index.as_tensor() if type(edge_index) is not Tensor and hasattr(edge_index, "as_tensor") else edge_index
 
 
 def _scale_type(dtype: torch.dtype) -> torch.dtype:

@@ -107,8 +107,10 @@ def fast_median(
     aggr: Any, x: Tensor, index: Any = None, ptr: Any = None, dim_size: Any = None, dim: int = -2
 ) -> Tensor:
     """What MedianAggregation.forward computes."""
-    if aggr.fill_value != 0:
-        raise Decline("fill_value is not 0")
+    if aggr.fill_value != 0 or aggr.interpolation != "lower":
+        raise Decline("fill_value is not 0, or interpolation is not 'lower'")
+    if aggr.q.numel() != 1 or float(aggr.q) != 0.5:  # a buffer, which may be set; stock waits for a GPU here, too
+        raise Decline("q is not 0.5")
     return segment_reduce(x, _check(aggr, x, index, None, dim_size, dim), dim_size, reduce="median")
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from stretto.nn import edges
 from stretto.nn.base import record_of
+from stretto.nn.declines import same_type
 from stretto.ops.attention import cosine_attention
 
 
@@ -15,6 +16,7 @@ def fast(conv: Any, x: Tensor, edge_index: Any) -> Tensor:
     """What AGNNConv.forward computes."""
     x, _, _ = edges.ends(x)
     edges.check_aggr(conv, *edges.SUM)
+    same_type(x, conv.beta)
     graph = edges.graph_between(conv, edge_index, x, x)
     if conv.add_self_loops:
         graph = edges.with_loops(conv, graph, x.size(0))

@@ -10,6 +10,7 @@ from torch import Tensor
 from stretto.compile import Adjacency, linear
 from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, note_plan, record_of
+from stretto.nn.declines import same_type
 from stretto.nn.sage import WITH_OTHER_ROOT, WITH_OWN_ROOT
 from stretto.ops import spmm
 
@@ -19,7 +20,10 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = Non
     x, _, _ = edges.ends(x)
     edges.check_aggr(conv, *edges.SUM)
     edges.initialised(conv.init_weight, conv.root_weight)
-    if x.size(1) != conv.init_weight.size(1) or x.dtype != conv.init_weight.dtype:
+    later = () if conv.num_layers < 2 else (conv.weight,)
+    same_type(x, conv.init_weight, conv.root_weight, conv.bias, *later)
+    shape = (conv.num_stacks, x.size(1), conv.out_channels)
+    if conv.init_weight.shape != shape or conv.root_weight.shape[1:] != shape:
         raise Decline("x does not fit the layer")
     if not edges.is_plain(edge_index):
         raise Decline(f"edge_index is a {type(edge_index).__name__}, not [2, E]")

@@ -24,28 +24,18 @@ from stretto import settings
 from stretto.compile import Order, Plan
 from stretto.errors import fail
 from stretto.kernels import DTYPES
+from stretto.kernels.looks import note_trained
+from stretto.nn.declines import Decline as Decline  # layers ask base for these
+from stretto.nn.declines import Quiet as Quiet
+from stretto.nn.declines import Small as Small
+from stretto.nn.declines import same_type, why_unusual
+from stretto.nn.own_class import METHODS, replaced
 from stretto.nn.watched import hooked, watched_everywhere
 from stretto.ops import advice
 from stretto.ops.autograd_state import again_in_backward, saved_elsewhere
 from stretto.ops.batched import transformed
 
 logger = logging.getLogger("stretto")
-
-
-class Decline(Exception):
-    """Raised by a fast function: this call runs as stock, for this reason."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Small(Decline):
-    """Raised where few launches are all that counts: what is inside the layer runs as stock, too."""
-
-
-class Quiet(Decline):
-    """Raised by the fast function of a container: its layers run as they do by themselves, and nothing is told."""
 
 
 @dataclass
@@ -139,12 +129,16 @@ def stock_wanted() -> bool:
     return getattr(_plain, "on", False)
 
 
-def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
-    """A forward that runs fast(self, ...) where it may, and stock's own forward elsewhere."""
-    from stretto.nn import adjacency, compiled, inside_compile, shadow  # they import this module
+def accelerated_forward(stock: type, fast: Fast, stock_forward: Any = None) -> Callable[..., Any]:
+    """A forward that runs fast(self, ...) where it may, elsewhere stock's own: the one given, or what it is by then."""
+    from stretto.nn import adjacency, bound, compiled, inside_compile, shadow  # they import this module
 
-    stock_forward = stock.forward  # type: ignore[attr-defined]
-    name = stock.__name__
+    name, like = stock.__name__, stock.forward  # type: ignore[attr-defined]
+
+    def by_then(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return stock.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+
+    stock_forward = stock_forward or by_then
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -152,6 +146,9 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
             return stock_forward(self, *args, **kwargs)
         if stock_wanted():
             return stock_forward(self, *args, **kwargs)
+        out = bound.step(self, args, kwargs, usual)
+        if out is not bound.MISS:
+            return out
         if settings.get("STRETTO_TUNE") == "full":
             return compiled.race(self, usual, stock_forward, args, kwargs)
         return usual(self, *args, **kwargs)
@@ -159,12 +156,15 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
     def usual(self: Any, *args: Any, **kwargs: Any) -> Any:
         record = record_of(self)
         record.calls += 1
+        for given in (*args, *kwargs.values()):
+            if given.__class__ is Tensor and given.requires_grad:
+                note_trained(given)  # also where this call keeps nothing of it
         least = adjacency.SMALL.get(name, 0)  # the first thing looked at: where it decides, the rest costs too much
         if least and len(args) > 1 and few_on_device(args[1], min(least, adjacency.PASSING)):
             if record.reason != SMALL:
                 _tell(self, record, SMALL)
             return all_stock(stock_forward, self, args, kwargs)
-        reason = why_stock(self)
+        reason = why_stock(self) or why_unusual(args, kwargs)
         if record.begun and reason is None:
             record.begun = again_in_backward()
             reason = LAZY if record.begun else None
@@ -185,6 +185,8 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
                 raise
             else:
                 record.path, record.reason = "fast", ""
+                if off:
+                    bound.meet(self, args, record)
                 return out if watch is None else watch.judged(out, fast, stock_forward)
         _tell(self, record, reason)
         record.begun = record.begun or (saved_elsewhere() and is_lazy(self))
@@ -192,7 +194,7 @@ def accelerated_forward(stock: type, fast: Fast) -> Callable[..., Any]:
             refuse(self, record, reason)
         return stock_forward(self, *args, **kwargs)
 
-    return in_place_of(stock_forward, run)
+    return in_place_of(like, run)
 
 
 LAZY = "not initialised yet (lazy channels)"
@@ -254,7 +256,6 @@ _HOOKS = (
     "_edge_update_forward_pre_hooks",
     "_edge_update_forward_hooks",
 )
-_METHODS = ("message", "aggregate", "update", "propagate", "edge_update", "message_and_aggregate")
 
 
 def why_stock(conv: Any, *, aggregates_itself: bool = False) -> str | None:
@@ -267,9 +268,12 @@ def why_stock(conv: Any, *, aggregates_itself: bool = False) -> str | None:
             return f"a hook is registered ({name.strip('_')})"
     if state.get("_decomposed_layers", 1) > 1:
         return "decomposed_layers > 1"
-    for name in _METHODS:
+    for name in METHODS:
         if name in state and not _left_by_explainer(conv, state[name]):
             return f"{name}() was replaced on the instance"
+    name = replaced(type(conv))
+    if name:
+        return f"{name}() was replaced on the class"
     if watched_everywhere():
         return "a hook on all modules is registered"
     if state.get("_stretto_mismatch"):
@@ -315,7 +319,6 @@ def is_stock(module: Any, kind: type) -> bool:
 
 def _left_by_explainer(conv: Any, method: Any) -> bool:
     """Whether an attribute is the class's own method, put on the instance when PyG switched an explainer off."""
-    # Of all its classes: PyG writes these anew onto the class of what it copies, ours too.
     classes = [vars(kind) for kind in type(conv).__mro__]
     own = [found.get(name) for found in classes for name in ("_jinja_propagate", "_jinja_edge_updater")]
     return getattr(method, "__func__", None) in [f for f in own if f is not None]
@@ -351,8 +354,11 @@ def weight_of(linear: Any, x: Tensor, *, bias: bool = False) -> Tensor:
         raise Decline("a hook is registered on the Linear inside, or its forward was replaced")
     if not bias and linear.bias is not None:
         raise Decline("the Linear inside has a bias, unlike the one PyG puts there")
-    if weight.dtype != x.dtype:
-        raise Decline(f"the weight is {weight.dtype}, the input {x.dtype}")
+    same_type(x, weight)
+    if bias and linear.bias is not None:
+        same_type(x, linear.bias)
+        if linear.bias.shape != weight.shape[:1]:
+            raise Decline("the Linear's bias does not fit its weight")
     if weight.size(1) != x.size(1):
         raise Decline(f"the weight takes {weight.size(1)} channels, the input has {x.size(1)}")
     return weight

@@ -15,7 +15,8 @@ from torch import Tensor
 from stretto.compile import Adjacency, constant, linear
 from stretto.graph import Graph
 from stretto.nn import adjacency, edges
-from stretto.nn.base import note_fixed, note_plan, weight_of
+from stretto.nn.base import Decline, note_fixed, note_plan, weight_of
+from stretto.nn.declines import same_type
 from stretto.nn.hops import MOST_HOPS, chebyshev, polynomial
 from stretto.ops import spmm
 
@@ -31,6 +32,7 @@ def fast(
     """What ChebConv.forward computes."""
     x, _, _ = edges.ends(x)
     edges.check_aggr(conv, *edges.SUM)
+    same_type(x, conv.bias)
     weights = [weight_of(lin, x) for lin in conv.lins]
     if len(weights) == 1:
         return torch.nn.functional.linear(x, weights[0], conv.bias)
@@ -67,13 +69,18 @@ def _laplacian(
     """Stock's own scaling of the Laplacian, kept on the graph where the graph alone determines it."""
     graph = edges.plain_graph(conv, edge_index, x, x)
     n = x.size(0)
+    if edge_weight is not None and not isinstance(edge_weight, Tensor):
+        raise Decline(f"edge_weight is a {type(edge_weight).__name__}")
 
-    def make() -> tuple[Graph, Tensor]:
+    def make() -> tuple[Graph, Tensor | None]:
         plain = adjacency._plain(edge_index)
         found, norm = conv.__norm__(plain, n, edge_weight, conv.normalization, lambda_max, dtype=x.dtype, batch=batch)
-        return adjacency.graph_of(conv, found, n, n), norm.to(x.dtype)
+        if norm.dim() != 1:
+            raise Decline("edge_weight is not one number an edge")
+        of_found = adjacency.graph_of(conv, found, n, n)
+        return of_found, adjacency.weighted(of_found, norm, x)
 
-    if (edge_weight is not None and edge_weight.requires_grad) or isinstance(lambda_max, Tensor):
+    if isinstance(lambda_max, Tensor):
         found, norm = make()
     else:
         source = edge_index if edge_weight is None else edge_weight
@@ -86,8 +93,6 @@ def _twice(adj: Adjacency) -> Tensor:
     """The weights of 2 L, kept where those of L are. [E]"""
     weight = adj.weight
     assert weight is not None
-    if weight.is_inference():
-        return 2 * weight
     kept: Tensor = adjacency.kept_for(adj.graph, "twice", weight, lambda: 2 * weight)
     return kept
 

@@ -1,20 +1,30 @@
 """The classes that accelerated layers get: a subclass of each stock class with another forward, and nothing else.
 
 They live in this module under the stock class's own name, so that a model prints as before and pickles by reference.
+TorchScript takes them for the stock classes, and what PyG writes onto the class of a copy it writes onto stock's.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch.nn.utils.parametrize import is_parametrized
+import torch
+from torch_geometric.nn import MessagePassing
 
 from stretto.nn import AGGREGATIONS, CONTAINERS, CONVS, generic
 from stretto.nn.base import accelerated_forward
+from stretto.nn.own_class import behind, templates_of
 
 
 def _subclass(stock: type, fast: Any) -> type:
-    body = {"forward": accelerated_forward(stock, fast), "__module__": __name__, "__doc__": stock.__doc__}
+    body = {
+        "forward": accelerated_forward(stock, fast),
+        "__module__": __name__,
+        "__doc__": stock.__doc__,
+        "_jit_override_qualname": torch._jit_internal._qualified_name(stock),
+    }
+    if issubclass(stock, MessagePassing):
+        body["_set_jittable_templates"] = templates_of(stock)
     return type(stock.__name__, (stock,), body)
 
 
@@ -33,9 +43,8 @@ def fast_of(kind: type) -> type | None:
 
 
 def class_of(module: Any) -> type:
-    """A module's class; where torch has derived one of its own from it, to parametrize a weight, the one behind it."""
-    kind: type = type(module)
-    return kind.__bases__[0] if is_parametrized(module) else kind
+    """A module's class; where torch has derived one of its own from it, the one behind it."""
+    return behind(type(module))
 
 
 def stock_of(kind: type) -> type | None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from stretto.nn import edge_norms, edges, streaming
 from stretto.nn.base import LINEAR, Decline, record_of
 from stretto.nn.gin import first_linear
 from stretto.ops import spmm
+from stretto.ops.dense import dense
 from stretto.ops.edge_mlp import Ends
 from stretto.ops.extremum import extremum
 
@@ -30,9 +30,10 @@ def fast(conv: Any, x: Any, edge_index: Any) -> Tensor:
         raise Decline("x_src and x_dst differ in width")
     own, other = edges.split_weight(first, x_src, x_dst.size(1), x_src.size(1))
     graph = edges.graph_between(conv, edge_index, x_src, x_dst)
-    edges.no_infinity(x_src, None if x_dst is x_src else x_dst)
-    u = torch.nn.functional.linear(x_dst, own - other, first.bias)
-    v = x_src @ other.t()
+    if not edges.no_infinity(x_src, None if x_dst is x_src else x_dst):
+        x_src, x_dst = edges.only_read(graph, x_src, target=False), edges.only_read(graph, x_dst, target=True)
+    u = dense(x_dst, own - other, first.bias)
+    v = dense(x_src, other)
     if type(conv.nn) in LINEAR:
         record_of(conv).plan = "X (W1 - W2)' + reduce(A, X W2')"
         if reduce in ("max", "min"):

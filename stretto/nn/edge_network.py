@@ -20,6 +20,7 @@ from stretto.nn.base import LAZY, Decline, hooked
 from stretto.nn.edge_norms import in_order
 from stretto.nn.edge_trace import Shape, Trace, kind_of, name_of, shape_of
 from stretto.nn.gin import LINEAR, first_linear
+from stretto.ops.dense import dense, plus_dense
 from stretto.ops.edge_mlp import Ends
 from stretto.ops.projections import projections
 
@@ -48,6 +49,7 @@ class Moved:
     rest: Callable[[Tensor], Tensor]
     copied: bool  # whether what follows would edit the sum in place where the sum is but one term
     nodes: dict[fx.Node, Tensor] = field(default_factory=dict)
+    read: dict[fx.Node, Tensor] = field(default_factory=dict)  # what these weights act on
     given: list[tuple[fx.Node, Tensor]] = field(default_factory=list)
 
 
@@ -146,7 +148,7 @@ def network(
             chain = in_order(module)
             shapes[node], width = _through(chain, given)
             kept, steady = kept + width, steady and _by_rows(module, chain)
-            if (found := _apart(node, module, leaves, shapes, graph.num_edges)) is not None:
+            if (found := _apart(node, module, leaves, shapes, graph)) is not None:
                 moved[node] = found
             elif _edits(chain):
                 raise Decline(f"self.{node.target} edits its input in place")
@@ -199,7 +201,7 @@ def _edits(chain: Iterable[Any]) -> bool:
 
 
 def _apart(
-    node: fx.Node, module: Any, leaves: Mapping[fx.Node, Value], shapes: Mapping[fx.Node, Shape | None], num_edges: int
+    node: fx.Node, module: Any, leaves: Mapping[fx.Node, Value], shapes: Mapping[fx.Node, Shape | None], graph: Graph
 ) -> Moved | None:
     """The first Linear of a network whose input holds rows of nodes, taken apart; None where there is none."""
     linear, rest = first_linear(module)
@@ -207,7 +209,7 @@ def _apart(
     assert isinstance(inner, fx.Node)
     parts: Any = inner.args[0] if inner not in leaves and kind_of(inner) == "cat" else [inner]
     widths = [shapes[part] for part in parts]
-    combined = [_combination(part, leaves, num_edges) for part in parts]
+    combined = [_combination(part, leaves, graph.num_edges) for part in parts]
     if linear is None or not any(combined) or any(width is None or len(width) != 1 for width in widths):
         return None
     like = next(iter(leaves.values())).tensor
@@ -219,7 +221,10 @@ def _apart(
         for leaf, sign in signs.items():
             signed = weight if sign > 0 else -weight
             made.nodes[leaf] = made.nodes[leaf] + signed if leaf in made.nodes else signed
-    edges.no_infinity(*{id(t): t for t in (leaves[leaf].tensor for leaf in made.nodes)}.values())
+    made.read = {leaf: leaves[leaf].tensor for leaf in made.nodes}
+    if not edges.no_infinity(*{id(t): t for t in made.read.values()}.values()):
+        targets = {leaf: leaves[leaf].place == TARGET for leaf in made.nodes}
+        made.read = {leaf: edges.only_read(graph, t, target=targets[leaf]) for leaf, t in made.read.items()}
     return made
 
 
@@ -337,10 +342,10 @@ def _node_terms(moved: Moved, leaves: Mapping[fx.Node, Value]) -> list[tuple[int
     """
     maps: dict[int, dict[int, tuple[Tensor, Tensor]]] = {}  # place -> id of x -> (x, weight)
     for node, weight in moved.nodes.items():
-        value = leaves[node]
-        here = maps.setdefault(value.place, {})
-        known = here.get(id(value.tensor))
-        here[id(value.tensor)] = (value.tensor, weight if known is None else known[1] + weight)
+        x = moved.read[node]
+        here = maps.setdefault(leaves[node].place, {})
+        known = here.get(id(x))
+        here[id(x)] = (x, weight if known is None else known[1] + weight)
     places = sorted(maps)
     first = [next(iter(maps[place].values())) for place in places]
     biases = [moved.linear.bias if at == 0 else None for at in range(len(places))]
@@ -350,9 +355,9 @@ def _node_terms(moved: Moved, leaves: Mapping[fx.Node, Value]) -> list[tuple[int
     found = []
     for place, bias in zip(places, biases, strict=True):
         (x, weight), *others = maps[place].values()
-        term = torch.nn.functional.linear(x, weight, bias)
+        term = dense(x, weight, bias)
         for other, further in others:
-            term = term + other @ further.t()
+            term = plus_dense(term, other, further)
         found.append((place, term))
     return found
 
@@ -361,6 +366,6 @@ def _total(moved: Moved, terms: Sequence[Tensor], known: Mapping[Any, Any]) -> T
     """u_i + v_j + e W_e', ready for what follows the Linear. -> [B, k]"""
     total = terms[0] if len(terms) == 1 else terms[0] + terms[1]
     for part, weight in moved.given:
-        total = torch.addmm(total, known[part], weight.t())
+        total = plus_dense(total, known[part], weight)
     alone = len(terms) == 1 and not moved.given
     return total.clone() if alone and moved.copied else total

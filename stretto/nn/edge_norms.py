@@ -95,7 +95,7 @@ def with_statistics(
     of the network, in order. learned: what its blocks have gradients for. Running statistics move on, as in a call.
     """
     dropped = {module: module.p for module in modules if type(module) is nn.Dropout and module.training}
-    seed = int(torch.randint(2**63 - 1, ())) if dropped else 0
+    seed = int(torch.randint(2**63 - 1, (), device="cpu")) if dropped else 0
     if dropped:  # by its first edge a block knows itself
         edge = [*listed(edge), torch.arange(graph.num_edges, device=graph.device)]
 
@@ -169,7 +169,8 @@ def _moments(
         d = function(*ends).to(acc) - centre
         return torch.cat([d, d * d], dim=1)
 
-    options: dict[str, Any] = {"parameters": learned, "shared": shared, "block": streaming.BLOCK}
+    like = next(t for group in (row, col, edge) for t in listed(group))
+    options: dict[str, Any] = {"parameters": learned, "shared": shared, "block": streaming.block_of(graph, like)}
     sums: Tensor = edge_mlp(graph, deviations, row, col, edge, **options)
     off, square = (sums.sum(dim=0) / graph.num_edges).chunk(2)
     return centre + off, square - off * off

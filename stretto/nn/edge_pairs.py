@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.graph import Graph, lasting
+from stretto.graph import Graph
+from stretto.graph_kept import lasting
 from stretto.kernels import Csr, native, pairs
+from stretto.kernels.looks import settled
 from stretto.nn import adjacency
 from stretto.ops.edge_packed import Pairs
 
@@ -44,14 +46,18 @@ def features_of(graph: Graph, attr: Tensor, length: Tensor | None = None, *, sha
     Where edges are sorted, as datasets of molecules have them, pairs are found at once; else they are sorted, when the
     same features come a second time.
     """
-    if torch.is_grad_enabled() and (attr.requires_grad or (length is not None and length.requires_grad)):
+    learned = [t for t in (attr, length) if t is not None and settled(t) is None and t.requires_grad]
+    if learned and torch.is_grad_enabled():
         return None
     look = shared and graph.num_edges >= MANY and graph.num_rows == graph.num_cols
 
     def make() -> Features:
         quickly = look and _in_place(graph)
         found = _shared(graph, attr, length, _pairs_in_place) if quickly else None
-        return found or Features(None, attr, length, look and not quickly)
+        if found is not None:
+            return found
+        # Aliases: what is kept goes when the tensor does.
+        return Features(None, attr.detach(), None if length is None else length.detach(), look and not quickly)
 
     if length is None:
         kept: Features = adjacency.kept_for(graph, ("features", look), attr, make)

@@ -2,14 +2,15 @@
 
 It is called once with symbols, in a world of its own: of torch it finds the functions in KINDS, of self whatever it
 calls, taken for a module. torch.fx records what becomes of its arguments; anything else it touches ends the trace with
-a reason. Which of those calls act on every row by itself is told by shape_of.
+a reason. A trace is found again by all that it was made from: code, and what its globals and torch's names are by now.
+Which of those calls act on every row by itself is told by shape_of.
 """
 
 from __future__ import annotations
 
 import dis
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -35,6 +36,7 @@ NEVER = (  # in the names of instructions: what does more than to compute from a
     *("LOAD_NAME", "STORE_NAME", "DEREF", "CLOSURE", "YIELD", "AWAIT", "IMPORT", "DELETE", "MAKE_", "SETUP"),
     *("INPLACE", "STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE"),
 )
+LIBRARIES = (torch, torch.nn, torch.nn.functional)
 Shape = tuple[int, ...]
 
 
@@ -52,18 +54,34 @@ class Trace:
     read: frozenset[str]
 
 
-@lru_cache(maxsize=512)
-def traced(function: Callable[..., Any], names: tuple[str, ...], absent: frozenset[str]) -> Trace | str:
+def traced(function: Any, names: tuple[str, ...], absent: frozenset[str]) -> Trace | str:
     """What function(self, **names) does where the arguments in `absent` are None, or why that is not known."""
-    world = _world(function)
-    if isinstance(world, str):
-        return world
+    if not isinstance(function, types.FunctionType) or function.__closure__:
+        return "it is not a plain function"
+    code, world = function.__code__, function.__globals__
+    outside = _outside(code)
+    if isinstance(outside, str):
+        return outside
+    values = tuple(_known(world.get(name)) for name in outside)
+    bound = tuple(getattr(where, name, None) for name in code.co_names if name in ACTS for where in LIBRARIES)
+    return _traced(code, names, absent, values, bound)
+
+
+@lru_cache(maxsize=512)
+def _traced(
+    code: types.CodeType, names: tuple[str, ...], absent: frozenset[str], values: tuple[Any, ...], bound: Any
+) -> Trace | str:
+    """The trace of a function of this code. values: of its globals; bound: what torch's names stand for by now."""
+    world: dict[str, Any] = {"__builtins__": {}}
+    for name, value in zip(_outside(code), values, strict=True):
+        if value is None:
+            return f"it reads the global {name}"
+        world[name] = _stand_in(value)
     graph = fx.Graph()
     tracer = fx.proxy.GraphAppendingTracer(graph)
     arguments = {name: graph.placeholder(name) for name in names}
     given = {name: None if name in absent else fx.Proxy(node, tracer) for name, node in arguments.items()}
-    twin = types.FunctionType(function.__code__, world, argdefs=function.__defaults__)
-    twin.__kwdefaults__ = function.__kwdefaults__
+    twin = types.FunctionType(code, world)  # without defaults, which may be set anew: whoever asks knows all arguments
     read: set[str] = set()
     try:
         made = twin(_Self(tracer, read), **given)
@@ -83,40 +101,40 @@ def traced(function: Callable[..., Any], names: tuple[str, ...], absent: frozens
     return Trace(calls, arguments, made.node, frozenset(read))
 
 
-def _world(function: Any) -> dict[str, Any] | str:
-    """The names a function may read beside its arguments, each standing for what it is, or why it is not traced."""
-    if not isinstance(function, types.FunctionType) or function.__code__.co_freevars:
-        return "it is not a plain function"
-    code = function.__code__
+@lru_cache(maxsize=512)
+def _outside(code: types.CodeType) -> tuple[str, ...] | str:
+    """The globals that a code reads, or why it is not traced."""
     if code.co_flags & 0x2AC or not code.co_argcount:  # *args, **kwargs, generators, coroutines
         return "it takes arguments in an unusual way"
     if getattr(code, "co_exceptiontable", b""):
         return "it catches errors"
-    world: dict[str, Any] = {"__builtins__": {}}
-    for step in dis.get_instructions(function):
+    names: dict[str, None] = {}
+    for step in dis.get_instructions(code):
         if "GLOBAL" in step.opname:
             if step.opname != "LOAD_GLOBAL":
                 return f"it changes or reads the global {step.argval}"
-            stand_in = _stand_in(function.__globals__.get(step.argval))
-            if stand_in is None:
-                return f"it reads the global {step.argval}"
-            world[step.argval] = stand_in
+            names[step.argval] = None
         elif any(word in step.opname for word in NEVER):
             return "it does more than to compute from its arguments"
         elif step.opname == "BINARY_OP" and step.argrepr.endswith("="):
             return f"it edits a tensor in place ({step.argrepr})"
-    return world
+    return tuple(names)
 
 
-def _stand_in(value: Any) -> Any:
-    if value is torch or value is torch.nn or value is torch.nn.functional:
-        return _Library(value)
+def _known(value: Any) -> Any:
+    """A global that a trace can do with, or None."""
+    if any(value is library for library in LIBRARIES):
+        return value
     name = getattr(value, "__name__", "")
-    if name in ACTS and value in (getattr(torch, name, None), getattr(torch.nn.functional, name, None)):
+    if name in ACTS and any(value is getattr(library, name, None) for library in LIBRARIES):
         return value
     if any(value is stock or value is ours for stock, ours in functional.FUNCTIONS.items() if _is_scatter(stock)):
         return scatter
     return None
+
+
+def _stand_in(value: Any) -> Any:
+    return _Library(value) if isinstance(value, types.ModuleType) else value
 
 
 def _is_scatter(function: Any) -> bool:
@@ -147,7 +165,7 @@ class _Library(_Closed):
     def __getattribute__(self, name: str) -> Any:
         (module,) = object.__getattribute__(self, "told")
         inner = getattr(module, name, None)
-        if inner is torch.nn or inner is torch.nn.functional:
+        if any(inner is library for library in LIBRARIES):
             return _Library(inner)
         if name not in ACTS or inner is None:
             raise Untraceable(f"it reads {module.__name__}.{name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -11,10 +10,11 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from stretto.compile import Adjacency
 from stretto.graph import Graph
-from stretto.kernels import accumulate_type
+from stretto.kernels.recording import finite
 from stretto.nn import adjacency
 from stretto.nn.base import LAZY, Decline, check_input, weight_of
 from stretto.nn.base import is_stock as is_stock  # layers ask edges for it
+from stretto.nn.declines import pair_of
 from stretto.nn.sage import destinations
 from stretto.ops import gather_rows, segment_reduce
 from stretto.ops.rows import only_reached
@@ -24,7 +24,7 @@ SUM = ("add", "sum")
 
 def ends(x: Any) -> tuple[Tensor, Tensor | None, bool]:
     """(x_src, x_dst, whether they are one) of what a user hands to a conv, or Decline."""
-    x_src, x_dst = x if isinstance(x, (tuple, list)) else (x, x)
+    x_src, x_dst = pair_of(x)
     own = x_dst is x_src
     check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
     if torch.is_autocast_enabled(x_src.device.type):
@@ -121,22 +121,36 @@ def one_per_edge(graph: Graph, edge_attr: Any, x: Tensor, name: str = "edge_attr
     return edge_attr
 
 
-def no_infinity(*tensors: Tensor | None) -> None:
-    """Decline where an input holds an infinity.
+def no_infinity(*tensors: Tensor | None) -> bool:
+    """Whether all inputs seem finite; Decline where one holds an infinity.
 
     For plans that add weights up, multiply them out, take a difference apart or sum an edge's gradients before they
     meet the input: the infinity meets a sum, where in stock it meets one term after the other, and a NaN more or less
     comes of it. A NaN itself goes where stock sends it.
     """
-    if any(tensor is not None and not seems_finite(tensor) and bool(tensor.isinf().any()) for tensor in tensors):
+    strange = [tensor for tensor in tensors if tensor is not None and not seems_finite(tensor)]
+    if any(bool(tensor.isinf().any()) for tensor in strange):
         raise Decline("an input holds an infinity, which would meet weights in another order than in stock")
+    return not strange
+
+
+def only_read(graph: Graph, x: Tensor, *, target: bool) -> Tensor:
+    """x, with 0 in the rows that no edge reads at this end.
+
+    For a Linear that stock has on edges and a plan on nodes: the gradient of such a row is 0, and what is not finite
+    there would make a NaN of it in the gradient of the weight.
+    """
+    if target:
+        return only_reached(graph, x)
+    read = graph.derived("read", lambda: torch.bincount(graph.edge_csr.columns(), minlength=graph.num_cols) > 0)
+    return torch.where(read.view(-1, *([1] * (x.dim() - 1))), x, 0.0)
 
 
 def seems_finite(tensor: Tensor) -> bool:
     """Whether the sum of all values is finite. Not looked at on a device, where the host would wait for the answer."""
     if tensor.device.type != "cpu":
         return True
-    return math.isfinite(float(tensor.detach().sum(dtype=accumulate_type(tensor.dtype))))
+    return finite(tensor)
 
 
 def with_loops(conv: Any, graph: Graph, num_loops: int) -> Graph:

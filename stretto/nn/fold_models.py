@@ -109,6 +109,8 @@ def _class_of(kind: Any) -> type:
 
 def _reduce(self: Any, protocol: Any) -> Any:
     """Pickled and copied as the user's class, and made ours again when it has its state."""
+    if "_stretto_stock" not in vars(type(self)):  # torch has derived it from ours, and pickles it or not
+        return object.__reduce_ex__(self, protocol)
     reduced: Any = object.__reduce_ex__(self, 2)
     return _rebuilt, (type(self).__dict__["_stretto_stock"],), *reduced[2:]
 

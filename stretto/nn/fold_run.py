@@ -16,6 +16,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 
+from stretto.kernels.looks import look
 from stretto.nn import folds, models, relations
 from stretto.nn.base import hooked, is_stock
 from stretto.nn.forward_trace import Chain, InTurn, Modules, Trace
@@ -106,9 +107,9 @@ class Fold:
 
 
 def _state(modules: list[Any]) -> list[Any]:
-    """Of each module what its result depends on: a number that changes with every edit of a tensor, and its mode."""
+    """Of each module what its result depends on: what every tensor looks like, and its mode."""
     return [
-        [(id(t), 0 if t.is_inference() else t._version) for t in (*m.parameters(), *m.buffers())]
+        [(id(t), look(t)) for t in (*m.parameters(), *m.buffers())]
         + [getattr(inner, name, None) for inner in m.modules() for name in ("training", "eps")]
         for m in modules
     ]

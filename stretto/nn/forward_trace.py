@@ -61,16 +61,18 @@ class Trace:
     chains: list[Chain] = field(default_factory=list)
     refused: list[tuple[Any, str]] = field(default_factory=list)  # (layer, why what follows it is not folded)
     constants: list[tuple[str, str, Any]] = field(default_factory=list)  # of the model: (HELD, key, what is there)
-    outside: list[tuple[Any, str, Any]] = field(default_factory=list)  # the same of globals and classes: (names, ...)
+    classes: list[tuple[str, Any]] = field(default_factory=list)  # of its classes, the nearest first: (name, ...)
+    outside: list[tuple[Any, str, Any]] = field(default_factory=list)  # of globals and namespaces: (names, name, ...)
     lists: list[tuple[Any, tuple[Any, ...]]] = field(default_factory=list)  # (ModuleList or Sequential, its modules)
     methods: dict[str, Any] = field(default_factory=dict)  # of the model, called by its forward
 
     def stands(self, model: Any) -> bool:
         """Whether the model still has all that its forward decided by."""
-        state = model.__dict__
+        state, kind = model.__dict__, type(model)
         held = {where: state[where] if where else state for where in HELD}
         return (
             all(held[where].get(key, ABSENT) is value for where, key, value in self.constants)
+            and all(getattr(kind, key, ABSENT) is value for key, value in self.classes)
             and all(where.get(key, ABSENT) is value for where, key, value in self.outside)
             and all(_holds(found, modules) for found, modules in self.lists)
         )
@@ -281,6 +283,7 @@ def _attribute(stand_in: Any, name: str, model: Any, tracer: Any, trace: Trace) 
     of_class = ABSENT if owner is None else vars(owner)[name]
     if hasattr(type(of_class), "__set__") or name.startswith("__"):
         raise Untraceable(f"the model's forward reads the property {name}")
+    trace.classes.append((name, getattr(type(model), name, ABSENT)))
     state = model.__dict__
     where = next((where for where in HELD if name in (state[where] if where else state)), None)
     if where == "" or of_class is ABSENT:
@@ -294,7 +297,6 @@ def _attribute(stand_in: Any, name: str, model: Any, tracer: Any, trace: Trace) 
             return tracer.create_proxy("get_attr", name, (), {})
         return _stand_in(value, (state, name), tracer, None)
     trace.constants.append(("", name, ABSENT))
-    trace.outside.append((vars(owner), name, of_class))
     if not isinstance(of_class, types.FunctionType) or of_class.__module__.startswith("torch"):
         raise Untraceable(f"the model's forward reads {name} of its class")
     trace.methods[name] = of_class

@@ -18,11 +18,13 @@ from stretto.graph import Graph
 from stretto.machine.rates import Profile
 from stretto.nn import adjacency, edges, folds
 from stretto.nn.base import SMALL, Decline, Small, hooked, note_attention, note_order, weight_of, why_stock
+from stretto.nn.declines import same_type
 from stretto.nn.features import linear_of_nonzeros
 from stretto.ops import library, widened
 from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer, takes
 from stretto.ops.autograd_state import saved_elsewhere
+from stretto.ops.dense import dense
 from stretto.ops.folded_bias import larger, some_rows
 from stretto.ops.projections import plus, projections
 from stretto.ops.rows import all_reached
@@ -47,6 +49,9 @@ def fast(
     weight = weight_of(conv.lin if shared else conv.lin_src, x_src)
     weight_dst = None if x_dst is None else weight_of(conv.lin if shared else conv.lin_dst, x_dst)
     att_src, att_dst, bias = conv.att_src, conv.att_dst, conv.bias
+    same_type(x_src, att_src, att_dst, bias, conv.att_edge)
+    if weight.size(0) != conv.heads * conv.out_channels:
+        raise Decline("the weight does not fit the layer")
     if norm is not None:
         weight, att_src, att_dst, bias = _normalised(conv, norm, weight)
         weight_dst = weight
@@ -57,6 +62,8 @@ def fast(
     edges.no_infinity(edge_attr)
     check_weights_wanted(edge_index, return_attention_weights)
     graph, edge_attr = looped(conv, given, edge_attr)
+    if graph.num_edges == 0:
+        edge_attr = None  # stock does not look at it either: what it would have met has no gradient
     heads, width = conv.heads, conv.out_channels
     one = own and weight_dst is weight  # the two ends share features and weight
     first, trial = ordered(conv, graph, x_src, weight)
@@ -80,13 +87,13 @@ def fast(
         of_nonzeros = linear_of_nonzeros(x_src, weight)
         projected = [*projections(x_src, [(weight, None)])] if of_nonzeros is None else [of_nonzeros]
         vectors = per_head(att_src) if not one else torch.cat([per_head(att_src), per_head(att_dst)], 1)
-        scores = projected[0] @ vectors
+        scores = dense(projected[0], vectors.t())
         right, left = scores.split(heads, dim=1) if one else (scores, scores)
     if x_dst is None or weight_dst is None:
         left = right.new_zeros(graph.num_rows, heads)
     elif not one:
-        left = x_dst @ fold(weight_dst, att_dst).t()
-    edge = None if edge_attr is None else edge_attr @ fold(conv.lin_edge.weight, conv.att_edge).t()
+        left = dense(x_dst, fold(weight_dst, att_dst))
+    edge = None if edge_attr is None else dense(edge_attr, fold(conv.lin_edge.weight, conv.att_edge))
     wanted = bool(return_attention_weights)
     v = x_src.unsqueeze(1) if first else projected[0].view(-1, heads, width)
     found = attention(
@@ -218,9 +225,9 @@ def ordered(conv: Any, graph: Graph, x: Tensor, weight: Tensor) -> tuple[bool, T
     # with all that a decision rests on
     fixed, threads, saved = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), saved_elsewhere()
     mark = ("order of GAT", i, heads, columns, x.dtype, wanted, settings.torch_kernels(), saved, fixed, threads)
-    settled = graph._derived.get(mark)
-    if settled is not None:
-        decision, key = settled
+    key = graph._derived.get(mark)
+    decision = None if key is None else CHOOSER.decision(key)
+    if decision is not None:
         order = decision.steady if saved else decision.chosen
         note_order(conv, order, key)
         return order.name == FOLDED, None
@@ -240,7 +247,7 @@ def ordered(conv: Any, graph: Graph, x: Tensor, weight: Tensor) -> tuple[bool, T
     order, trial, key = best_order("GAT", priced, sizes, x, wanted)
     note_order(conv, order, key)
     if trial is None:
-        graph._derived[mark] = (CHOOSER.decision(key), key)
+        graph._derived[mark] = key
     return order.name == FOLDED, trial
 
 

@@ -13,6 +13,7 @@ from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, hooked, record_of
 from stretto.nn.chains import chain_of
 from stretto.nn.edge_pairs import features_of
+from stretto.ops.dense import dense, plus_dense
 from stretto.ops.edge_layer import gated_layer, takes
 from stretto.ops.edge_messages import edge_messages
 from stretto.ops.edge_packed import gated_messages, linear_of_data
@@ -26,7 +27,7 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
     if (edge_attr is None) != (conv.edge_dim is None):
         raise Decline("edge_attr and edge_dim disagree")
     graph = (edges.graph_between if edge_attr is None else edges.plain_graph)(conv, edge_index, x_src, x_dst)
-    edges.no_infinity(x_src, None if x_dst is x_src else x_dst)
+    finite = edges.no_infinity(x_src, None if x_dst is x_src else x_dst)
     record_of(conv).plan = "node-side Linears, gate and sum in one pass"
     if edge_attr is None:
         key, query, value = conv.lin_key(x_dst), conv.lin_query(x_src), conv.lin_value(x_src)
@@ -41,11 +42,12 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
             raise Decline("edge_attr is not a matrix")
         edges.no_infinity(attr)
         dim = attr.size(1)
+        target, other = (x_dst, x_src) if finite else _only_read(graph, x_src, x_dst)
         key_x, key_e = edges.split_weight(conv.lin_key, x_dst, x_dst.size(1), dim)
         query_x, query_e = edges.split_weight(conv.lin_query, x_src, x_src.size(1), dim)
         value_x, value_e = edges.split_weight(conv.lin_value, x_src, x_src.size(1), dim)
-        key = torch.nn.functional.linear(x_dst, key_x, _sum(conv.lin_key.bias, conv.lin_query.bias))
-        source = torch.nn.functional.linear(x_src, torch.cat([query_x, value_x]))
+        key = torch.nn.functional.linear(target, key_x, _sum(conv.lin_key.bias, conv.lin_query.bias))
+        source = torch.nn.functional.linear(other, torch.cat([query_x, value_x]))
         if conv.lin_value.bias is not None:
             source = source + torch.cat([torch.zeros_like(conv.lin_value.bias), conv.lin_value.bias])
         weight = torch.cat([key_e + query_e, value_e])
@@ -62,14 +64,14 @@ def _gated(
     width = key.size(1)
     fused = type(conv.act) is torch.nn.Sigmoid and reduce in ("sum", "mean") and not hooked(conv.act)
     if fused and attr is not None and weight is not None and not streaming.large(graph, 2 * width, key):
-        (query, value), (gate_e, value_e) = source.chunk(2, dim=1), (attr @ weight.t()).chunk(2, dim=1)
+        (query, value), (gate_e, value_e) = source.chunk(2, dim=1), dense(attr, weight).chunk(2, dim=1)
         options = {"act": "sigmoid", "act2": "identity", "reduce": reduce}
         return edge_messages(graph, key, query, gate_e, None, value, value_e, **options)
 
     act = conv.act
 
     def message(own: Tensor, other: Tensor, edge: Tensor | None = None) -> Tensor:
-        sums = other if edge is None or weight is None else torch.addmm(other, edge, weight.t())
+        sums = other if edge is None or weight is None else plus_dense(other, edge, weight)
         query, value = sums.split(width, dim=1)
         return act(own + query) * value
 
@@ -99,41 +101,45 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     attr = None if edge_attr is None else edges.one_per_edge(graph, edge_attr, x_src)
     if attr is not None and attr.dim() != 2:
         raise Decline("edge_attr is not a matrix")
-    edges.no_infinity(x_src, None if x_dst is x_src else x_dst, attr)
+    root = x_dst
+    if not edges.no_infinity(x_src, None if x_dst is x_src else x_dst, attr):
+        x_dst, x_src = _only_read(graph, x_src, x_dst)
     widths = (x_dst.size(1), x_src.size(1), 0 if attr is None else attr.size(1))
     gates = (conv.lin_f, conv.lin_s)
     parts = [edges.split_weight(gate, x_src, *widths) for gate in gates]
+    if any(gate.weight.size(0) != x_dst.size(1) for gate in gates):
+        raise Decline("the weights do not fit the layer")
     biases = (None, None) if all(g.bias is None for g in gates) else tuple(map(edges.bias_of, gates))
     record_of(conv).plan = "node-side Linears, gate and sum in one pass"
-    large = attr is not None and graph.num_edges * 2 * x_dst.size(1) * x_dst.element_size() >= streaming.LARGE
+    large = attr is not None and streaming.large(graph, 2 * x_dst.size(1), x_dst)
     linear = torch.nn.functional.linear
     if reduce == "sum" and attr is not None and not large and x_dst is x_src:
         made = _crystal_as_one_step(conv, graph, x_src, attr, biases)
         if made is not None:
-            return made if conv.bn is None else conv.bn(made) + x_dst
+            return made if conv.bn is None else conv.bn(made) + root
     if reduce == "sum" and not large and x_dst is x_src:
         out = _crystal_at_once(graph, x_src, attr, parts, biases)
-        return (out if conv.bn is None else conv.bn(out)) + x_dst
+        return (out if conv.bn is None else conv.bn(out)) + root
     if reduce in ("sum", "mean") and not large:
         terms = [  # each gate's terms by themselves: halves of one product would have to be copied apart
-            (linear(x_dst, target, bias), linear(x_src, source), None if attr is None else linear(attr, edge))
+            (linear(x_dst, target, bias), linear(x_src, source), None if attr is None else dense(attr, edge))
             for (target, source, edge), bias in zip(parts, biases, strict=True)
         ]
         out = edge_messages(graph, *terms[0], *terms[1], act="sigmoid", act2="softplus", reduce=reduce)
-        return (out if conv.bn is None else conv.bn(out)) + x_dst
+        return (out if conv.bn is None else conv.bn(out)) + root
     target, source, edge = (torch.cat([f, s]) for f, s in zip(*parts, strict=True))
     ends = (linear(x_dst, target, None if biases[0] is None else torch.cat(biases)), linear(x_src, source))
 
     def message(own: Tensor, other: Tensor, features: Tensor | None = None) -> Tensor:
         z = own + other
-        gate, core = (z if features is None else torch.addmm(z, features, edge.t())).chunk(2, dim=1)
+        gate, core = (z if features is None else plus_dense(z, features, edge)).chunk(2, dim=1)
         return gate.sigmoid() * torch.nn.functional.softplus(core)
 
     (out,), how = streaming.reduced(
         graph, message, *ends, attr, (reduce,), width=2 * x_dst.size(1), parameters=[edge], steady=True
     )
     record_of(conv).plan = f"node-side Linears, gates {how}"
-    return (out if conv.bn is None else conv.bn(out)) + x_dst
+    return (out if conv.bn is None else conv.bn(out)) + root
 
 
 def _crystal_as_one_step(conv: Any, graph: Graph, x: Tensor, attr: Tensor, biases: Any) -> Tensor | None:
@@ -157,10 +163,15 @@ def _crystal_at_once(graph: Graph, x: Tensor, attr: Tensor | None, parts: Any, b
         return gated_messages(graph, linear(x, weight, bias), act="sigmoid", act2="softplus")
     found = None if bias is None else features_of(graph, attr, shared=False)
     if found is None:
-        features = linear(attr, torch.cat([edge, edge2]), bias)
+        features = dense(attr, torch.cat([edge, edge2]), bias)
     else:
         features = linear_of_data(found.data, torch.cat([edge, edge2]), bias)
     return gated_messages(graph, linear(x, weight), features, act="sigmoid", act2="softplus")
+
+
+def _only_read(graph: Graph, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor]:
+    """What Linears of x_dst and x_src act on, where one of them is not finite."""
+    return edges.only_read(graph, x_dst, target=True), edges.only_read(graph, x_src, target=False)
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -10,6 +10,7 @@ from torch.nn.functional import leaky_relu, linear
 from stretto.graph import Graph
 from stretto.nn import edges, gat, streaming
 from stretto.nn.base import Decline, note_attention, weight_of
+from stretto.nn.declines import same_type
 from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer
 from stretto.ops.edge_mlp import edge_mlp
@@ -26,6 +27,7 @@ def fast(
     edges.check_aggr(conv, *edges.SUM)
     weight_of(conv.lin_l, x_src, bias=True)
     weight_of(conv.lin_r, x_dst, bias=True)
+    same_type(x_src, conv.att, conv.bias)
     given = edges.graph_between(conv, edge_index, x_src, x_dst)
     if conv.lin_edge is None and edge_attr is not None:
         raise Decline("edge_attr without edge_dim")
@@ -89,5 +91,6 @@ def _scores(conv: Any, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor
         return (leaky_relu(terms, slope) * att).sum(dim=-1)
 
     learnt = [att, *edges.map_of(conv.lin_edge)]
-    made: Tensor = edge_mlp(graph, score, x_r, x_l, edge_attr, shared=learnt, reduce="each", block=streaming.BLOCK)
+    block = streaming.block_of(graph, x_l)
+    made: Tensor = edge_mlp(graph, score, x_r, x_l, edge_attr, shared=learnt, reduce="each", block=block)
     return made

@@ -9,6 +9,7 @@ from torch import Tensor
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
 from stretto.nn import adjacency
 from stretto.nn.base import Decline, check_input, note_fixed, note_plan, record_of, weight_of
+from stretto.nn.declines import same_type
 from stretto.nn.features import aggregated, linear_of_nonzeros
 from stretto.nn.sage import Summands
 from stretto.ops import spmm
@@ -29,6 +30,7 @@ def of_gcn(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = N
     check_input(x)
     if conv.aggr not in ("add", "sum"):
         raise Decline(f"aggr is {conv.aggr}")
+    same_type(x, conv.bias)
     return Summands(x, weight_of(conv.lin, x), conv.bias, _adjacency(conv, x, edge_index, edge_weight), "sum")
 
 

@@ -31,6 +31,7 @@ from stretto.nn.base import (
     stock_wanted,
     why_stock,
 )
+from stretto.nn.own_class import behind, templates_of
 from stretto.ops import spmm
 from stretto.ops.edge_messages import edge_messages
 
@@ -58,7 +59,7 @@ def why_not(kind: type) -> str | None:
         return "aggregate() is its own"
     if any(name in base.__dict__ for base in kind.__mro__[: kind.__mro__.index(MessagePassing)] for name in OWN):
         return "it is copied or pickled in its own way"
-    reason = tracing._impure(kind.message)
+    reason = tracing.impure(kind.message)
     if reason is None:
         return None
     detail = edge_propagate.why_not(kind.message)
@@ -85,7 +86,7 @@ def _prefix(kind: type) -> str:
 def fast_propagate(kind: type) -> Callable[..., Any]:
     """A propagate() for exactly this class (and the one accelerate() makes of it): fast where it may, else stock."""
     stock_propagate: Any = _own_propagate(kind)
-    summed = product if tracing._impure(kind.message) is None else _network  # type: ignore[attr-defined]
+    summed = product if tracing.impure(kind.message) is None else _network  # type: ignore[attr-defined]
 
     def compute(self: Any, edge_index: Any, given: dict[str, Any]) -> Any:
         wanted = _update_arguments(self, given)
@@ -95,14 +96,19 @@ def fast_propagate(kind: type) -> Callable[..., Any]:
     def again(self: Any, edge_index: Any, **kwargs: Any) -> Tensor:
         return compute(self, edge_index, kwargs)
 
+    def _changed() -> str | None:
+        own = kind.aggregate is MessagePassing.aggregate  # type: ignore[attr-defined]
+        return None if own else "aggregate() is its own"
+
     def run(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
-        mine = type(self) is kind or type(self).__dict__.get("_stretto_stock") is kind
+        own = behind(type(self))
+        mine = own is kind or stock_class(own) is kind
         if torch.compiler.is_compiling():
             inside_compile.note(self)
             return stock_propagate(self, edge_index, *args, **kwargs)
         if args or not mine or stock_wanted():
             return stock_propagate(self, edge_index, *args, **kwargs)
-        reason = why_stock(self, aggregates_itself=True)
+        reason = why_stock(self, aggregates_itself=True) or _changed()
         if reason is None:
             watch = None
             if settings.get("STRETTO_SHADOW") != "0":
@@ -219,6 +225,7 @@ def fast_class(kind: type) -> type | None:
             "__qualname__": kind.__qualname__,
             "__doc__": kind.__doc__,
             "__reduce_ex__": _reduce,
+            "_set_jittable_templates": templates_of(kind),
         }
         _classes[kind] = type(kind)(kind.__name__, (kind,), body)
     return _classes[kind]
@@ -226,6 +233,8 @@ def fast_class(kind: type) -> type | None:
 
 def _reduce(self: Any, protocol: Any) -> Any:
     """Pickled as the user's class, and made ours again when it is read."""
+    if "_stretto_stock" not in vars(type(self)):  # torch has derived it from ours, and pickles it or not
+        return object.__reduce_ex__(self, protocol)
     reduced: Any = object.__reduce_ex__(self, 2)
     return _rebuilt, (type(self).__dict__["_stretto_stock"],), *reduced[2:]
 

@@ -12,8 +12,11 @@ from torch_geometric.nn.models import MLP
 
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
 from stretto.kernels import denormals
+from stretto.kernels.looks import settled
+from stretto.kernels.recording import looked
 from stretto.nn import adjacency, folds
 from stretto.nn.base import LINEAR, Decline, check_input, hooked, note_plan, record_of, weight_of
+from stretto.nn.declines import pair_of, same_type
 from stretto.nn.sage import destinations
 from stretto.ops import relu_product, spmm
 from stretto.ops.dense import dense
@@ -29,13 +32,14 @@ Rest = Callable[..., Tensor]  # of the first Linear's result, and its bias if th
 
 def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     """What GINConv.forward computes."""
-    x_src, x_dst = x if isinstance(x, (tuple, list)) else (x, x)
+    x_src, x_dst = pair_of(x)
     own = x_dst is x_src
     check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
     if conv.aggr not in ("add", "sum", "mean", "max", "min"):
         raise Decline(f"aggr is {conv.aggr}")
     if x_dst is not None and x_dst.size(1) != x_src.size(1):
         raise Decline("x_src and x_dst differ in width")
+    same_type(x_src, conv.eps)
     graph = adjacency.graph_of(conv, edge_index, x_src.size(0), destinations(edge_index, size, x_dst, x_src))
     values = adjacency.weights_in(graph, edge_index, x_src)
     first, rest = first_linear(conv.nn)
@@ -97,16 +101,23 @@ def _with_norm(nn: Any, first: Any, rest: Rest, weight: Tensor, rows: int) -> tu
 
 def number(scalar: Tensor) -> float:
     """The value of a tensor of one element; asked of a device once per change, since the host waits for the answer."""
-    if scalar.device.type == "cpu" or scalar.is_inference():
+    if scalar.device.type == "cpu" and looked(scalar):
+        return float(scalar.detach().numpy().item())  # without torch's eyes, where the step is being written down
+    look = None if scalar.device.type == "cpu" else settled(scalar)
+    if look is None:
         return scalar.item()
-    mark = (scalar.data_ptr(), scalar._version)
-    kept = _numbers.get(scalar)
-    if kept is None or kept[0] != mark:
-        kept = _numbers[scalar] = (mark, scalar.item())
-    return kept[1]
+    known = _numbers.get(scalar)
+    if known is None or known[0] != look:
+        known = _numbers[scalar] = (look, scalar.item())
+    return known[1]
 
 
 _numbers: Any = WeakTensorKeyDictionary()
+
+
+def forget() -> None:
+    """Ask the device again."""
+    _numbers.clear()
 
 
 def first_linear(nn: Any) -> tuple[Any, Rest]:

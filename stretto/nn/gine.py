@@ -11,9 +11,10 @@ from stretto.graph import Graph
 from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, record_of, weight_of
 from stretto.nn.chains import chain_of
+from stretto.nn.declines import same_type
 from stretto.nn.edge_pairs import features_of
 from stretto.nn.gin import network, number
-from stretto.ops.edge_layer import Chain, Form, edge_layer, takes
+from stretto.ops.edge_layer import Chain, Form, edge_layer, takes, width_after
 from stretto.ops.edge_messages import edge_messages
 from stretto.ops.edge_packed import linear_of_data, rooted_messages
 
@@ -23,6 +24,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     edge_index, edge_attr, size = edges.unpacked(conv, edge_index, edge_attr, size)
     x_src, x_dst, _ = edges.ends(x)
     reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
+    same_type(x_src, conv.eps)
     graph = edges.plain_graph(conv, edge_index, x_src, x_dst, size)
     attr = edges.one_per_edge(graph, edge_attr, x_src)
     if attr.dim() != 2:
@@ -70,6 +72,8 @@ def _at_once(conv: Any, graph: Graph, x: Tensor, attr: Tensor, scale: float) -> 
     edge = Chain() if conv.lin is None else chain_of(conv.lin)
     after = chain_of(conv.nn)
     if edge is None or after is None or not takes(graph, x, attr, edge, after):
+        return None
+    if width_after(edge, attr.size(1)) != x.size(1) or width_after(after, x.size(1)) is None:
         return None
     found = None if conv.lin is None else features_of(graph, attr)
     pairs, rows = (None, attr) if found is None else (found.pairs, found.attr)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stretto.nn import edges
 from stretto.nn.base import Decline, record_of
+from stretto.nn.declines import same_type
 from stretto.ops.attention import attention
 
 EPS = 1e-15  # stock's
@@ -22,10 +23,11 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     if conv.separate_gaussians:
         raise Decline("separate_gaussians=True")
     edges.initialised(conv.g, conv.mu, conv.sigma)
+    same_type(x_src, conv.g, conv.mu, conv.sigma, conv.bias)
     graph = edges.plain_graph(conv, edge_index, x_src, x_dst, size)
     attr = edges.one_per_edge(graph, edge_attr, x_src)
     i, o, count = x_src.size(1), conv.out_channels, conv.kernel_size
-    if attr.dim() != 2 or attr.size(1) != conv.dim or conv.g.size(0) != i or conv.g.dtype != x_src.dtype:
+    if attr.dim() != 2 or attr.size(1) != conv.dim or conv.g.size(0) != i:
         raise Decline("x or edge_attr does not fit the layer")
     distance = -0.5 * (attr.unsqueeze(1) - conv.mu).pow(2) / (EPS + conv.sigma.pow(2))
     gaussian = torch.exp(distance.sum(dim=-1))

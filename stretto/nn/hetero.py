@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -11,10 +10,12 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv.han_conv import group
 
-from stretto.graph import Graph, lasting
+from stretto.graph import Graph
 from stretto.graph_formats import index_dtype
+from stretto.graph_kept import kept_with
 from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, check_input, record_of
+from stretto.nn.declines import same_type
 from stretto.ops.attention import attention
 
 
@@ -26,6 +27,7 @@ def _checked(conv: Any, x_dict: Any, edge_index_dict: Any) -> None:
         raise Decline("flow target_to_source between types of nodes")
     tensors = list(x_dict.values())
     check_input(*tensors)
+    same_type(tensors[0], *conv.parameters())
     if len({t.dtype for t in tensors}) > 1 or torch.is_autocast_enabled(tensors[0].device.type):
         raise Decline("several types of numbers, or autocast is on")
     for source, _, target in edge_index_dict:
@@ -82,6 +84,7 @@ def fast_hgt(conv: Any, x_dict: Any, edge_index_dict: Any) -> dict[str, Tensor |
     k, v, _ = conv._construct_src_node_feat(k_dict, v_dict, edge_index_dict)
     # A relation's prior scales every score of its edges: as well the keys, which each relation has for itself.
     priors = [conv.p_rel["__".join(kind)].expand(k_dict[kind[0]].size(0), heads) for kind in edge_index_dict]
+    k = k if edges.seems_finite(k) else edges.only_read(graph, k, target=False)
     k = k * torch.cat(priors).unsqueeze(-1)
     out = attention(graph, v, q, k, form="dot", scale=1 / math.sqrt(width))
     assert isinstance(out, Tensor)
@@ -120,9 +123,9 @@ def _side_by_side(graphs: list[Graph]) -> Graph:
             num_rows, num_cols, num_edges = num_rows + csr.num_rows, num_cols + csr.num_cols, num_edges + csr.num_edges
         dtype = index_dtype(max(num_rows, num_cols), num_edges)
         col, edge_id = torch.cat(columns).to(dtype), torch.cat(ids).to(dtype)
-        return Graph.of_pointers(torch.cat(pointers), col, num_cols, edge_id=edge_id)
+        return Graph.of_pointers(torch.cat(pointers), col, num_cols, edge_id=edge_id, known=True)
 
-    return _kept_with(graphs, "side by side", make)
+    return _together(graphs, "side by side", make)
 
 
 def _joined(conv: Any, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any]) -> Graph:
@@ -145,27 +148,13 @@ def _joined(conv: Any, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any
             columns += graph.num_cols
         return Graph.of(torch.cat(pairs, dim=1), (columns, count))
 
-    return _kept_with(graphs, ("joined", targets, count), make)
+    return _together(graphs, ("joined", targets, count), make)
 
 
-def _kept_with(graphs: list[Graph], what: Hashable, make: Callable[[], Graph]) -> Graph:
+def _together(graphs: list[Graph], what: Hashable, make: Callable[[], Graph]) -> Graph:
     """make()'s graph, kept on the first of `graphs` for as long as the others live.
 
     A relation that stays while others are new at every step does not collect what nobody can ask for again.
     """
     first, *others = graphs
-    key = (what, tuple(id(graph) for graph in others))
-    known = first._derived.get(key)
-    if known is not None:
-        return known[0]
-    owner = weakref.ref(first)
-
-    def forget(gone: object) -> None:  # at once: the next graph may get the same id
-        holder = owner()
-        if holder is not None:
-            holder._derived.pop(key, None)
-
-    with lasting():
-        made = make()
-    first._derived[key] = (made, *(weakref.ref(graph, forget) for graph in others))
-    return made
+    return kept_with(first, (what, tuple([id(graph) for graph in others])), others, make)

@@ -14,6 +14,7 @@ from torch import Tensor
 from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, constant, linear
 from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, check_input, note_fixed, note_plan, record_of, weight_of
+from stretto.nn.declines import same_type
 from stretto.ops import spmm
 
 X, W = Leaf("X", "n", "i"), Leaf("W", "o", "i")
@@ -84,6 +85,7 @@ def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
         values = adjacency.values_of(edge_index)
         adj = Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
     _no_weight_grad(adj)
+    same_type(x, conv.bias)
     tensors = {"X": x, **{f"W{k}": weight_of(lin, x) for k, lin in enumerate(conv.lins)}}
     out = linear(polynomial(hops), tensors, {"A": adj}, bias=conv.bias, note=note_plan(conv))
     return out if conv.bias is None else out.to(x.dtype)  # as stock's separate bias does under autocast

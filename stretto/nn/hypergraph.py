@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from stretto.graph import Graph
-from stretto.nn import edges
+from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, record_of, weight_of
+from stretto.nn.declines import same_type
 from stretto.ops import gather_rows, segment_reduce, spmm
 
 
@@ -24,13 +25,16 @@ def fast(
     """What HypergraphConv.forward computes."""
     x, _, _ = edges.ends(x)
     edges.check_aggr(conv, *edges.SUM)
-    weight_of(conv.lin, x, bias=True)
+    if weight_of(conv.lin, x, bias=True).size(0) != conv.heads * conv.out_channels:
+        raise Decline("the weight does not fit the layer")
+    same_type(x, conv.bias)
     if conv.flow != "source_to_target":
         raise Decline(f"flow is {conv.flow}")
     if not edges.is_plain(hyperedge_index) or conv.use_attention:
         raise Decline("use_attention=True, or hyperedge_index is not [2, E]")
     if num_edges is None:
         num_edges = int(hyperedge_index[1].max()) + 1 if hyperedge_index.numel() else 0
+    adjacency.sizes_agree(hyperedge_index, x.size(0), num_edges)
     graph = Graph.of(hyperedge_index, (x.size(0), num_edges))  # rows are hyperedges
     back = graph.T
     if hyperedge_weight is None:

@@ -24,7 +24,9 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     graph = between(conv, edge_index, x_src, x_dst, size)
     if x_dst is not None and x_dst.size(0) != graph.num_rows:
         raise Decline("size and x disagree")
-    order, place, bounds = graph.derived(("by degree", conv.max_degree), lambda: _by_degree(graph, conv.max_degree))
+    order, place, degrees, bounds = graph.derived(
+        ("by degree", conv.max_degree), lambda: _by_degree(graph, conv.max_degree)
+    )
     record_of(conv).plan = "[A X | X] [W_d; V_d], rows in order of degree"
     h = spmm(graph, x_src)
     stacked = torch.stack([w.t() for w in weights])
@@ -34,15 +36,15 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     out = segment_matmul(gather_rows(h, order), bounds, stacked)
     if any(lin.bias is not None for lin in conv.lins_l):
         biases = torch.stack([edges.bias_of(lin) for lin in conv.lins_l])
-        out = out + biases[torch.repeat_interleave(torch.tensor(bounds).diff()).to(out.device)]
+        out = out + gather_rows(biases, degrees)
     return gather_rows(out, place)
 
 
-def _by_degree(graph: Graph, most: int) -> tuple[Tensor, Tensor, list[int]]:
-    """The order of nodes by degree (at most `most`), each node's place in it, and where each degree starts."""
+def _by_degree(graph: Graph, most: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """The order of nodes by degree (at most `most`), each node's place in it, degrees in it, and where each starts."""
     degree = graph.degree.clamp(max=most)
     order = degree.argsort(stable=True)
     place = torch.empty_like(order)
     place[order] = torch.arange(order.numel(), device=order.device)
     counts = torch.bincount(degree, minlength=most + 1)
-    return order, place, [0, *counts.cumsum(0).tolist()]
+    return order, place, degree[order], [0, *counts.cumsum(0).tolist()]

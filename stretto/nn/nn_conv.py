@@ -16,6 +16,7 @@ from stretto.nn.base import LINEAR, Decline, hooked, record_of
 from stretto.nn.edge_norms import in_order
 from stretto.nn.gin import rest_of_mlp
 from stretto.ops.attention import attention
+from stretto.ops.dense import dense, plus_dense
 from stretto.ops.edge_mlp import Ends, edge_mlp
 from stretto.ops.spmm import spmm
 
@@ -57,9 +58,9 @@ def _contracted(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce: str) -
     u = _outer_in_blocks(conv, graph, x, attr, before, run)
     if u is None:
         u = _outer(graph, x, run(attr))
-    out = u.reshape(-1, hidden * i) @ weight.reshape(hidden * i, o)
+    out = dense(u.reshape(-1, hidden * i), weight.reshape(hidden * i, o).t())
     if last.bias is not None:  # a bias of the matrix multiplies the sum of x_j; as one more hidden unit it would copy h
-        out = torch.addmm(out, spmm(graph, x), last.bias.view(i, o))
+        out = plus_dense(out, spmm(graph, x), last.bias.view(i, o).t())
     out = edges.only_reached(graph, out)
     return out if reduce == "sum" else out * graph.mean_scale(out.dtype).unsqueeze(1)
 
@@ -79,7 +80,7 @@ def _matrices_in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce
         return torch.bmm(other.unsqueeze(1), network(edge).view(-1, i, o)).squeeze(1)
 
     record_of(conv).plan = f"{reduce} of X_j nn(E), matrices in blocks of edges"
-    block = max(min(streaming.BLOCK, streaming.BLOCK * WIDTH // (i * o)), 1)
+    block = max(streaming.block_of(graph, x) * WIDTH // max(i * o, WIDTH), 1)
     parameters = streaming.parameters_of(modules)
     function = streaming.as_now(message, [network])
     made: Tensor = edge_mlp(graph, function, None, x, attr, parameters=parameters, reduce=reduce, block=block)
@@ -120,7 +121,8 @@ def _outer_in_blocks(
             return None
         function, edge, shared = edge_norms.with_statistics(graph, stage, before, learned, None, None, attr)
     record_of(conv).plan = "(sum h (x) X_j) W, h in blocks of edges"
-    options: dict[str, Any] = {"parameters": learned, "shared": shared, "block": streaming.BLOCK}
+    options: dict[str, Any] = {"parameters": learned, "shared": shared}
+    options["block"] = streaming.block_of(graph, x)
     made: Tensor = edge_mlp(graph, function, None, x, edge, reduce="function", **options)
     return made
 

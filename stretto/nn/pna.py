@@ -14,6 +14,7 @@ from stretto.graph import Graph
 from stretto.nn import edges, streaming
 from stretto.nn.base import Decline, hooked, record_of, weight_of
 from stretto.ops import statistics
+from stretto.ops.dense import plus_dense
 
 KNOWN = {
     stock.SumAggregation: "sum",
@@ -40,7 +41,7 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
         raise Decline("edge_attr and edge_dim disagree")
     if attr is not None:
         weight_of(conv.edge_encoder, attr, bias=True)
-    edges.no_infinity(x, attr)
+    finite = edges.no_infinity(x, attr)
     towers, width = conv.towers, conv.F_in
     if x.size(1) != (towers * width if conv.divide_input else width):
         raise Decline("x does not fit the layer")
@@ -49,8 +50,9 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
     _check_post(conv, x.new_empty(0, width), len(names))
     biases = torch.stack([edges.bias_of(nn[0]) for nn in conv.pre_nns])
     each = x.view(-1, towers, width) if conv.divide_input else x.view(-1, 1, width).expand(-1, towers, -1)
-    u = _towers(x, own, conv.divide_input) + biases
-    v = _towers(x, other, conv.divide_input).reshape(-1, towers * width)
+    target, source = (x, x) if finite else (edges.only_read(graph, x, target=end) for end in (True, False))
+    u = _towers(target, own, conv.divide_input) + biases
+    v = _towers(source, other, conv.divide_input).reshape(-1, towers * width)
     deeper = any(len(nn) > 1 for nn in conv.pre_nns)
     if attr is None and not deeper and len(set(names)) == len(names):
         record_of(conv).plan = "u_i + statistics of X_j W' in one pass, scalers after the GEMM"
@@ -135,7 +137,7 @@ def _aggregate_edges(
     def message(*ends: Tensor) -> Tensor:
         made = ends[0] + ends[1] if deeper else ends[0]
         if weight is not None:
-            made = torch.addmm(made, ends[-1], weight.t())
+            made = plus_dense(made, ends[-1], weight)
         if not deeper:
             return made
         each = made.view(-1, towers, width)

@@ -20,6 +20,7 @@ from stretto.graph import Graph
 from stretto.machine.rates import Profile
 from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, note_order, record_of
+from stretto.nn.declines import same_type
 from stretto.ops import gather_rows, segment_matmul, spmm
 from stretto.ops.attention import attention
 
@@ -60,7 +61,8 @@ def _inputs(conv: Any, x: Any) -> tuple[Tensor, Tensor]:
     if all(isinstance(t, Tensor) and not t.is_floating_point() and t.dim() == 1 for t in (x_src, x_dst)):
         return x_src, x_dst
     x_src, x_dst = edges.both_ends((x_src, x_dst))
-    if x_src.size(1) != conv.in_channels_l or x_src.dtype != conv.weight.dtype:
+    same_type(x_src, conv.weight, conv.root, conv.bias)
+    if x_src.size(1) != conv.in_channels_l:
         raise Decline("x does not fit the layer")
     return x_src, x_dst
 
@@ -81,6 +83,8 @@ def _rooted(conv: Any, out: Tensor, x_dst: Tensor) -> Tensor:
 def _relational(conv: Any, x: Tensor, x_dst: Tensor, edge_index: Any, edge_type: Any, reduce: str) -> Tensor:
     """Sum over relations of reduce(A_r x) W_r. -> [n, o]."""
     graph = _graph(conv, edge_index, x, x_dst)
+    if isinstance(edge_type, Tensor) and (edge_type.dtype not in adjacency.INDEX or edge_type.layout != torch.strided):
+        raise Decline(f"edge_type is {edge_type.dtype}, {edge_type.layout}")
     relations = _relations(conv, graph, edge_type)
     if not x.is_floating_point():
         return _lookup(conv, graph, relations, x, reduce)

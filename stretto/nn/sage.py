@@ -12,6 +12,7 @@ from torch import Tensor
 from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, linear
 from stretto.nn import adjacency
 from stretto.nn.base import Decline, check_input, note_plan, record_of, weight_of
+from stretto.nn.declines import pair_of
 from stretto.nn.features import aggregated, linear_of_nonzeros
 from stretto.ops import spmm
 from stretto.ops.projections import plus
@@ -82,7 +83,7 @@ def of_graph(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = No
 
 
 def _ends(conv: Any, x: Any) -> tuple[Tensor, Tensor | None, bool]:
-    x_src, x_dst = x if isinstance(x, (tuple, list)) else (x, x)
+    x_src, x_dst = pair_of(x)
     own = x_dst is x_src
     check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
     if conv.aggr not in ("mean", "add", "sum", "max", "min"):
@@ -128,16 +129,17 @@ def destinations(edge_index: Any, size: Any, x_dst: Tensor | None, x: Tensor) ->
     """How many nodes receive messages, as PyG infers it."""
     if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
         return edge_index.size(0)
-    if size is not None and size[1] is not None:
-        if x_dst is not None and size[1] != x_dst.size(0):
+    if hasattr(edge_index, "sparse_sizes"):  # a SparseTensor, whose rows receive
+        return int(edge_index.sparse_sizes()[0]) if x_dst is None else x_dst.size(0)
+    if hasattr(edge_index, "sparse_size"):  # an EdgeIndex: what it knows of itself counts, and `size` does not
+        size = edge_index.sparse_size()
+    known = None
+    if size is not None:
+        num_src, known = size
+        if not all(s is None or isinstance(s, int) for s in size):
+            raise Decline("size holds no numbers")
+        if num_src not in (None, x.size(0)) or (x_dst is not None and known not in (None, x_dst.size(0))):
             raise Decline("size and x disagree")
-        return int(size[1])
     if x_dst is not None:
         return x_dst.size(0)
-    if not isinstance(edge_index, Tensor):  # a SparseTensor, whose rows receive
-        return int(edge_index.sparse_sizes()[0])
-    if hasattr(edge_index, "sparse_size"):
-        known = edge_index.sparse_size(1)
-        if known is not None:
-            return int(known)
-    return x.size(0)
+    return x.size(0) if known is None else int(known)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.models.schnet import ShiftedSoftplus
 
-from stretto.graph import Graph, lasting
+from stretto.graph import Graph
+from stretto.graph_kept import lasting
 from stretto.nn import edges, streaming
 from stretto.nn.base import LINEAR, Decline, hooked, record_of, weight_of
 from stretto.nn.chains import chain_of
 from stretto.nn.edge_pairs import Features, features_of
-from stretto.ops.edge_layer import Chain, Form, edge_layer, takes
+from stretto.ops.edge_layer import Chain, Form, edge_layer, takes, width_after
 from stretto.ops.edge_packed import linear_of_data, product_messages, shifted_softplus
 
 
@@ -83,6 +84,9 @@ def _at_once(conv: Any, graph: Graph, x: Tensor, found: Features) -> Tensor | No
     chains = chain_of(conv.lin1), chain_of(conv.nn), chain_of(conv.lin2)
     before, edge, after = chains
     if before is None or edge is None or after is None or not takes(graph, x, found.attr, before, edge, after):
+        return None
+    width = width_after(before, x.size(1))
+    if width is None or width_after(edge, found.attr.size(1)) != width or width_after(after, width) is None:
         return None
     window = _kept_window(conv, found).view(-1)
     edge = Chain((*edge.stages, ("scale", None)), (*edge.tensors, window))

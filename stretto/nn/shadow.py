@@ -217,7 +217,7 @@ def slope_difference(got: list[Tensor | None], wanted: list[Tensor | None]) -> f
 def _weights(out: Tensor) -> Tensor:
     """What a result is weighted with before it is summed: the same for both, from a generator of its own."""
     random = torch.Generator().manual_seed(out.numel())
-    return torch.randn(out.shape, generator=random, dtype=out.dtype).to(out.device)
+    return torch.randn(out.shape, generator=random, dtype=out.dtype, device="cpu").to(out.device)
 
 
 # ---- apart from the user's step ----

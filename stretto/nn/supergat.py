@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stretto.nn import edges
 from stretto.nn.base import record_of, weight_of
+from stretto.nn.declines import same_type
 from stretto.ops import sddmm
 from stretto.ops.attention import attention
 
@@ -24,6 +25,7 @@ def fast(
     x, _, _ = edges.ends(x)
     edges.check_aggr(conv, *edges.SUM)
     weight_of(conv.lin, x, bias=True)
+    same_type(x, conv.bias, *((conv.att_l, conv.att_r) if conv.attention_type == "MX" else ()))
     graph = edges.plain_graph(conv, edge_index, x, x)
     if conv.add_self_loops:
         graph = edges.with_loops(conv, graph, x.size(0))

@@ -8,7 +8,7 @@ are. A copy of the model (deepcopy, pickle) is what torch.fx makes of it: its la
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from stretto.nn import edges, inside_compile, relations
 from stretto.nn.base import in_place_of, record_of, stock_wanted
+from stretto.nn.own_class import behind
 
 
 @dataclass
@@ -79,10 +80,10 @@ def fast_class(module: Any) -> type | None:
 def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         inside_compile.note(self)
-        return type(self).__base__.forward(self, *args, **kwargs)  # type: ignore[union-attr]
+        return _stock_of(self).forward(self, *args, **kwargs)
     twin = _twins.get(self)
     if twin is None or torch.jit.is_tracing() or stock_wanted() or not twin.stands():
-        return type(self).__base__.forward(self, *args, **kwargs)  # type: ignore[union-attr]
+        return _stock_of(self).forward(self, *args, **kwargs)
     record = record_of(self)
     record.calls += 1
     record.path, record.reason = "fast", ""
@@ -91,17 +92,22 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     return twin.run.forward(*args, **kwargs)
 
 
+def _stock_of(module: Any) -> Any:
+    """The class that torch.fx made for a model of ours."""
+    return vars(behind(type(module)))["_stretto_stock"]
+
+
 def _recompile(self: Any) -> Any:
     """What GraphModule.recompile does, which torch.fx also calls to pickle: it writes the new forward onto the module's
     class. That must be the model's own, or ours would be gone, and call itself."""
-    ours: Any = type(self)
-    self.__class__ = ours.__dict__["_stretto_stock"]
+    now, ours = type(self), cast(Any, behind(type(self)))
+    self.__class__ = _stock_of(self)
     try:
         code = self.recompile()
         ours.forward = in_place_of(type(self).forward, _forward)
         twin = _twin(self)  # the graph may be another
     finally:
-        self.__class__ = ours
+        self.__class__ = now
     if twin is None:
         _twins.pop(self, None)
     else:

@@ -1,8 +1,8 @@
 """What a layer's message() computes, read by calling it with symbols: x_j, or w * x_j. Unknown whenever in doubt.
 
-message() must be a function of its arguments alone: one that reads self, a global or a closure may give another result
-at the next call, so it is not traced. What it does to its arguments is then recorded by torch.fx, once for each set of
-arguments that are None.
+message() must be a function of its arguments alone: one that reads self, a global, a default or a closure may give
+another result at the next call, so it is not traced. What it does to its arguments is then recorded by torch.fx, once
+for each set of arguments that are None.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from torch import fx
 from torch_geometric.nn import MessagePassing
 
 SPECIAL = frozenset(MessagePassing.special_args)
-OUTSIDE = ("GLOBAL", "_NAME", "DEREF", "CLOSURE", "CLASSDEREF", "YIELD")  # in the names of instructions
+OUTSIDE = (
+    "GLOBAL",
+    "_NAME",
+    "DEREF",
+    "CLOSURE",
+    "CLASSDEREF",
+    "YIELD",
+    "MAKE_FUNCTION",
+)  # in the names of instructions
 CHANGES = ("STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "INPLACE")  # likewise
 
 
@@ -35,18 +43,20 @@ class Message:
     column: str = ""
 
 
-@lru_cache(maxsize=512)
 def message_of(function: Callable[..., Any], names: tuple[str, ...], absent: frozenset[str]) -> Message | str:
     """What message(self, **names) returns where the arguments in `absent` are None, or why that is not known."""
-    reason = _impure(function)
-    if reason is not None:
-        return reason
+    return impure(function) or _message_of(function.__code__, names, absent)
+
+
+@lru_cache(maxsize=512)
+def _message_of(code: types.CodeType, names: tuple[str, ...], absent: frozenset[str]) -> Message | str:
+    """The same of a function of this code: nothing else decides, since it has neither globals nor defaults."""
     graph = fx.Graph()
     tracer = fx.proxy.GraphAppendingTracer(graph)
     nodes = {name: graph.placeholder(name) for name in names}
     arguments = {name: None if name in absent else fx.Proxy(node, tracer) for name, node in nodes.items()}
     try:
-        made = function(None, **arguments)
+        made = types.FunctionType(code, {"__builtins__": {}})(None, **arguments)
     except Exception as error:  # whatever a user's code raises when it meets a symbol
         return f"message() could not be traced ({type(error).__name__})"
     if not isinstance(made, fx.Proxy):
@@ -66,15 +76,19 @@ def _needed(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _impure(function: Any) -> str | None:
+def impure(function: Any) -> str | None:
     """Why a function may depend on more than its arguments, or None."""
-    if not isinstance(function, types.FunctionType) or function.__code__.co_freevars:
+    if not isinstance(function, types.FunctionType) or function.__closure__:
         return "message() is not a plain function"
-    code = function.__code__
+    return _impure(function.__code__)
+
+
+@lru_cache(maxsize=512)
+def _impure(code: types.CodeType) -> str | None:
     own = code.co_varnames[0] if code.co_argcount else None
     if code.co_flags & 0x2AC or own is None:  # *args, **kwargs, generators, coroutines
         return "message() takes arguments in an unusual way"
-    for step in dis.get_instructions(function):
+    for step in dis.get_instructions(code):
         if step.opname == "KW_NAMES":  # of a call with keywords: it reads nothing
             continue
         if any(word in step.opname for word in OUTSIDE) or step.opname.startswith("IMPORT"):

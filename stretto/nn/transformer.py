@@ -14,6 +14,7 @@ from stretto.nn.base import Decline, note_attention, weight_of
 from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer, takes
 from stretto.ops.projections import plus, projections
+from stretto.ops.rows import all_reached
 
 
 def fast(
@@ -43,7 +44,11 @@ def fast(
         query, *skip = projections(x_dst, [maps[0], *maps[3:]])
         key, value = projections(x_src, maps[1:3])
     query, key, value = (t.view(-1, heads, width) for t in (query, key, value))
-    folded = None if edge_weight is None else torch.einsum("nhc,hcd->nhd", query, edge_weight)
+    folded = None
+    if edge_weight is not None:
+        known = all_reached(graph) or edges.seems_finite(query)
+        folded = query if known else edges.only_read(graph, query, target=True)
+        folded = torch.einsum("nhc,hcd->nhd", folded, edge_weight)
     found: Any = attention(
         graph,
         value,

@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as torch_module
 
+from stretto.nn.own_class import replaced_forward
+
 # The types of a weight that a module multiplies with and nothing else: a class derived from Tensor (quantised values,
 # an adapter) computes by itself.
 _PLAIN = (type(None), torch.nn.Parameter, Tensor, torch.nn.parameter.UninitializedParameter)
 
 
 def hooked(*modules: Any) -> bool:
-    """Whether someone watches a module's calls, or has put another forward on the instance, or a weight that is no
-    parameter (another network's result) or computes by itself."""
+    """Whether someone watches a module's calls, or has put another forward on it or on its class (torch's or PyG's), or
+    a weight that is no parameter (another network's result) or computes by itself."""
     return any(
         m._forward_hooks
         or m._forward_pre_hooks
@@ -25,6 +27,7 @@ def hooked(*modules: Any) -> bool:
         or "weight" in m.__dict__
         or "bias" in m.__dict__
         or type(m._parameters.get("weight")) not in _PLAIN
+        or replaced_forward(type(m))
         for m in modules
     )
 

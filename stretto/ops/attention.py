@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto import kernels
 from stretto.errors import expect, fail
 from stretto.graph import Graph
 from stretto.kernels import reference_attention
 from stretto.kernels.attention import FORMS, TENSORS, Attention, backend
+from stretto.kernels.schema import CPU
 from stretto.ops import kept_scores, library, twice
 from stretto.ops.autograd_state import is_last
 from stretto.ops.batched import one_by_one
+from stretto.ops.checks import check_values
 from stretto.ops.folded_bias import takes_bias
 from stretto.ops.op import Op, Sample
 from stretto.ops.projections import plus
@@ -68,13 +69,22 @@ def attention(
     """
     if v is right and form in ("gatv2", "dot"):
         v = None
-    tensors = _promoted(form, (v, left, right, att, edge, attr, query))
+    tensors: tuple[Tensor | None, ...] = (v, left, right, att, edge, attr, query)
+    for name, tensor in zip(TENSORS, tensors, strict=True):
+        if tensor is not None:
+            check_values("attention", name, tensor, graph.device)
+    if bias is not None:
+        check_values("attention", "bias", bias, graph.device)
+    tensors = _promoted(form, tensors)
     if scale is None:
         scale = (
             1 / math.sqrt(left.size(2))
             if form == "dot" and left is not None and left.dim() == 3 and left.size(2)
             else 1.0
         )
+    for name, number in (("negative_slope", negative_slope), ("scale", scale), ("dropout", dropout)):
+        if not isinstance(number, (int, float)):
+            fail(f"attention: '{name}' is {number!r}, wanted a number")
     _check(graph, form, tensors, dropout)
     key: Tensor | None = None
     if dropout > 0:
@@ -251,10 +261,12 @@ def _seed(seed: Tensor | int | None, device: torch.device) -> Tensor:
     if seed is None:
         return torch.randint(2**63 - 1, (1,), device=device)
     if isinstance(seed, Tensor):
+        known = seed.dtype == torch.int64 and seed.numel() == 1 and seed.device in (device, CPU)
+        expect(known, f"attention: 'seed' is {seed.dtype} {list(seed.shape)} on {seed.device}, wanted one int64")
         return seed.reshape(1)
     known = isinstance(seed, int) and -(2**63) <= seed < 2**64
     expect(known, f"attention: 'seed' is {seed!r}, wanted an integer of 64 bits, or a tensor of one")
-    return torch.tensor([seed if seed < 2**63 else seed - 2**64])  # torch.initial_seed() has no sign
+    return torch.tensor([seed if seed < 2**63 else seed - 2**64], device=CPU)  # torch.initial_seed() has no sign
 
 
 # The arrays of rows, which share one storage type; everything else is scalars, held in the accumulation type.
@@ -286,10 +298,6 @@ def _check(graph: Graph, form: str, tensors: tuple[Tensor | None, ...], dropout:
     if values is None or values.dim() != 3 or values.size(0) != m:
         got = "absent" if values is None else f"of shape {list(values.shape)}"
         fail(f"attention: 'v' is {got}, wanted [{m}, heads, width], one row per column of the graph")
-    if values.dtype not in kernels.DTYPES:
-        fail(f"attention: 'v' is {values.dtype}, wanted float32, float64, bfloat16 or float16")
-    if values.device != graph.device:
-        fail(f"attention: 'v' is on {values.device}, but the graph is on {graph.device}")
     lead = named["edge"] if form in ("given", "weight") else named["left"]
     name = "edge" if form in ("given", "weight") else "left"
     if lead is None or lead.dim() != (3 if form in ("gatv2", "dot") else 2):

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from stretto.errors import fail
 from stretto.ops import advice
 from stretto.ops.autograd_state import several_times
 
 _top = torch._C._functorch.peek_interpreter_stack
 _is_batch = torch._C._functorch.is_legacy_batchedtensor
+MOST_NESTED = 64  # batches inside each other: torch's own limit
 
 
 def transformed() -> bool:
@@ -44,9 +46,25 @@ def one_by_one(backward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _each(backward: Callable[..., Any], ctx: Any, grads: tuple[Any, ...]) -> Any:
+def _level(grads: tuple[Any, ...]) -> int:
+    """The number of the batch to take apart: the innermost one.
+
+    torch counts batches for each thread, and a GPU's backward runs in another thread than the one that began it: there
+    the number is found by trying.
+    """
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
+    if level:
+        return level
+    batch = next(g for g in grads if isinstance(g, Tensor) and _is_batch(g))
+    for number in range(1, MOST_NESTED):
+        if not _is_batch(torch._remove_batch_dim(batch, number, 1, 0)):
+            return number
+    fail("backward: a batch of batches of gradients (is_grads_batched twice) is not taken on a GPU, one batch is")
+
+
+def _each(backward: Callable[..., Any], ctx: Any, grads: tuple[Any, ...]) -> Any:
+    level = _level(grads)
     remove, add = torch._remove_batch_dim, torch._add_batch_dim
     plain = [remove(g, level, 1, 0) if isinstance(g, Tensor) and _is_batch(g) else None for g in grads]
     size = next(p.size(0) for p in plain if p is not None)

@@ -1,6 +1,7 @@
 """dense: x W' + b as torch's linear has it; on a device, the sum over all rows that b's gradient is runs in our kernel.
 
-torch takes four times as long for that sum as memory asks (benchmarks/results/gpu-profile.txt).
+torch takes several times as long for that sum as memory asks. On a CPU the gradient of a narrow W is a sum over all
+rows that torch's GEMM would take one row after the other: it is taken in blocks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stretto import kernels
+from stretto.kernels.cpu_dense import SKINNY, SUMMED
 from stretto.ops import library, taped
 from stretto.ops.batched import one_by_one
 from stretto.ops.product import product, product_and_sums
@@ -29,10 +31,14 @@ def column_sum(x: Tensor) -> Tensor:
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [n, i], weight [o, i], bias [o] -> [n, o]"""
-    own = hasattr(kernels.backend(x.device), "column_sum") and x.dim() == 2
-    if not own or bias is None or library.traced(x) or torch.is_autocast_enabled(x.device.type):
+    own = bias is not None and hasattr(kernels.backend(x.device), "column_sum") and x.dim() == 2
+    if not (own or _skinny(x, weight)) or library.traced(x) or torch.is_autocast_enabled(x.device.type):
         return F.linear(x, weight, bias)
-    if x.dtype != weight.dtype or weight.dtype != bias.dtype or not library.recorded(x, weight, bias):
+    if (
+        x.dtype != weight.dtype
+        or (bias is not None and weight.dtype != bias.dtype)
+        or not library.recorded(x, weight, bias)
+    ):
         return F.linear(x, weight, bias)
     return _Dense.apply(x, weight, bias)
 
@@ -45,9 +51,24 @@ def add_bias(x: Tensor, bias: Tensor) -> Tensor:
     return _AddBias.apply(x, bias)
 
 
+def plus_dense(total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """total + x W'. total [n, o], x [n, i], weight [o, i] -> [n, o]"""
+    plain = library.traced(x) or not library.recorded(x, weight) or torch.is_autocast_enabled(x.device.type)
+    if plain or not _skinny(x, weight) or not total.dtype == x.dtype == weight.dtype:
+        return torch.addmm(total, x, weight.t())
+    return _PlusDense.apply(total, x, weight)
+
+
+def _skinny(x: Tensor, weight: Tensor) -> bool:
+    """Whether torch's GEMM would lose digits in the gradient of W, and W learns on a CPU."""
+    if x.device.type != "cpu" or x.dim() != 2 or not weight.requires_grad:
+        return False
+    return x.size(0) > 2 * SUMMED and min(weight.shape) < SKINNY
+
+
 class _Dense(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         return product(x, weight.t(), bias)
 
@@ -61,6 +82,22 @@ class _Dense(torch.autograd.Function):
         if need_x:
             dx = grad @ weight if torch.is_grad_enabled() else product(grad, weight)
         return dx, *linear_grads(grad, x, need_weight, need_bias)
+
+
+class _PlusDense(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.addmm(total, x, weight.t())
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        need_total, need_x, need_weight = ctx.needs_input_grad
+        dx = grad @ weight if need_x else None
+        return grad if need_total else None, dx, weight_grad(grad, x) if need_weight else None
 
 
 class _AddBias(torch.autograd.Function):

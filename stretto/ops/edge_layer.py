@@ -63,6 +63,21 @@ def takes(graph: Graph, x: Tensor, attr: Tensor, *chains: Chain) -> bool:
     )
 
 
+def width_after(chain: Chain, width: int) -> int | None:
+    """Width of what a chain makes of rows of this width; None: one of its Linears does not take what comes."""
+    at = 0
+    for name, has_bias in chain.stages:
+        if name == "dense":
+            weight = chain.tensors[at]
+            if weight.dim() != 2 or weight.size(1) != width:
+                return None
+            if has_bias and chain.tensors[at + 1].shape != weight.shape[:1]:
+                return None
+            width = weight.size(0)
+        at += COUNTS[name] + (name == "dense" and has_bias)
+    return width
+
+
 def edge_layer(graph: Graph, x: Tensor, attr: Tensor, before: Chain, edge: Chain, after: Chain, form: Form) -> Tensor:
     """after(sum of messages). x [n, i], attr [E or P, d] -> [n, o], where `takes` agrees."""
     plan = (graph, (before.stages, edge.stages, after.stages), form)

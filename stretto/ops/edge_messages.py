@@ -24,6 +24,7 @@ from stretto.graph import Graph
 from stretto.kernels import cpu, cpu_edge, reference_edge
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
+from stretto.ops.checks import check_values
 from stretto.ops.op import Op, Sample
 from stretto.ops.rows import run_sum
 
@@ -48,7 +49,11 @@ def edge_messages(
     graph [n, m], row and row2 [n, k], col and col2 [m, k], edge and edge2 [E, k] in the order of edge_index -> [n, k].
     act, act2: identity, relu, sigmoid, softplus, silu, or one (act2 only): no second factor.
     """
-    tensors = _promoted((row, col, edge, row2, col2, edge2))
+    tensors: tuple[Tensor | None, ...] = (row, col, edge, row2, col2, edge2)
+    for name, tensor in zip(_NAMES, tensors, strict=True):
+        if tensor is not None:
+            check_values("edge_messages", name, tensor, graph.device)
+    tensors = _promoted(tensors)
     _check(graph, tensors, act, act2, reduce)
     found = [t for t in tensors if t is not None]
     if any(library.traced(t) for t in found):
@@ -132,13 +137,11 @@ def _check(graph: Graph, tensors: tuple[Tensor | None, ...], act: str, act2: str
     expect(any(t is not None for t in tensors[:3]), "edge_messages: one of 'row', 'col', 'edge' is needed")
     second = any(t is not None for t in tensors[3:])
     expect(second == (act2 != "one"), "edge_messages: 'row2', 'col2', 'edge2' and 'act2' come together")
-    width = next(t.size(-1) for t in tensors if t is not None)
+    width = next(t.size(-1) if t.dim() else 0 for t in tensors if t is not None)
     sizes = (graph.num_rows, graph.num_cols, graph.num_edges) * 2
     for name, tensor, size in zip(_NAMES, tensors, sizes, strict=True):
         if tensor is None:
             continue
-        if tensor.dtype not in kernels.DTYPES:
-            fail(f"edge_messages: '{name}' is {tensor.dtype}, wanted float32, float64, bfloat16 or float16")
         if tuple(tensor.shape) != (size, width):
             fail(f"edge_messages: '{name}' has shape {list(tensor.shape)}, wanted {[size, width]}")
 

@@ -213,6 +213,7 @@ class _EdgeMlp(torch.autograd.Function):
                 grad, extremum = shares(out, out if most is None else most, ties, grad)
                 if need_own:
                     down = grad * ties if down is None else down + grad * ties
+                grad = torch.where(extremum == extremum, grad, extremum)  # no message equals a NaN, but it goes to all
             elif name in ("mean", "square"):
                 grad = grad * _mean_scale(ctx.graph, grad)
             flows.append((2 * grad if name == "square" else grad, name, extremum))
@@ -261,9 +262,11 @@ def _message(function: Any, names: Sequence[str], part: _Block, ends: Sequence[T
 
 
 def _sum_type(tensor: Tensor, at: int, places: Sequence[int]) -> torch.dtype:
-    """The type in which a tensor's gradient is collected: an edge's comes once, all others are sums over blocks."""
-    once = at < len(places) and places[at] == 2
-    return tensor.dtype if once else kernels.accumulate_type(tensor.dtype)
+    """The type in which a tensor's gradient is collected: an edge's comes once, a node's is a sum over its edges, that
+    of a parameter one over all blocks."""
+    if at >= len(places) or places[at] == WHOLE:
+        return torch.float64
+    return tensor.dtype if places[at] == 2 else kernels.accumulate_type(tensor.dtype)
 
 
 def _block_gradients(ctx: Any, part: _Block, tensors: Any, needs: Any, flows: Any, found: list[Any]) -> None:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from stretto.graph import Graph
 from stretto.kernels import Csr, cpu_edge, pool, reference_edge
+from stretto.kernels.cpu_dense import product_in_blocks
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
+from stretto.ops.dense import dense
 from stretto.ops.edge_messages import backend, edge_messages
 from stretto.ops.rows import gather_rows
 
@@ -20,7 +22,7 @@ from stretto.ops.rows import gather_rows
 def _native(graph: Graph, *tensors: Tensor | None) -> bool:
     """Whether the kernel's own forms may run: not on other devices, and not where torch.compile must see the op."""
     found = [t for t in tensors if t is not None]
-    plain = not any(library.traced(t) for t in found) and len({t.dtype for t in found}) == 1
+    plain = not any(library.traced(t) or t.device != graph.device for t in found) and len({t.dtype for t in found}) == 1
     return plain and backend(graph.device) is cpu_edge
 
 
@@ -32,7 +34,10 @@ def gated_messages(graph: Graph, nodes: Tensor, edge: Tensor | None = None, *, a
 
     The graph is square: every node is at both ends of edges.
     """
-    if not _native(graph, nodes, edge):
+    n, width = nodes.shape
+    fit = n == graph.num_rows == graph.num_cols and not width % 4
+    fit = fit and (edge is None or edge.shape == (graph.num_edges, width // 2))
+    if not fit or not _native(graph, nodes, edge):
         return edge_messages(graph, *_apart(nodes, edge), act=act, act2=act2)
     if library.recorded(nodes, edge):
         return _Gated.apply(graph, (act, act2), nodes, edge)
@@ -115,7 +120,11 @@ def _with_features(
     factor: Tensor | None,
     pairs: Pairs | None,
 ) -> Tensor:
-    if not _native(graph, x, edge, factor):
+    features, count = edge if factor is None else factor, graph.num_edges if pairs is None else pairs.ends.size(1)
+    fit = (
+        features is not None and features.shape == (count, x.size(1)) and x.size(0) == graph.num_rows == graph.num_cols
+    )
+    if not fit or not _native(graph, x, edge, factor):
         out = edge_messages(graph, *_of(x, edge, factor, pairs), act=acts[0], act2=acts[1])
         return out if scale is None else out + scale * x
     if library.recorded(x, edge, factor):
@@ -177,7 +186,7 @@ def linear_of_data(data: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     That column makes the bias and its gradient parts of the products: no pass over [E, o] for either.
     """
     if bias is None:
-        return torch.nn.functional.linear(data[:, :-1], weight)
+        return dense(data[:, :-1], weight)
     return _LinearOfData.apply(data, weight, bias)
 
 
@@ -191,7 +200,9 @@ class _LinearOfData(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         (data,) = ctx.saved_tensors
-        both = grads[0].t() @ data
+        turned = grads[0].t()
+        plain = torch.is_grad_enabled() or data.device.type != "cpu"
+        both = turned @ data if plain else product_in_blocks(turned, data)
         return None, both[:, :-1], both[:, -1]
 
 

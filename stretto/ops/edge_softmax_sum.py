@@ -14,6 +14,7 @@ from stretto.graph import Graph
 from stretto.kernels import reference_edge
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
+from stretto.ops.checks import check_values
 from stretto.ops.edge_messages import _promoted, backend
 from stretto.ops.op import Op, Sample
 
@@ -37,13 +38,20 @@ def softmax_sum(
         act in reference_edge.ACTS[1:],
         f"softmax_sum: 'act' is {act!r}, wanted one of {', '.join(reference_edge.ACTS[1:])}",
     )
-    if x.dim() != 2 or x.size(0) != graph.num_cols or x.dtype not in kernels.DTYPES:
+    check_values("softmax_sum", "x", x, graph.device)
+    if edge is not None:
+        check_values("softmax_sum", "edge", edge, graph.device)
+    if x.dim() != 2 or x.size(0) != graph.num_cols:
         fail(f"softmax_sum: 'x' is {x.dtype} of shape {list(x.shape)}, wanted floats of shape [{graph.num_cols}, k]")
     if edge is not None and tuple(edge.shape) != (graph.num_edges, x.size(1)):
         fail(f"softmax_sum: 'edge' has shape {list(edge.shape)}, wanted {[graph.num_edges, x.size(1)]}")
     x, edge = _promoted((x, edge))  # type: ignore[assignment]
     acc = kernels.accumulate_type(x.dtype)
+    if isinstance(temperature, Tensor):
+        check_values("softmax_sum", "temperature", temperature, graph.device)
     heat = torch.as_tensor(temperature, dtype=None if isinstance(temperature, Tensor) else acc, device=x.device)
+    if heat.numel() not in (1, x.size(1)):
+        fail(f"softmax_sum: 'temperature' has shape {list(heat.shape)}, wanted a number, [1] or [{x.size(1)}]")
     heat = heat.to(acc).reshape(-1).expand(x.size(1))
     if any(library.traced(t) for t in (x, edge, heat) if t is not None):
         return torch.ops.stretto.softmax_sum(graph.handle, x, edge, heat, act, shift, detached, graph.num_rows)[0]

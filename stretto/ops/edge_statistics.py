@@ -19,6 +19,7 @@ from stretto.kernels import cpu, cpu_statistics, reference_statistics
 from stretto.kernels.reference_statistics import LEAST_VAR, STATISTICS
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
+from stretto.ops.checks import check_values
 from stretto.ops.extremum import extremum
 from stretto.ops.op import Op, Sample
 from stretto.ops.rows import gather_rows, only_reached, sum_edges
@@ -141,10 +142,11 @@ def _check(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) 
     for name in names:
         expect(name in STATISTICS, f"statistics: {name!r} in 'names', wanted some of {', '.join(STATISTICS)}")
     expect(len(names) > 0 and len(set(names)) == len(names), f"statistics: 'names' is {names}, wanted each once")
-    expect(x.dtype in kernels.DTYPES, f"statistics: 'x' is {x.dtype}, wanted float32, float64, bfloat16 or float16")
     for name, tensor, rows in (("x", x, graph.num_cols), ("own", own, graph.num_rows)):
-        if tensor is not None and (tensor.dim() != 2 or tensor.shape != (rows, x.size(-1))):
-            expect(False, f"statistics: '{name}' has shape {list(tensor.shape)}, wanted {[rows, x.size(-1)]}")
+        if tensor is not None:
+            check_values("statistics", name, tensor, graph.device)
+        if tensor is not None and (tensor.dim() != 2 or tensor.shape != (rows, *x.shape[-1:])):
+            expect(False, f"statistics: '{name}' has shape {list(tensor.shape)}, wanted {[rows, *x.shape[-1:]]}")
 
 
 def reference(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Sequence[str]) -> Tensor:

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from stretto.graph import Graph
 from stretto.graph_traced import TracedGraph
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 LIBRARY = torch.library.Library("stretto", "DEF")
 
 # A graph travels as its number (`handle`); `transposed` ops run on graph.T.
@@ -60,8 +61,10 @@ for _schema in SCHEMAS:
 
 
 def traced(x: Tensor) -> bool:
-    """Whether x must go through torch.library: under torch.compile, and for tensors that are not plain."""
-    return torch.compiler.is_compiling() or (type(x) is not Tensor and type(x) is not torch.nn.Parameter)
+    """Whether x must go through torch.library: under torch.compile or a FakeTensorMode, and where it is not plain."""
+    if torch.compiler.is_compiling() or (type(x) is not Tensor and type(x) is not torch.nn.Parameter):
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 and torch._C._get_dispatch_mode(_FAKE) is not None
 
 
 def recorded(*tensors: Tensor | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,12 +16,18 @@ from stretto.graph import Graph
 from stretto.kernels import reference
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
+from stretto.ops.checks import check_values
 from stretto.ops.op import Op, Sample
 
 
 def segment_matmul(x: Tensor, ptr: Tensor | Sequence[int], weight: Tensor) -> Tensor:
     """Rows ptr[s]:ptr[s + 1] of x times weight[s]. x [N, i], ptr [S + 1], weight [S, i, o] -> [N, o]."""
-    bounds = [int(p) for p in (ptr.tolist() if isinstance(ptr, Tensor) else ptr)]
+    try:
+        bounds = [operator.index(p) for p in (ptr.tolist() if isinstance(ptr, Tensor) else ptr)]
+    except TypeError:
+        fail(f"segment_matmul: 'ptr' is {ptr!r}, wanted ascending bounds of segments")
+    check_values("segment_matmul", "x", x, weight.device if isinstance(weight, Tensor) else x.device)
+    check_values("segment_matmul", "weight", weight, x.device)
     if x.dim() != 2 or weight.dim() != 3 or x.size(1) != weight.size(1):
         fail(
             f"segment_matmul: 'x' has shape {list(x.shape)} and 'weight' {list(weight.shape)}, "

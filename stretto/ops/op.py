@@ -38,4 +38,3 @@ class Op:
     samples: Callable[[Graph, torch.dtype], Iterator[Sample]]
     flops: Callable[..., int]
     bytes: Callable[..., int]
-    twice: bool = True  # whether double backward works for every sample; if not, it raises

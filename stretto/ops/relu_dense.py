@@ -23,7 +23,7 @@ def relu_dense(z: Tensor, weight: Tensor, bias: Tensor | None = None, z_bias: Te
     """z [n, i], weight [o, i], bias [o], z_bias [i] -> [n, o]"""
     if z_bias is None and relu_product.takes(z, weight, bias):
         return relu_product.relu_product(z, weight, bias)
-    if not joined(z, weight, bias, z_bias):
+    if not joined(z, weight, bias, z_bias) or weight.dim() != 2 or weight.size(1) != z.size(1):
         return dense(F.relu(z if z_bias is None else add_bias(z, z_bias)), weight, bias)
     if library.recorded(z, weight, bias, z_bias):
         return _ReluDense.apply(z, z_bias, weight, bias)
@@ -34,7 +34,7 @@ def joined(z: Tensor, *parameters: Tensor | None) -> bool:
     """Whether the steps are run as one."""
     if z.dim() != 2 or not matter(z) or not z.is_contiguous() or library.traced(z) or torch.is_autocast_enabled("cpu"):
         return False
-    return all(p is None or p.dtype == z.dtype for p in parameters)
+    return all(p is None or (p.dtype == z.dtype and p.device == z.device) for p in parameters)
 
 
 class _ReluDense(torch.autograd.Function):

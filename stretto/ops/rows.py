@@ -14,8 +14,10 @@ from stretto.errors import IndexRangeError, fail
 from stretto.graph import Graph
 from stretto.graph_formats import plain
 from stretto.kernels import build, reference
+from stretto.kernels.schema import CPU
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
+from stretto.ops.checks import check_index, check_values
 from stretto.ops.op import Op, Sample
 
 FEW_BYTES = 4 << 20  # of gathered rows
@@ -24,8 +26,9 @@ FEW_BYTES = 4 << 20  # of gathered rows
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """x[index]. x [m, ...], index [E] int32 or int64 -> [E, ...]."""
     index = plain(index)
-    if index.dim() != 1 or index.dtype not in (torch.int32, torch.int64):
-        fail(f"gather_rows: 'index' is {index.dtype} of shape {list(index.shape)}, wanted int32 or int64 of shape [E]")
+    if not isinstance(x, Tensor) or x.layout is not torch.strided:
+        fail(f"gather_rows: 'x' is {x.layout if isinstance(x, Tensor) else type(x).__name__}, wanted a dense tensor")
+    check_index("gather_rows", "index", index, x.device)
     if torch.compiler.is_compiling():
         return torch.ops.stretto.gather_rows(x, index)
     if not _by_torch(x, index):
@@ -34,7 +37,7 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
         if library.traced(x):
             return torch.ops.stretto.gather_rows(x, index)
         return _GatherRows.apply(x, index) if library.recorded(x) else run_gather(x, index)
-    except IndexError:  # torch looks for itself, at less cost, but does not say which
+    except (IndexError, RuntimeError):  # torch looks for itself, at less cost, but does not say which
         _check_range(x, index)
         raise
 
@@ -42,8 +45,8 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
 def scatter_rows(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
     """out[r] = sum of src[e] with index[e] == r. src [E, ...], index [E] -> [num_rows, ...]."""
     index = plain(index)
-    if src.dtype not in kernels.DTYPES:
-        fail(f"scatter_rows: 'src' is {src.dtype}, wanted float32, float64, bfloat16 or float16")
+    check_values("scatter_rows", "src", src, index.device if isinstance(index, Tensor) else CPU)
+    check_index("scatter_rows", "index", index, src.device)
     if not src.dim() or index.shape != src.shape[:1]:
         fail(f"scatter_rows: 'index' has shape {list(index.shape)}, wanted {list(src.shape[:1])}, one per row of 'src'")
     if library.traced(src):

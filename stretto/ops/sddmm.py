@@ -14,6 +14,7 @@ from stretto.graph import Graph
 from stretto.kernels import reference
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
+from stretto.ops.checks import check_values
 from stretto.ops.op import Op, Sample
 
 
@@ -76,8 +77,7 @@ def _check(graph: Graph, a: Tensor, b: Tensor, op: str) -> None:
     expect(op in ("dot", "add"), f"sddmm: 'op' is {op!r}, wanted 'dot' or 'add'")
     most = 3 if op == "dot" else 2
     for name, t, size in (("a", a, graph.num_rows), ("b", b, graph.num_cols)):
-        if t.dtype not in kernels.DTYPES:
-            fail(f"sddmm: '{name}' is {t.dtype}, wanted float32, float64, bfloat16 or float16")
+        check_values("sddmm", name, t, graph.device)
         if not most - 1 <= t.dim() <= most or t.size(0) != size:
             side = "rows" if name == "a" else "columns"
             fail(

@@ -17,8 +17,10 @@ from stretto.graph import Graph
 from stretto.graph_formats import plain
 from stretto.graph_traced import TracedGraph
 from stretto.kernels import Reduce, reference
-from stretto.ops import extremum, library, rows, softmax
+from stretto.kernels.schema import CPU
+from stretto.ops import extremum, library, rows, softmax, twice
 from stretto.ops.batched import one_by_one
+from stretto.ops.checks import check_index, check_values
 from stretto.ops.op import Op, Sample
 
 
@@ -32,16 +34,18 @@ def segment_reduce(
     softmax.
     """
     reduce = Reduce.of(reduce, "segment_reduce")
-    if src.dtype not in kernels.DTYPES:
-        fail(f"segment_reduce: 'src' is {src.dtype}, wanted float32, float64, bfloat16 or float16")
-    size = index.num_edges if isinstance(index, (Graph, TracedGraph)) else index.numel()
+    of_graph = isinstance(index, (Graph, TracedGraph))
+    if not of_graph:
+        index = plain(index)
+        check_index("segment_reduce", "index", index, src.device if isinstance(src, Tensor) else CPU)
+    check_values("segment_reduce", "src", src, index.device)
+    size = index.num_edges if of_graph else index.numel()  # type: ignore[union-attr]
     if not src.dim() or src.size(0) != size:
         fail(f"segment_reduce: 'src' has shape {list(src.shape)}, wanted {size} rows, one per entry of 'index'")
     if isinstance(index, Graph) and torch.compiler.is_compiling():
         index = TracedGraph.standing_for(index)  # type: ignore[assignment]
-    is_graph = isinstance(index, (Graph, TracedGraph))
-    graph = index.segments if is_graph else Graph.of_segments(index, num_segments)  # type: ignore[union-attr, arg-type]
-    where = graph.segment_index if is_graph else plain(index)
+    graph = index.segments if of_graph else Graph.of_segments(index, num_segments)  # type: ignore[union-attr, arg-type]
+    where: Tensor = graph.segment_index if of_graph else index  # type: ignore[assignment]
     flat = src.reshape(size, rows._row_size(src))
     out = _REDUCTIONS[reduce](graph, where, flat)
     return out if src.dim() == 2 else out.reshape(out.size(0), *src.shape[1:])  # no view where none is needed
@@ -128,21 +132,15 @@ class _Product(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         (src,) = ctx.saved_tensors
-        dsrc = run_mul_grad(ctx.graph, src.detach(), grads[0].detach())
-        return None, _Once.apply(dsrc, src, grads[0]) if torch.is_grad_enabled() else dsrc
+        if not torch.is_grad_enabled():
+            return None, run_mul_grad(ctx.graph, src, grads[0])
+        index = ctx.graph.segment_index.long().unsqueeze(1).expand_as(src)
 
+        def again(src: Tensor) -> list[Tensor]:  # to be differentiated again: through plain PyTorch
+            ones = src.new_ones(ctx.graph.num_rows, src.size(1))
+            return [ones.scatter_reduce(0, index, src, "prod")]
 
-class _Once(torch.autograd.Function):
-    """A gradient that depends on `inputs` in a way nobody has written down: differentiating it raises."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, *inputs: Tensor) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        fail("segment_reduce: reduce='mul' has no second derivative here, wanted one of the other reductions")
+        return None, *twice.gradients(again, grads, (src,), (True,))
 
 
 _REDUCTIONS = {
@@ -201,5 +199,4 @@ OP = Op(
     samples,
     lambda src, *rest, **options: src.numel(),
     lambda src, index, num_segments=None, **options: src.numel() * src.element_size() + 4 * src.size(0),
-    twice=False,
 )

@@ -14,6 +14,7 @@ from stretto.graph import Graph
 from stretto.kernels import reference
 from stretto.ops import library, rows
 from stretto.ops.batched import one_by_one
+from stretto.ops.checks import check_values
 from stretto.ops.op import Op, Sample
 
 
@@ -22,8 +23,7 @@ def edge_softmax(graph: Graph, score: Tensor) -> Tensor:
 
     graph [n, m], score [E] or [E, ...] in the order of edge_index -> the same shape.
     """
-    if score.dtype not in kernels.DTYPES:
-        fail(f"edge_softmax: 'score' is {score.dtype}, wanted float32, float64, bfloat16 or float16")
+    check_values("edge_softmax", "score", score, graph.device)
     if not score.dim() or score.size(0) != graph.num_edges:
         fail(f"edge_softmax: 'score' has shape {list(score.shape)}, wanted {graph.num_edges} rows, one per edge")
     if score.dim() != 2:

@@ -15,6 +15,7 @@ from stretto.graph import Graph
 from stretto.kernels import Csr, Reduce, accumulate_type, reference, vendor
 from stretto.ops import extremum, library
 from stretto.ops.batched import one_by_one
+from stretto.ops.checks import check_values
 from stretto.ops.op import Op, Sample
 from stretto.ops.sddmm import sddmm
 from stretto.tune import Variant, picker
@@ -41,7 +42,7 @@ def spmm(
     """
     if reduce != "sum":
         reduce = Reduce.of(reduce, "spmm", REDUCES)
-    _check(graph, x, weight, row_scale, col_scale, y)
+    _check(graph, x, weight, row_scale, col_scale, y, beta)
     if weight is not None and weight.dtype != x.dtype:
         x, weight = _promote(x, weight)
     if x.dim() == 1:
@@ -204,31 +205,40 @@ def _promote(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _plainly_right(graph: Graph, x: Tensor) -> bool:
-    return x.dtype in kernels.DTYPES and x.dim() == 2 and x.size(0) == graph.num_cols and x.device == graph.device
+    return (
+        isinstance(x, Tensor)
+        and x.dtype in kernels.DTYPES
+        and x.layout is torch.strided
+        and x.dim() == 2
+        and x.size(0) == graph.num_cols
+        and x.device == graph.device
+    )
 
 
-def _check(graph: Graph, x: Tensor, weight: Any, row_scale: Any, col_scale: Any, y: Any) -> None:
+def _check(graph: Graph, x: Tensor, weight: Any, row_scale: Any, col_scale: Any, y: Any, beta: Any) -> None:
     if weight is row_scale is col_scale is y is None and _plainly_right(graph, x):
         return
-    if x.dtype not in kernels.DTYPES:
-        fail(f"spmm: 'x' is {x.dtype}, wanted float32, float64, bfloat16 or float16")
+    check_values("spmm", "x", x, graph.device)
     if not 1 <= x.dim() <= 3 or x.size(0) != graph.num_cols:
         fail(
             f"spmm: 'x' has {x.size(0) if x.dim() else 0} rows, but the graph has {graph.num_cols} columns "
             f"(graph {graph.num_rows}x{graph.num_cols}, x {'x'.join(map(str, x.shape))})"
         )
-    if x.device != graph.device:
-        fail(f"spmm: 'x' is on {x.device}, but the graph is on {graph.device}")
+    if not isinstance(beta, (int, float)):
+        fail(f"spmm: 'beta' is {beta!r}, wanted a number")
     if weight is not None:
+        check_values("spmm", "weight", weight, graph.device)
         heads = x.size(1) if x.dim() == 3 else None
         if not (weight.shape == (graph.num_edges,) or weight.shape == (graph.num_edges, heads)):
             wanted = f"[{graph.num_edges}]" + (f" or [{graph.num_edges}, {heads}]" if heads is not None else "")
             fail(f"spmm: 'weight' has shape {list(weight.shape)}, wanted {wanted}")
-        if not weight.is_floating_point():
-            fail(f"spmm: 'weight' is {weight.dtype}, wanted a floating type")
     for name, scale, size in (("row_scale", row_scale, graph.num_rows), ("col_scale", col_scale, graph.num_cols)):
-        if scale is not None and scale.shape != (size,):
-            fail(f"spmm: '{name}' has shape {list(scale.shape)}, wanted [{size}]")
+        if scale is not None:
+            check_values("spmm", name, scale, graph.device)
+            if scale.shape != (size,):
+                fail(f"spmm: '{name}' has shape {list(scale.shape)}, wanted [{size}]")
+    if y is not None:
+        check_values("spmm", "y", y, graph.device)
     if y is not None and y.shape != (graph.num_rows, *x.shape[1:]):
         fail(f"spmm: 'y' has shape {list(y.shape)}, wanted {[graph.num_rows, *x.shape[1:]]}")
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stretto import kernels, settings
 from stretto.kernels import cpu_dense, tall
+from stretto.kernels.recording import unsettled
 from stretto.machine.timing import measure
 from stretto.tune import Variant, picker
 from stretto.tune.variants import legal
@@ -75,6 +76,7 @@ def _choose(key: Hashable, shape: str, x: Tensor, w: Tensor) -> Variant:
     found = picker.recall(key, variants)
     if found is not None:
         return found
+    unsettled()
     small = x.size(1) * w.size(1) if shape == "tall" else x.size(0) * w.size(1)
     rows = max(SAMPLE_WORK // small, tall.TALL)
     some = (x[:rows], w) if shape == "tall" else (x[:, :rows], w[:rows])

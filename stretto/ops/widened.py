@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stretto.kernels import pool
+from stretto.kernels.cpu_dense import product_in_blocks
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
 from stretto.ops.product import product, product_and_sums
@@ -70,5 +71,5 @@ class _Widened(torch.autograd.Function):
             dweight, sums = product_and_sums(grad, x)
             dbias = grad.sum(0) if sums is None and need_bias else sums
             return dx, dweight if need_weight else None, dbias if need_bias else None
-        both = product(_with_ones(x).t(), grad)  # this way round torch's GEMM is faster
+        both = product_in_blocks(_with_ones(x).t(), grad)  # this way round torch's GEMM is faster
         return dx, both[:-1].t().contiguous() if need_weight else None, both[-1].clone() if need_bias else None

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from stretto import settings
+from stretto.kernels.recording import unsettled
 from stretto.machine import facts as machine
 from stretto.machine import store
 from stretto.machine.timing import timed
@@ -104,6 +105,7 @@ class Picker:
         found = self.recall(key, variants)
         if found is not None:
             return found, False
+        unsettled()
         with self._lock:
             state = self._exploring.setdefault(key, _Exploration(list(variants), variants[0]))
             return min(state.variants, key=lambda v: len(state.times.get(v.name, ()))), True
@@ -173,6 +175,7 @@ class Picker:
         call: Callable[[Variant], R],
         wait: Callable[[], None] | None,
     ) -> R:
+        unsettled()
         with self._lock:
             kept = self._load().get(_text(key))
             if isinstance(kept, dict):

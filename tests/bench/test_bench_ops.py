@@ -1,6 +1,5 @@
 """`stretto bench ops`: candidates are checked before they are timed; records say all that is needed to repeat them."""
 
-import json
 import math
 
 import pytest
@@ -9,7 +8,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from stretto import cli
-from stretto.bench import foundation, report, run, stock
+from stretto.bench import foundation, report, results, run, stock
 from stretto.bench.case import OURS, Spec
 from stretto.bench.cases import CASES, build
 from stretto.bench.run import expected
@@ -125,7 +124,7 @@ def test_wrong_words(words):
         (["--suite", "foundation", "--op", "spmm"], "'--op' means nothing for a suite"),
         (["--suite", "foundation", "--dtype", "f64"], "'--dtype' means nothing for a suite"),
         (["--op", "spmm", "--only", "spmm"], "'--only' means nothing for one cell"),
-        (["--op", "spmm", "--json", "nowhere/x.json"], "there is no folder 'nowhere'"),
+        (["--op", "spmm", "--csv", "nowhere/x.csv"], "there is no folder 'nowhere'"),
         (["--suite", "foundation", "--threads", "-1"], "'--threads' is -1, wanted"),
         (["--suite", "foundation", "--repeats", "0"], "'--repeats' is 0, wanted at least 1"),
     ],
@@ -141,26 +140,25 @@ def test_unknown_op():
     assert set(CASES) <= set(OPS)
 
 
-def test_command_line_writes_records(tmp_path):
-    path = tmp_path / "rows.json"
+def test_command_line_writes_rows(tmp_path):
+    path = tmp_path / "ops.csv"
     words = ["--op", "spmm,gather_rows", "--graph", "star:50", "--width", "16,5", "--repeats", "2", "--threads", "1"]
-    result = runner.invoke(cli.app, ["bench", "ops", *words, "--json", str(path)])
+    result = runner.invoke(cli.app, ["bench", "ops", *words, "--csv", str(path)])
     assert result.exit_code == 0, result.output
     assert "as fast as the best other" in result.output
     assert "share of the measured ceilings" in result.output
     assert "repeat: stretto bench ops --op gather_rows --graph star:50 --width 5" in result.output
-    records = json.loads(path.read_text())
-    ours = [r for r in records if r["candidate"] == OURS]
-    assert [(r["op"], r["width"]) for r in ours] == [("spmm", 16), ("spmm", 5), ("gather_rows", 16), ("gather_rows", 5)]
-    for record in records:
-        assert record["machine"]["threads"] == 1
-        assert record["machine"]["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
-        assert record["command"].startswith("stretto bench ops --op ")
-        if "median_ms" in record:
-            assert record["q20_ms"] <= record["median_ms"] <= record["q80_ms"]
-            assert record["gb_per_s"] > 0
-    assert {"copy", "gemm"} <= set(ours[0]["shares"])
-    assert all(math.isfinite(share) for share in ours[0]["shares"].values())
+    rows = results.load(path)
+    cells = [("spmm", "16"), ("spmm", "5"), ("gather_rows", "16"), ("gather_rows", "5")]
+    assert [(row["op"], row["width"]) for row in rows] == cells
+    for row in rows:
+        assert row["threads"] == "1"
+        assert row["command"].startswith(f"stretto bench ops --op {row['op']}")
+        for who in ("ours", "best"):
+            assert float(row[f"{who}_low"]) <= float(row[who]) <= float(row[f"{who}_high"])
+        assert float(row["best_ratio"]) == pytest.approx(float(row["best"]) / float(row["ours"]), rel=1e-3)
+    assert rows[0]["stock"]  # torch csr
+    assert all(math.isfinite(float(rows[0][f"share of {kind}"])) for kind in ("copy", "gemm"))
 
 
 def test_foundation_covers_every_kind_of_target(monkeypatch, tmp_path):
@@ -171,14 +169,14 @@ def test_foundation_covers_every_kind_of_target(monkeypatch, tmp_path):
         foundation.Target("four", Spec(graph="hub:200:500", width=8), "scaling", 1e-9),
     ]
     monkeypatch.setattr(foundation, "TARGETS", tiny)
-    path = tmp_path / "suite.json"
-    words = ["--suite", "foundation", "--repeats", "2", "--json", str(path)]
+    path = tmp_path / "suite.csv"
+    words = ["--suite", "foundation", "--repeats", "2", "--csv", str(path)]
     result = runner.invoke(cli.app, ["bench", "ops", *words])
     assert result.exit_code == 0, result.output
-    lines = {r["target"]: r for r in json.loads(path.read_text()) if "target" in r}
-    assert lines["one"]["met"]
-    assert lines["four"]["met"]
-    assert not lines["three"]["met"]  # no call takes a femtosecond
+    lines = {row["measure"]: row for row in results.load(path)}
+    assert lines["one"]["met"] == lines["four"]["met"] == "yes"
+    assert lines["four"]["stock"]  # one thread
+    assert lines["three"]["met"] == "no"  # no call takes a femtosecond
     assert "MISSED" in result.output
     assert "--suite foundation --only" in lines["two"]["command"]
     only = runner.invoke(cli.app, ["bench", "ops", "--suite", "foundation", "--only", "nothing like it"])

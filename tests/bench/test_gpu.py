@@ -1,12 +1,15 @@
 """The GPU benchmark's bookkeeping: ratios, geometric means, losses; nothing here needs a GPU."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from stretto.bench import gpu, gpu_errors
+from stretto.bench import gpu, gpu_errors, gpu_rows, results
 from stretto.errors import StrettoError
+from stretto.machine.timing import Timing
 
 
 def sheet() -> gpu.Sheet:
@@ -42,6 +45,33 @@ def test_targets_say_what_was_met():
     assert found["spmm float32 vs cusparse, least of all"] == (1.0, 0.5, False)
     assert found[f"steps vs {gpu.STOCK}, geometric mean"] == (6.0, pytest.approx(4.0), False)
     assert not any("transformer" in name for name in found)  # no row, no line
+
+
+def test_what_was_timed_is_written_down(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    rows = sheet()
+    gpu._summary(rows)
+    timings = {gpu.OURS: Timing((1e-3, 2e-3, 3e-3)), gpu.STOCK: Timing((8e-3,) * 3), gpu.CSR: Timing((4e-3,) * 3)}
+    rows.add(timings, kind="layer", graph="g1", model="gcn", widths="8 -> 4", gib={gpu.OURS: 0.5}, failed={"x": "no"})
+    rows.add(kind="ceiling", name="copy", ms=1.0, rate=4.2, unit="TB/s")
+    *_, layer, ceiling = gpu_rows.to_rows(rows)
+    assert [layer[c] for c in ("kind", "graph", "name", "size", "machine")] == [
+        "layer",
+        "g1",
+        "gcn",
+        "8 -> 4",
+        "a card",
+    ]
+    assert [layer[c] for c in ("ours", "stock", "best", "best_name", "ratio")] == ["2", "8", "4", gpu.CSR, "4"]
+    assert (layer["stretto GiB"], layer["note"]) == ("0.5", "x: no")
+    assert (ceiling["best"], ceiling["unit"], ceiling["ours"]) == ("4.2", "TB/s", "")
+    assert not {"target", "summary"} & {row["kind"] for row in gpu_rows.to_rows(rows)}
+    assert len({results.key(row) for row in gpu_rows.to_rows(rows)}) == 5  # the three of the sheet, and these
+
+
+def test_it_needs_neither_typer_nor_rich():
+    code = "import sys; sys.modules.update(typer=None, rich=None); import stretto.bench.gpu, stretto.bench.gpu_batches"
+    subprocess.run([sys.executable, "-c", code + ", stretto.bench.gpu_errors, stretto.bench.breadth"], check=True)
 
 
 def test_errors_of_vanishing_gradients_are_judged_by_the_others():

@@ -1,6 +1,5 @@
 """`stretto bench models --layer`: every layer is checked, measured and told; memory is counted, not guessed."""
 
-import json
 import os
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from stretto import datasets
-from stretto.bench import layers
+from stretto.bench import layers, results
 from stretto.cli import app
 from stretto.kernels import pool
 from stretto.observe.peak_memory import peak_bytes
@@ -42,7 +41,9 @@ def test_layers_agree_with_stock(name):
     assert ours.error is not None
     assert ours.error < 1e-4
     assert result.plan
-    assert len(result.to_dicts()) == (3 if layers.LAYERS[name].orders else 2)
+    row = result.to_row()
+    assert bool(row.get("stretto, update first ms")) == layers.LAYERS[name].orders
+    assert float(row["ours_mib"]) >= 0
 
 
 @pytest.mark.parametrize("name", [n for n, layer in layers.LAYERS.items() if layer.molecules])
@@ -55,13 +56,13 @@ def test_molecules(name):
 
 
 def test_command(tmp_path):
-    path = tmp_path / "rows.json"
+    path = tmp_path / "rows.csv"
     words = ["bench", "models", "--layer", "GATConv,EdgeConv", "--graph", "er:100:500", "--widths", "8,8"]
-    found = CliRunner().invoke(app, [*words, "--repeats", "1", "--json", str(path)])
+    found = CliRunner().invoke(app, [*words, "--repeats", "1", "--csv", str(path)])
     assert found.exit_code == 0, found.output
-    rows = json.loads(path.read_text())
+    rows = results.load(path)
     assert {row["layer"] for row in rows} == {"GATConv", "EdgeConv"}
-    assert all(row["peak_bytes"] > 0 for row in rows)
+    assert all(float(row["ours_mib"]) > 0 and float(row["stock_mib"]) > 0 for row in rows)
     wrong = CliRunner().invoke(app, [*words[:3], "NoConv"])
     assert "NoConv" in str(wrong.exception)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from typer.testing import CliRunner
 
 from stretto import cli
-from stretto.bench import models
+from stretto.bench import models, results
 from stretto.errors import StrettoError
 
 WRONG = {
@@ -18,14 +16,14 @@ WRONG = {
     ("models", "--widths", "16"): "'widths' is '16', wanted features,hidden",
     ("models", "--layer", "GCNConv", "--widths", "x"): "'widths' is 'x', wanted numbers",
     ("models", "--layer", "Nothing"): "'layer' is 'Nothing'",
-    ("grid", "--json", "{}", "--model", "gcnx"): "'model' is 'gcnx'",
-    ("grid", "--json", "{}", "--widths", "8,x"): "'widths' is '8,x'",
+    ("grid", "--csv", "{}", "--model", "gcnx"): "'model' is 'gcnx'",
+    ("grid", "--csv", "{}", "--widths", "8,x"): "'widths' is '8,x'",
 }
 
 
 @pytest.mark.parametrize("words", WRONG, ids=" ".join)
 def test_wrong_options_are_refused_before_the_work(words, tmp_path):
-    given = [str(tmp_path / "rows.json") if word == "{}" else word for word in words]
+    given = [str(tmp_path / "rows.csv") if word == "{}" else word for word in words]
     result = CliRunner().invoke(cli.app, ["bench", *given, "--graph", "er:20:40"])
     assert isinstance(result.exception, StrettoError)
     assert WRONG[words] in str(result.exception)
@@ -46,15 +44,16 @@ def test_torch_compile_of_stock_is_among_the_candidates(words, wanted, monkeypat
 
 
 def test_rows_of_a_small_run(tmp_path):
-    file = tmp_path / "rows.json"
+    file = tmp_path / "rows.csv"
     words = ["bench", "models", "--graph", "er:60:300", "--model", "gcn", "--widths", "8,6,3", "--repeats", "1"]
-    result = CliRunner().invoke(cli.app, [*words, "--no-compile", "--json", str(file)])
+    result = CliRunner().invoke(cli.app, [*words, "--no-compile", "--csv", str(file)])
     assert result.exit_code == 0, result.output
-    rows = {row["candidate"]: row for row in json.loads(file.read_text())}
-    kinds = {"stock edge_index", "stock torch CSR", "stock EdgeIndex", "stretto"}
-    assert kinds | {"our plans, torch kernels", "our kernels, stock order"} <= set(rows)
-    for name in kinds:
-        assert rows[name]["error"] < 1e-5
-        assert rows[name]["peak_bytes"] > 0
-        assert rows[name]["times_ours"]
-    assert "--no-compile" in rows["stretto"]["command"]
+    (row,) = results.load(file)
+    assert (row["model"], row["graph"], row["widths"], row["mode"]) == ("gcn", "er:60:300", "8-6-3", "training")
+    assert float(row["error"]) < 1e-5
+    assert row["best_name"] in ("stock edge_index", "stock torch CSR", "stock EdgeIndex")
+    others = ("stock torch CSR", "stock EdgeIndex", "our plans, torch kernels", "our kernels, stock order")
+    for column in ("ours", "stock", "best", "ours_mib", "stock_mib", *(f"{name} ms" for name in others)):
+        assert float(row[column]) > 0
+    assert float(row["best"]) <= float(row["stock"])
+    assert "--no-compile" in row["command"]

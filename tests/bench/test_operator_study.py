@@ -1,7 +1,5 @@
 """The operator study: every op of it has cells, candidates agree with fp64, findings are judged from the numbers."""
 
-import json
-
 import pytest
 import torch
 import typer
@@ -12,7 +10,7 @@ from benchmarks.operator_study import findings
 from benchmarks.operator_study.__main__ import command
 from benchmarks.operator_study.cell import Cell, run
 from benchmarks.operator_study.cells import cells
-from stretto.bench import stock
+from stretto.bench import results, stock
 from stretto.machine.timing import Timing
 
 TINY = study.Setting(line=64, side=16, cube=6, tall=(32, 4), small=8)
@@ -146,9 +144,9 @@ def test_every_row_has_a_spread(monkeypatch):
         row = timing.to_dict()
         assert row["min_ms"] <= row["q20_ms"] <= row["median_ms"] <= row["q80_ms"] <= row["max_ms"]
         assert row["min_ms"] < row["max_ms"]
-    for record in findings._records([cell]):
-        low, high = record["ci_ms"]
-        assert record["min_ms"] <= low <= record["median_ms"] <= high <= record["max_ms"]
+    for row in findings.rows_of(cell, 1, "cpu"):
+        assert float(row["stock_low"]) <= float(row["stock"]) <= float(row["stock_high"])
+        assert float(row["stock_low"]) < float(row["stock_high"])
 
 
 @pytest.mark.parametrize("wrong", [1.5, 1.001], ids=["another op", "off by a thousandth"])
@@ -223,14 +221,16 @@ def test_command(tmp_path, monkeypatch):
     runner, app = CliRunner(), typer.Typer()
     app.command()(command)
     monkeypatch.setattr(study, "REPEATS", REPEATS)
-    result = runner.invoke(app, ["--only", "gather", "--json", str(tmp_path / "h.json")])
+    result = runner.invoke(app, ["--only", "gather", "--csv", str(tmp_path / "h.csv")])
     assert result.exit_code == 0, result.output
     assert "TRUE in this part" in result.output or "FALSE in this part" in result.output
     assert "many central ops ignore sparsity" in result.output
     assert "judged on a part of the study" in result.output
-    told = [r for r in json.loads((tmp_path / "h.json").read_text()) if "finding" in r]
-    assert told
-    assert all("those that contain 'gather'" in r["judged on"] for r in told)
+    assert "those that contain 'gather'" in " ".join(result.output.split())
+    told = results.load(tmp_path / "h.csv")
+    assert {row["suite"] for row in told} == {"operator_study"}
+    assert {row["op"] for row in told} == {"gather"}
+    assert {row["sparsity"] for row in told} == {"0", "0.5", "0.9", "0.99"}
     for words, said in (
         (["--repeats", "19"], "'--repeats' is 19, wanted at least 20"),
         (["--threads", "100000"], "'--threads' is 100000, wanted at most 1024"),

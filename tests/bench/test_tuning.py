@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stretto import cli
-from stretto.bench import tuning
+from stretto.bench import results, tuning
 from stretto.bench.case import Spec
 from stretto.kernels import native
 from stretto.tune import picker
@@ -36,12 +36,14 @@ def test_all_variants_give_the_same_sum():
 
 def test_verify_command(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "ALLOWED", 1e9)  # this machine may be busy: the form is tested here, not the speed
-    path = tmp_path / "verdicts.json"
-    words = ["--graph", "rmat:8:1500", "--width", "16,32", "--repeats", "2", "--verify", "--json", str(path)]
+    path = tmp_path / "verdicts.csv"
+    words = ["--graph", "rmat:8:1500", "--width", "16,32", "--repeats", "2", "--verify", "--csv", str(path)]
     result = runner.invoke(cli.app, ["tune", *words])
     assert result.exit_code == 0, result.output
     assert "2 of 2 choices within" in result.output
-    assert [record["width"] for record in json.loads(path.read_text())] == [16, 32]
+    rows = results.load(path)
+    assert [row["width"] for row in rows] == ["16", "32"]
+    assert all(row["chosen"] and float(row["regret"]) >= 1 for row in rows)
 
 
 def test_settled_choices_are_kept_on_disk(tmp_path):

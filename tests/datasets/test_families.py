@@ -82,9 +82,12 @@ def test_wrong_names(name, message):
 
 def test_data_folder_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("STRETTO_DATA", str(tmp_path / "absent"))
-    assert datasets.data_folder() is None
-    assert datasets.names() == ["cora"]
+    for ask in (datasets.data_folder, datasets.names):
+        with pytest.raises(StrettoError, match=r"STRETTO_DATA='.*absent': wanted a folder that is there"):
+            ask()
+    assert datasets.load_graph("cora").num_nodes == 2708  # which is not in that folder
     monkeypatch.setenv("STRETTO_DATA", str(tmp_path))
+    assert datasets.names() == ["cora"]
     (tmp_path / "mine.npz").write_bytes((datasets.named.EMBEDDED["cora"]).read_bytes())
     assert datasets.names() == ["cora", "mine"]
     assert datasets.load_graph("mine").num_nodes == 2708

@@ -40,6 +40,11 @@ def policies() -> list[tuple[list[int], list[int]]]:
         return [before, of_threads()]
 
 
+def raises_sigterm_in_the_parent(parent: int) -> None:
+    """Send SIGTERM to the process that launched this rank."""
+    os.kill(parent, signal.SIGTERM)
+
+
 def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.3)
 

@@ -1,7 +1,12 @@
 """Failures reach the caller with their message; nothing hangs and nothing is left behind."""
 
+import contextlib
 import os
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,7 @@ import torch
 from stretto import StrettoError
 from stretto.dist import launch
 from stretto.dist.launch import own_cores
+from tests.conftest import ROOT
 from tests.dist.ranks import (
     cores,
     dies_in_one_rank,
@@ -17,6 +23,7 @@ from tests.dist.ranks import (
     never_ends,
     one_rank_stops_training,
     policies,
+    raises_sigterm_in_the_parent,
     sample,
 )
 from tests.graphs import symmetric_edges
@@ -33,8 +40,16 @@ def nothing_left(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
     assert not list(tmp_path.glob("stretto-*"))
-    running = [path.read_bytes() for path in commands() if path.exists()]
-    assert not any(str(tmp_path).encode() in command for command in running)
+    assert not ranks_in(tmp_path)
+
+
+def ranks_in(folder: Path) -> list[Path]:
+    """The processes that were told to work in this folder."""
+    found = []
+    for path in commands():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found += [path] if str(folder).encode() in path.read_bytes() else []
+    return found
 
 
 def test_cores_are_shared_out_evenly():
@@ -87,3 +102,45 @@ def test_what_cannot_travel_is_told():
     with pytest.raises(StrettoError, match="'ranks' is 0"):
         launch(never_ends, 0)
     assert Path(tempfile.gettempdir()).exists()
+
+
+LAUNCH = """
+import sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from stretto.dist import launch
+from tests.dist.ranks import never_ends
+launch(never_ends, 2, limit=200)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
+def test_a_launch_that_is_ended_leaves_no_folder_and_no_process(tmp_path, number):
+    """The fixture looks at the end; ranks whose parent was killed find out within a second or two."""
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, str(tmp_path)], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL
+    ) as launcher:
+        until = time.monotonic() + 100
+        while len(list(tmp_path.glob("stretto-*/said*"))) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        launcher.send_signal(number)
+        status = launcher.wait(20)
+    assert status == -number or (number is signal.SIGINT and status == 130)
+    if number is signal.SIGTERM:  # at once, not after a while
+        assert not list(tmp_path.glob("stretto-*"))
+    until = time.monotonic() + 100
+    while (list(tmp_path.glob("stretto-*")) or ranks_in(tmp_path)) and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def test_sigterm_of_a_user_stays_theirs(monkeypatch):
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        launch(raises_sigterm_in_the_parent, 1, os.getpid(), limit=100)
+        assert came == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    launch(cores, 1, limit=100)
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -8,9 +8,10 @@ import torch_geometric.nn as pyg
 from torch.nn import Dropout, Linear, ReLU, Sequential
 
 import stretto
-from stretto import Graph
+from stretto import Graph, kernels
 from stretto.nn import record_of, streaming
 from stretto.ops import edge_mlp
+from tests.gpu.inputs import no_batch_is_passed_by  # noqa: F401 -- a fixture
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,10 +46,22 @@ LAYERS = {
 }
 
 
+def test_a_card_makes_at_once_what_its_memory_holds(monkeypatch):
+    monkeypatch.setattr(streaming, "LARGE", 0)
+    conv = stretto.accelerate(LAYERS["EdgeConv"][0]().cuda())
+    x, index = torch.randn(NODES, 6, device="cuda"), hub()
+    conv(x, index)
+    assert "at once" in record_of(conv).plan
+    total = torch.cuda.get_device_properties(0).total_memory
+    assert 0 < kernels.room(x.device) <= total // 8
+    assert streaming.block_of(Graph.of(index, NODES), x) * streaming.BYTES <= total // 8
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_in_blocks(name, monkeypatch):
     monkeypatch.setattr(streaming, "LARGE", 0)
     monkeypatch.setattr(streaming, "BLOCK", 300)
+    monkeypatch.setattr(kernels, "room", lambda device: 0)  # as on a card whose memory is full
     make, dim = LAYERS[name]
     stock = make().double().cuda()
     x = torch.randn(NODES, 6, device="cuda", dtype=torch.float64, requires_grad=True)

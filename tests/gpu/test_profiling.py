@@ -9,6 +9,7 @@ from stretto.observe import this_machine
 from stretto.observe.models import as_data, make
 from stretto.observe.subject import subject
 from stretto.profile.script import profile_script
+from tests.gpu.inputs import no_batch_is_passed_by  # noqa: F401 -- a fixture
 
 pytestmark = [
     pytest.mark.gpu,

@@ -70,7 +70,7 @@ def test_bad_arguments():
     for kwargs, text in (
         ({"start": torch.tensor([200])}, "start"),
         ({"walk_length": -1}, "walk_length"),
-        ({"p": 0.0}, "'p' and 'q'"),
+        ({"p": 0.0}, "'p' is 0.0"),
         ({"col": col.flip(0), "q": 2.0}, "ascending"),
     ):
         with pytest.raises(StrettoError, match=text):

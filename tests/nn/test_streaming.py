@@ -12,6 +12,7 @@ from torch_geometric.nn.models.attentive_fp import GATEConv
 from torch_geometric.nn.models.schnet import CFConv
 
 import stretto
+from stretto import kernels
 from stretto.nn import record_of, streaming
 from tests.nn.options import SPECS
 from tests.nn.test_convs import check
@@ -143,6 +144,20 @@ def test_small_messages_are_dropped_as_in_stock(monkeypatch):
         found.append(layer(*inputs(None)))
     torch.testing.assert_close(*found)
     assert "at once" in record_of(fast).plan
+
+
+def test_a_device_with_its_own_memory_makes_at_once_what_that_holds(monkeypatch):
+    """As on a card: its memory decides, and once for a graph, since backward may ask again."""
+    room = [1 << 30]
+    monkeypatch.setattr(kernels, "has_own_memory", lambda device: True)
+    monkeypatch.setattr(kernels, "room", lambda device: room[0])
+    stock, fast = pair(lambda: pyg.EdgeConv(Sequential(Linear(12, 6), ReLU(), Linear(6, 4))))
+    first, second = inputs(None), inputs(None)
+    second[1] = second[1].flip(1)
+    for args, how in ((first, "at once"), (second, "in blocks"), (first, "at once"), (second, "in blocks")):
+        torch.testing.assert_close(fast(*args), stock(*args))
+        assert how in record_of(fast).plan
+        room[0] = 16  # bytes: from now on memory is full
 
 
 def test_hooks_inside_see_all_edges():

@@ -4,6 +4,10 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -70,6 +74,86 @@ def test_a_folder_that_cannot_be_written_is_said_and_not_fatal(monkeypatch, tmp_
     monkeypatch.setenv("STRETTO_CACHE", str(tmp_path / "file"))
     store.add("kernels", FACTS, {"one": {}})
     assert "tuning results are not kept" in said()[0]
+
+
+def test_a_flipped_file_is_ignored_aloud(said):
+    """Any byte of it, also one that leaves JSON, but of another number or name."""
+    store.add("kernels", FACTS, {"one": {"variant": "x", "ms": 1.25}, "two": {"variant": "y", "ms": 0.5}})
+    file = store.path("kernels", FACTS)
+    whole = file.read_bytes()
+    for at in range(0, len(whole), 3):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
+        found = store.read("kernels", FACTS)
+        assert found == {} or json.loads(file.read_bytes()) == json.loads(whole), at  # a blank may become another
+    file.write_text("[" * 100_000)
+    assert store.read("kernels", FACTS) == {}
+    assert str(file) in said()[-1]
+
+
+def everything_beside(file):
+    return sorted(path.name for path in file.parent.iterdir())
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(said):
+    """What cannot be told as JSON, and a disk that is full (here: a limit on the size of files)."""
+    store.add("kernels", FACTS, {"one": {}})
+    file = store.path("kernels", FACTS)
+    with pytest.raises(TypeError):
+        store.add("kernels", FACTS, {"two": object()})
+    assert everything_beside(file) == [file.name]
+    resource = pytest.importorskip("resource")
+    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        store.add("kernels", FACTS, {"three": {"variant": "x" * 1000}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert "not kept" in said()[-1]
+    assert everything_beside(file) == [file.name]
+    assert store.read("kernels", FACTS) == {"one": {}}
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="links are told apart by O_NOFOLLOW")
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path, said):
+    file = store.path("kernels", FACTS)
+    file.parent.mkdir(parents=True)
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in (f"{file.name}.tmp", f"{file.stem}.lock"):
+        (file.parent / name).symlink_to(victim)
+    store.add("kernels", FACTS, {"one": {}})
+    assert "not kept" in said()[-1]
+    assert victim.read_text() == "precious"
+    assert not file.exists()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from stretto import files
+with files.replacing(Path(sys.argv[1])) as out:
+    out.write(b"half of it")
+    out.flush()
+    print("holding", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_who_holds_the_file_is_waited_for_a_second_and_if_killed_written_over(said):
+    file = store.path("kernels", FACTS)
+    file.parent.mkdir(parents=True)
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(file)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"holding\n"
+        start = time.monotonic()
+        store.add("kernels", FACTS, {"one": {}})
+        assert 0.9 < time.monotonic() - start < 3
+        assert "another process writes" in said()[-1]
+        holder.kill()
+    assert everything_beside(file) == [f"{file.name}.tmp"]
+    store.add("kernels", FACTS, {"one": {}})
+    assert store.read("kernels", FACTS) == {"one": {}}
+    assert everything_beside(file) == [file.name]
 
 
 def _write(name: str) -> None:

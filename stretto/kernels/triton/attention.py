@@ -16,7 +16,7 @@ from stretto.kernels.triton.operands import acc_of, offsets, power, rows, tiles,
 from stretto.kernels.triton.pieces import pieces
 
 # Columns of a tile at most, over all its heads (wider rows take several), and values of a tile: loads in flight against
-# registers (benchmarks/results/gpu-attention-tiles.txt). Where scores are made of rows, several tiles live at once.
+# registers (benchmarks/results/tiles.csv). Where scores are made of rows, several tiles live at once.
 WIDEST = 256
 TILE = {"scalars": 1024, "weight": 512, "narrow": 256, "rows": 128}
 NARROW = 64  # columns of a tile up to which a small one is enough

@@ -21,7 +21,7 @@ from stretto.kernels.triton.operands import acc_of, at_entry, hub_of, locate, of
 from stretto.kernels.triton.pieces import pieces
 
 SLOTS = 8  # of a hub that are merged at once
-TILE = 512  # values of a tile: loads in flight against registers (benchmarks/results/gpu-sweep.json)
+TILE = 512  # values of a tile: loads in flight against registers (benchmarks/results/tiles.csv)
 SIZES = ["windows", "chunk", "ldx", "ldy", "heads", "head_width", "width"]
 OTHERS = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "mul": 1.0}  # what changes nothing
 SUM, MAX, MIN, MUL = (tl.constexpr(REDUCES[name]) for name in ("sum", "max", "min", "mul"))

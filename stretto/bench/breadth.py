@@ -1,0 +1,222 @@
+"""Every layer of the breadth table beside stock PyG, one device: forward, backward, time and peak memory.
+
+`python -m stretto.bench.breadth --device cuda` needs neither typer nor rich. A layer that loses says so in its row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_geometric
+from torch import Tensor, nn
+
+import stretto
+from stretto import datasets
+from stretto.errors import expect
+from stretto.machine.timing import measure
+from stretto.observe.peak_memory import peak_bytes
+
+logger = logging.getLogger("stretto")
+pyg: Any = torch_geometric.nn
+EDGE_DIM, HEADS, RELATIONS = 16, 4, 5
+SETTLE = 14  # calls before timing: variants and plans are chosen within them
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How to build a layer of some width, and what it takes beside x and edge_index.
+
+    edge: features of edges. kind: "one" set of nodes, "two", edges of several "types", or "hetero" dictionaries.
+    width: its own, where it cannot be that of the others.
+    """
+
+    make: Callable[[int], nn.Module]
+    edge: bool = False
+    kind: str = "one"
+    width: int = 0
+
+
+def _mlp(i: int, o: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(i, o), nn.ReLU(), nn.Linear(o, o))
+
+
+def _relation(number: int) -> tuple[str, str, str]:
+    return ("n", f"r{number}", "n")
+
+
+def _hetero(make: Callable[[], nn.Module]) -> nn.Module:
+    return pyg.HeteroConv({_relation(r): make() for r in range(RELATIONS)})
+
+
+_METADATA = (["n"], [_relation(r) for r in range(RELATIONS)])
+_PNA = (["mean", "min", "max", "std"], ["identity", "amplification"], torch.ones(64))
+LAYERS: dict[str, Layer] = {
+    "gcn": Layer(lambda k: pyg.GCNConv(k, k)),
+    "sage": Layer(lambda k: pyg.SAGEConv(k, k)),
+    "gin": Layer(lambda k: pyg.GINConv(_mlp(k, k))),
+    "gine": Layer(lambda k: pyg.GINEConv(_mlp(k, k), edge_dim=EDGE_DIM), edge=True),
+    "edgeconv": Layer(lambda k: pyg.EdgeConv(_mlp(2 * k, k))),
+    "gat": Layer(lambda k: pyg.GATConv(k, k // HEADS, heads=HEADS)),
+    "gat-edge": Layer(lambda k: pyg.GATConv(k, k // HEADS, heads=HEADS, edge_dim=EDGE_DIM), edge=True),
+    "gatv2": Layer(lambda k: pyg.GATv2Conv(k, k // HEADS, heads=HEADS)),
+    "gatv2-edge": Layer(lambda k: pyg.GATv2Conv(k, k // HEADS, heads=HEADS, edge_dim=EDGE_DIM), edge=True),
+    "transformer": Layer(lambda k: pyg.TransformerConv(k, k // HEADS, heads=HEADS)),
+    "transformer-edge": Layer(lambda k: pyg.TransformerConv(k, k // HEADS, heads=HEADS, edge_dim=EDGE_DIM), edge=True),
+    "gen-edge": Layer(lambda k: pyg.GENConv(k, k, edge_dim=EDGE_DIM), edge=True),
+    "resgated-edge": Layer(lambda k: pyg.ResGatedGraphConv(k, k, edge_dim=EDGE_DIM), edge=True),
+    "cg-edge": Layer(lambda k: pyg.CGConv(k, EDGE_DIM), edge=True),
+    "pna": Layer(lambda k: pyg.PNAConv(k, k, *_PNA)),
+    "gatedgraph": Layer(lambda k: pyg.GatedGraphConv(k, 2)),
+    "gmm-edge": Layer(lambda k: pyg.GMMConv(k, k, EDGE_DIM, 2), edge=True),
+    "nn-edge": Layer(lambda k: pyg.NNConv(k, k, nn.Linear(EDGE_DIM, k * k)), edge=True, width=8),
+    "sage-two": Layer(lambda k: pyg.SAGEConv((k, k), k), kind="two"),
+    "gat-two": Layer(lambda k: pyg.GATConv((k, k), k // HEADS, heads=HEADS, add_self_loops=False), kind="two"),
+    "rgcn": Layer(lambda k: pyg.RGCNConv(k, k, RELATIONS), kind="types"),
+    "hetero-sage": Layer(lambda k: _hetero(lambda: pyg.SAGEConv(k, k)), kind="hetero"),
+    "hetero-gat": Layer(
+        lambda k: _hetero(lambda: pyg.GATConv(k, k // HEADS, heads=HEADS, add_self_loops=False)), kind="hetero"
+    ),
+    "hgt": Layer(lambda k: pyg.HGTConv(k, k, _METADATA, heads=HEADS), kind="hetero"),
+    "han": Layer(lambda k: pyg.HANConv(k, k, _METADATA, heads=HEADS), kind="hetero"),
+}
+
+
+def inputs(layer: Layer, edge_index: Tensor, num_nodes: int, width: int) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """Arguments of a call, and those of them that want gradients."""
+    device = edge_index.device
+    x = torch.randn(num_nodes, width, device=device, requires_grad=True)
+    if layer.kind == "two":
+        other = torch.randn(num_nodes, width, device=device, requires_grad=True)
+        return ((x, other), edge_index), [x, other]
+    types = torch.arange(edge_index.size(1), device=device) % RELATIONS
+    if layer.kind == "types":
+        return (x, edge_index, types), [x]
+    if layer.kind == "hetero":
+        return ({"n": x}, {_relation(r): edge_index[:, types == r].contiguous() for r in range(RELATIONS)}), [x]
+    if layer.edge:
+        return (x, edge_index, torch.rand(edge_index.size(1), EDGE_DIM, device=device)), [x]
+    return (x, edge_index), [x]
+
+
+def stepper(
+    net: nn.Module, arguments: tuple[Any, ...], learned: list[Tensor], precision: torch.dtype
+) -> Callable[[], None]:
+    """Forward and backward; gradients of parameters and x."""
+    device = learned[0].device.type
+
+    def step() -> None:
+        with torch.autocast(device, dtype=precision, enabled=precision != torch.float32):
+            out = net(*arguments)
+        out = out["n"] if isinstance(out, dict) else out
+        out.backward(torch.ones_like(out))
+        for tensor in (*learned, *net.parameters()):
+            tensor.grad = None
+
+    return step
+
+
+def peak(step: Callable[[], None], device: torch.device) -> int:
+    """Bytes that a step needs above what there was before it."""
+    if device.type != "cuda":
+        return peak_bytes(step)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def cell(name: str, edge_index: Tensor, num_nodes: int, width: int, precision: str, repeats: int) -> dict[str, Any]:
+    """One layer beside stock, settled."""
+    layer, device = LAYERS[name], edge_index.device
+    width = layer.width or width
+    torch.manual_seed(0)
+    stock = layer.make(width).to(device)
+    ours = stretto.accelerate(copy.deepcopy(stock))
+    arguments, learned = inputs(layer, edge_index, num_nodes, width)
+    steps = {
+        label: stepper(net, arguments, learned, getattr(torch, precision))
+        for label, net in (("stretto", ours), ("stock", stock))
+    }
+    began = time.perf_counter()
+    for _ in range(SETTLE):
+        steps["stretto"]()
+    settled = time.perf_counter() - began
+    steps["stock"]()
+    sizes = {label: peak(step, device) for label, step in steps.items()}
+    timings = measure(steps, repeats=repeats, warmup=2, sample_seconds=0.03, device=device.type)
+    ms = {label: t.median * 1e3 for label, t in timings.items()}
+    rows = stretto.report(ours).rows
+    return {
+        "layer": name,
+        "precision": precision,
+        "ours_ms": ms["stretto"],
+        "stock_ms": ms["stock"],
+        "speedup": ms["stock"] / ms["stretto"],
+        "low": timings["stock"].quantile(0.0) / timings["stretto"].quantile(1.0),
+        "high": timings["stock"].quantile(1.0) / timings["stretto"].quantile(0.0),
+        "memory": sizes["stock"] / max(sizes["stretto"], 1),
+        "settled_s": settled,
+        "path": rows[0].path if rows else "",
+        "plan": (rows[0].plan or rows[0].reason) if rows else "",
+    }
+
+
+def draw(device: torch.device, scale: int, draws: int) -> Tensor:
+    """A power-law graph with both directions of every edge."""
+    if device.type == "cuda":
+        from stretto.bench.gpu import rmat
+
+        return rmat(scale, draws)
+    return datasets.load_graph(f"rmat:{scale}:{draws}").edge_index
+
+
+def main() -> None:
+    """Rows as JSON lines."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--layers", default="", help="names, separated by commas; all by default")
+    parser.add_argument("--precisions", default="float32", help="float32, bfloat16, float16: the last two by autocast")
+    parser.add_argument("--scale", type=int, default=0, help="of the R-MAT graph: 2^scale nodes")
+    parser.add_argument("--draws", type=int, default=0, help="pairs that are drawn")
+    parser.add_argument("--width", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logger.setLevel(logging.INFO)
+    device = torch.device(options.device)
+    card = device.type == "cuda"
+    expect(not card or torch.cuda.is_available(), "bench breadth: '--device' is cuda, but there is no CUDA device here")
+    scale, draws = options.scale or (17 if card else 14), options.draws or (1_200_000 if card else 110_000)
+    edge_index = draw(device, scale, draws)
+    width = options.width or (128 if card else 64)
+    ratios = []
+    for precision in options.precisions.split(","):
+        for name in options.layers.split(",") if options.layers else LAYERS:
+            try:
+                row = cell(name, edge_index, 1 << scale, width, precision, options.repeats)
+                ratios.append(row["speedup"])
+            except RuntimeError as error:
+                row = {"layer": name, "precision": precision, "error": str(error).splitlines()[0][:200]}
+            logger.info("%s", json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}))
+            gc.collect()
+            if card:
+                torch.cuda.empty_cache()
+    if ratios:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        logger.info("geometric mean %.2fx, least %.2fx", mean, min(ratios))
+
+
+if __name__ == "__main__":
+    main()
