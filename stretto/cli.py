@@ -27,6 +27,7 @@ COMMANDS = {
 # stretto bench NAME -> "module:function"
 BENCHES = {
     "ops": "stretto.bench.ops:command",
+    "latency": "stretto.bench.latency:command",
     "loader": "stretto.bench.loader:command",
     "models": "stretto.bench.models:command",
     "grid": "stretto.bench.grid:command",

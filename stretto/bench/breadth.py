@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import json
 import logging
 import math
-import time
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import stretto
 from stretto import datasets
+from stretto.bench import results
 from stretto.errors import expect
 from stretto.machine.timing import measure
 from stretto.observe.peak_memory import peak_bytes
@@ -29,6 +30,7 @@ from stretto.observe.peak_memory import peak_bytes
 logger = logging.getLogger("stretto")
 pyg: Any = torch_geometric.nn
 EDGE_DIM, HEADS, RELATIONS = 16, 4, 5
+STOCK = "stock edge_index"
 SETTLE = 14  # calls before timing: variants and plans are chosen within them
 
 
@@ -137,7 +139,9 @@ def peak(step: Callable[[], None], device: torch.device) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def cell(name: str, edge_index: Tensor, num_nodes: int, width: int, precision: str, repeats: int) -> dict[str, Any]:
+def cell(
+    name: str, graph: str, edge_index: Tensor, num_nodes: int, width: int, precision: str, repeats: int
+) -> results.Row:
     """One layer beside stock, settled."""
     layer, device = LAYERS[name], edge_index.device
     width = layer.width or width
@@ -147,30 +151,30 @@ def cell(name: str, edge_index: Tensor, num_nodes: int, width: int, precision: s
     arguments, learned = inputs(layer, edge_index, num_nodes, width)
     steps = {
         label: stepper(net, arguments, learned, getattr(torch, precision))
-        for label, net in (("stretto", ours), ("stock", stock))
+        for label, net in (("stretto", ours), (STOCK, stock))
     }
-    began = time.perf_counter()
     for _ in range(SETTLE):
         steps["stretto"]()
-    settled = time.perf_counter() - began
-    steps["stock"]()
+    steps[STOCK]()
     sizes = {label: peak(step, device) for label, step in steps.items()}
     timings = measure(steps, repeats=repeats, warmup=2, sample_seconds=0.03, device=device.type)
-    ms = {label: t.median * 1e3 for label, t in timings.items()}
     rows = stretto.report(ours).rows
-    return {
-        "layer": name,
-        "precision": precision,
-        "ours_ms": ms["stretto"],
-        "stock_ms": ms["stock"],
-        "speedup": ms["stock"] / ms["stretto"],
-        "low": timings["stock"].quantile(0.0) / timings["stretto"].quantile(1.0),
-        "high": timings["stock"].quantile(1.0) / timings["stretto"].quantile(0.0),
-        "memory": sizes["stock"] / max(sizes["stretto"], 1),
-        "settled_s": settled,
-        "path": rows[0].path if rows else "",
-        "plan": (rows[0].plan or rows[0].reason) if rows else "",
-    }
+    return results.row(
+        "breadth",
+        {"graph": graph, "layer": name, "width": width, "precision": precision},
+        results.figures(timings),
+        command=(
+            f"python -m stretto.bench.breadth --device {device.type} --graph {graph} --width {width} "
+            f"--layers {name} --precisions {precision} --repeats {repeats}"
+        ),
+        stock=STOCK,
+        device=device.type,
+        more={
+            "memory": sizes[STOCK] / max(sizes["stretto"], 1),
+            "path": rows[0].path if rows else "",
+            "plan": (rows[0].plan or rows[0].reason) if rows else "",
+        },
+    )
 
 
 def draw(device: torch.device, scale: int, draws: int) -> Tensor:
@@ -183,39 +187,40 @@ def draw(device: torch.device, scale: int, draws: int) -> Tensor:
 
 
 def main() -> None:
-    """Rows as JSON lines."""
+    """Rows to the log and to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--layers", default="", help="names, separated by commas; all by default")
     parser.add_argument("--precisions", default="float32", help="float32, bfloat16, float16: the last two by autocast")
-    parser.add_argument("--scale", type=int, default=0, help="of the R-MAT graph: 2^scale nodes")
-    parser.add_argument("--draws", type=int, default=0, help="pairs that are drawn")
+    parser.add_argument("--graph", default="", help="rmat:SCALE:DRAWS, 2^SCALE nodes; by default as the device suits")
     parser.add_argument("--width", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--csv", type=Path, help="file of rows; an older row of the same case goes")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logger.setLevel(logging.INFO)
     device = torch.device(options.device)
     card = device.type == "cuda"
     expect(not card or torch.cuda.is_available(), "bench breadth: '--device' is cuda, but there is no CUDA device here")
-    scale, draws = options.scale or (17 if card else 14), options.draws or (1_200_000 if card else 110_000)
+    graph = options.graph or ("rmat:17:1200000" if card else "rmat:14:110000")
+    wrong = f"bench breadth: '--graph' is {graph!r}, wanted rmat:SCALE:DRAWS"
+    expect(re.fullmatch(r"rmat:\d{1,2}:\d+", graph) is not None, wrong)
+    scale, draws = map(int, graph.split(":")[1:])
     edge_index = draw(device, scale, draws)
-    width = options.width or (128 if card else 64)
     ratios = []
     for precision in options.precisions.split(","):
         for name in options.layers.split(",") if options.layers else LAYERS:
-            try:
-                row = cell(name, edge_index, 1 << scale, width, precision, options.repeats)
-                ratios.append(row["speedup"])
-            except RuntimeError as error:
-                row = {"layer": name, "precision": precision, "error": str(error).splitlines()[0][:200]}
-            logger.info("%s", json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}))
+            width = options.width or (128 if card else 64)
+            row = cell(name, graph, edge_index, 1 << scale, width, precision, options.repeats)
+            ratios.append(float(row["ratio"]))
+            shown = ("layer", "precision", "ours", "stock", "ratio", "memory", "path", "plan")
+            logger.info("%s", "  ".join(row[column] for column in shown))
+            results.save(options.csv, [row])
             gc.collect()
             if card:
                 torch.cuda.empty_cache()
-    if ratios:
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        logger.info("geometric mean %.2fx, least %.2fx", mean, min(ratios))
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    logger.info("geometric mean %.2fx, least %.2fx", mean, min(ratios))
 
 
 if __name__ == "__main__":

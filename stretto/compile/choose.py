@@ -97,6 +97,7 @@ class Chooser:
             return decision.steady, decision
         if decision.chosen is not None:
             return decision.chosen, decision
+        unsettled()
         return min(decision.candidates, key=lambda p: len(decision.times.get(p, ()))), decision
 
     def record(self, key: Hashable, plan: Any, seconds: float) -> None:
@@ -220,8 +221,6 @@ def linear(
     plan, decision = CHOOSER.pick(key, request, sizes, first)
     if note is not None:
         note(key, plan)
-    if decision.trying:
-        unsettled()
     timed = (lambda seconds: CHOOSER.record(key, plan, seconds)) if decision.trying else None
     keep = keeper(tensors, sparse, scalars or {}) if request.hoisted else None
     call = Call(plan, names, sparse, scalars or {}, keep, follow, timed, timed_backward=bool(request.wanted))

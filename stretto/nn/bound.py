@@ -5,6 +5,8 @@ and variants again takes ten times as many calls of Python functions as to run t
 same graph a few times, its step is written down (ops/program.py), and from then on run as long as everything that
 decided it is as it was: options, hooks, parameters and modules inside; the tensor of the graph; types, shapes and
 layouts of the arguments; what torch and the environment are set to. Whatever else is met takes the long way.
+
+On 100 nodes, calls of Python functions before and since, forward and backward: `stretto bench latency`.
 """
 
 from __future__ import annotations
@@ -296,7 +298,8 @@ def _count(
     if count not in WRITTEN_AT or any(world(args[1].device.type)[:10]):
         return MISS
     # What comes again and again unchanged may be served from what is kept of it; a step must know which it is.
-    same = [ref() for ref in before] == [ref() for ref in constant]
+    pairs = zip(before, constant, strict=False)
+    same = len(before) == len(constant) and all(a() is b() for a, b in pairs)
     own = _own(conv)
     if not _worth(args[1], (*tensors, *own)) or (constant and not same) or not all(map(_plain, (*tensors, *own))):
         met.calls[key] = WRITTEN_AT[-1]

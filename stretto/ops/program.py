@@ -85,7 +85,11 @@ class Writer(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         packet = func.overloadpacket
-        if packet in LOOKS:
+        if self.why:
+            return out
+        if not all(_strided(value) for value in (*args, *kwargs.values(), out)):
+            self.refuse(f"{packet} has to do with a tensor that is not plain")
+        elif packet in LOOKS:
             self.refuse(f"{packet} looks at values")
         elif packet in SAME:
             self.slots.append(out)  # its key is that of its argument
@@ -263,6 +267,12 @@ def _failed() -> None:
 
 def _plus(name: str, offset: int) -> str:
     return f"{name} + {offset}" if offset else name
+
+
+def _strided(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.layout is torch.strided and value.device.type == "cpu"
+    return all(map(_strided, value)) if isinstance(value, (list, tuple)) else True
 
 
 def _key(t: Tensor) -> tuple[Any, ...]:
