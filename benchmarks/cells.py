@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from statistics import median
 
 from stretto.bench.results import Row, number
@@ -154,36 +154,6 @@ def errors(rows: list[Row]) -> Iterator[list[str]]:
         yield [model, str(len(mine)), *most, share]
 
 
-ANALYSIS = (
-    "run", "cells", "stock's step within 2x", "all ways within 2x", "pairs of ways in the order predicted",
-    "largest regret", "peak memory within 15 %", "hot ops replayed within 15 %", "gains within 20 %",
-    "labels confirmed", "hot ops above their ceiling", "attributed at least; traced at most",
-)  # fmt: skip
-
-
-def analysis(rows: list[Row]) -> Iterator[list[str]]:
-    """A line for each number of threads and of workers, with replays and without."""
-    for case in sorted({(row["threads"], row["workers"], row["replays"]) for row in rows}):
-        mine = [row for row in rows if (row["threads"], row["workers"], row["replays"]) == case]
-        within = [_over(row, "predicted_stock", "stock") for row in mine]
-        memory = _known(mine, "memory_ours", "memory_stock")
-        gains, attributed, traced = (_known(mine, column) for column in ("gain_over_predicted", "attributed", "traced"))
-        run = [f"{case[0]} thread{'s' * (case[0] != '1')}", *[f"{case[1]} workers"] * (case[1] != "0")]
-        yield [
-            ", ".join([*run, *["with replays"] * (case[2] == "yes")]), str(len(mine)),
-            _count([r is not None and 0.5 <= r <= 2 for r in within]),
-            _of(mine, ("ways_within_2x",), ("ways",)),
-            _of(mine, ("pairs_in_order",), ("pairs",)),
-            f"{max(float(row['regret']) for row in mine):.0%}",
-            _count([0.85 <= m <= 1.15 for m in memory]),
-            _of(mine, ("replays_met_ours", "replays_met_stock"), ("replays_ours", "replays_stock")),
-            _count([0.8 <= g <= 1.2 for g in gains]),
-            _of(mine, ("labels_confirmed",), ("labels",)),
-            _of(mine, ("above_ceiling",), ("hot_ops",)),
-            f"{min(attributed):.1%}; {max(traced):.1f}x" if attributed else "",
-        ]  # fmt: skip
-
-
 def study(rows: list[Row]) -> Iterator[list[str]]:
     """What the operator study says of gathers: the dimension decides, zeros do not."""
     chosen = [row for row in rows if row["op"] in ("index_select", "gather") and row["reduce_factor"] == "1"]
@@ -200,16 +170,3 @@ def study(rows: list[Row]) -> Iterator[list[str]]:
 def _over(row: Row, above: str, below: str) -> float | None:
     a, b = number(row, above), number(row, below)
     return a / b if a is not None and b else None
-
-
-def _known(rows: Iterable[Row], *columns: str) -> list[float]:
-    return [value for row in rows for column in columns if (value := number(row, column)) is not None]
-
-
-def _count(met: list[bool]) -> str:
-    return f"{sum(met)} of {len(met)}" if met else ""
-
-
-def _of(rows: list[Row], part: tuple[str, ...], whole: tuple[str, ...]) -> str:
-    total = int(sum(_known(rows, *whole)))
-    return f"{int(sum(_known(rows, *part)))} of {total:,}" if total else ""

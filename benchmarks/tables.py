@@ -126,9 +126,8 @@ TABLES = {
         "errors", cells.errors, "layer", "results and gradients", "largest error, ours", "stock",
         "ours over stock, worst",
     ),
-    "analysis": several("analysis", cells.analysis, *cells.ANALYSIS),
     "study": several(
-        "hosseini", cells.study, "op", "shape", "ms by dimension", "largest over least", "0 % over 99 % zeros"
+        "operator_study", cells.study, "op", "shape", "ms by dimension", "largest over least", "0 % over 99 % zeros"
     ),
 }  # fmt: skip
 

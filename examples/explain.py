@@ -9,7 +9,7 @@ import sys
 import stretto.analyze
 import stretto.profile
 from stretto import datasets
-from stretto.analyze.models import as_data, make
+from stretto.observe.models import as_data, make
 
 name = sys.argv[1] if len(sys.argv) > 1 else "gat"
 data = as_data(datasets.load_graph("cora"))

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from stretto import datasets, dist
-from stretto.analyze.models import as_data, make
+from stretto.observe.models import as_data, make
 
 name = sys.argv[1] if len(sys.argv) > 1 else "gcn"
 steps = int(sys.argv[2]) if len(sys.argv) > 2 else 40

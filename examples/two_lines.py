@@ -11,7 +11,7 @@ from torch_geometric.nn import GraphSAGE
 
 import stretto  # line one
 from stretto import datasets
-from stretto.bench.memory import peak_bytes
+from stretto.observe.peak_memory import peak_bytes
 
 graph = datasets.load_graph((sys.argv[1:] or ["rmat:17:1200000"])[0])
 x, y = torch.randn(graph.num_nodes, 128), torch.randint(40, (graph.num_nodes,))

@@ -27,8 +27,7 @@ COMMANDS = {
 # stretto bench NAME -> "module:function"
 BENCHES = {
     "ops": "stretto.bench.ops:command",
-    "analysis": "stretto.bench.analysis:command",
-    "latency": "stretto.bench.analysis_latency:command",
+    "latency": "stretto.bench.latency:command",
     "loader": "stretto.bench.loader:command",
     "models": "stretto.bench.models:command",
     "grid": "stretto.bench.grid:command",

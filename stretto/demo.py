@@ -24,7 +24,8 @@ import stretto
 from stretto import datasets
 from stretto.bench import loader, models, report
 from stretto.bench.loader_setting import OURS, Setting, make_data
-from stretto.tune.timing import Timing, ratio
+from stretto.machine.timing import Timing, ratio
+from stretto.page.terminal import console
 
 HIDDEN, DROPOUT, RATE, DECAY = 16, 0.5, 0.01, 5e-4
 FANOUT, BATCH, BATCHES = [15, 10, 5], 1024, 24  # fewer would show how long the first ones take
@@ -165,7 +166,7 @@ def command(
     repeats: Annotated[int, typer.Option(help="Timed steps on the large graph.", min=1)] = 3,
 ) -> None:
     """Stock PyG and the same code with two lines added: Cora to accuracy, a graph of arXiv size, mini-batches."""
-    out = report.console()
+    out = console()
     _cora(out, epochs, seed)
     if large:
         _large(out, graph, repeats)

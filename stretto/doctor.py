@@ -9,12 +9,13 @@ import torch
 import typer
 
 from stretto import kernels, settings
-from stretto.bench import machine
 from stretto.bench.case import OURS, Spec
 from stretto.bench.foundation import SLOW
-from stretto.bench.run import LIMITS, run
+from stretto.bench.run import run
 from stretto.kernels import native
-from stretto.tune import profile
+from stretto.machine import facts as machine
+from stretto.machine import rates as profile
+from stretto.observe.agreement import LIMITS
 
 SMOKE = Spec(op="spmm", graph="rmat:12:40000", width=64, direction="both")
 

@@ -15,7 +15,7 @@ import typer.main
 from stretto import cli, datasets
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("why_slow.md", "acceptance_of_analysis.md")
+PAGES = ("why_slow.md",)
 
 
 def commands(page):

@@ -1,6 +1,7 @@
 """The house: import layers, file sizes, docstrings, explicit tables. Kept by this test, not by goodwill."""
 
 import ast
+import importlib
 import inspect
 import re
 import subprocess
@@ -20,12 +21,15 @@ PACKAGE = ROOT / "stretto"
 LAYERS = (
     ("errors", "settings", "datasets", "files", "lifetime", "memory"),
     ("kernels",),
+    ("machine",),
     ("graph", "tune"),
     ("ops",),
     ("compile", "loader"),
     ("nn", "dist"),
     ("plugin", "report", "inference"),
-    ("__main__", "spawned", "cli", "bench", "analyze", "profile", "train", "convert", "demo", "doctor"),
+    ("observe",),
+    ("profile", "analyze", "page"),
+    ("__main__", "spawned", "cli", "bench", "train", "convert", "demo", "doctor"),
 )
 ROW = {unit: row for row, units in enumerate(LAYERS) for unit in units}
 PYG_FROM, PYG_TOO = ROW["nn"], ("loader",)  # torch_geometric is imported from this row on, and in these
@@ -46,7 +50,9 @@ def unit_of(module: str) -> str:
 
 
 def command(path: Path) -> bool:
-    return ROW.get(unit_of(module_of(path)), 0) == len(LAYERS) - 1
+    """Whether it is part of the command line: the last row, and what the row below prints and asks on a terminal."""
+    row = ROW.get(unit_of(module_of(path)), 0)
+    return row == len(LAYERS) - 1 or (row == len(LAYERS) - 2 and path.name in ("command.py", "terminal.py"))
 
 
 def module_of(path: Path) -> str:
@@ -92,17 +98,59 @@ def test_imports_go_down(path):
             assert ROW[other] <= ROW[unit], f"{name_of(path)} (row {ROW[unit]}) imports {module} (row {ROW[other]})"
 
 
+def reached_from(start: str, edges: dict[str, set[str]]) -> set[str]:
+    """All that is imported, directly or through others."""
+    reached, frontier = set(), [start]
+    while frontier:
+        for after in edges[frontier.pop()] - reached:
+            reached.add(after)
+            frontier.append(after)
+    return reached
+
+
 def test_loading_closes_no_circle():
     """Also within a row: whoever is imported first must not need whoever imports it."""
     edges = {m: {o for o in imports_of(p, at_load=True) if o in MODULES and o != m} for m, p in MODULES.items()}
     edges["stretto"] = set()  # the public names: imported by users, not by modules
     for start in edges:
-        reached, frontier = set(), [start]
-        while frontier:
-            for after in edges[frontier.pop()] - reached:
-                reached.add(after)
-                frontier.append(after)
+        reached = reached_from(start, edges)
         assert start not in reached, f"{start} imports itself through some of {sorted(reached)}"
+
+
+def uses() -> dict[str, set[str]]:
+    """Package -> the packages it imports anything of, wherever the import stands, for types alone too."""
+    edges: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        others = {unit_of(m) for m in imports_of(path) if m.split(".")[0] == "stretto"}
+        edges.setdefault(unit_of(module), set()).update(others - {unit_of(module), ""})
+    return edges
+
+
+def test_packages_use_one_another_in_one_direction():
+    edges = uses() | {"": set()}  # stretto itself: the public names
+    for unit in edges:
+        others = reached_from(unit, edges)
+        assert unit not in others, f"{unit} uses itself through some of {sorted(others)}"
+
+
+@pytest.mark.parametrize("package", ["machine", "observe", "page"])
+def test_others_import_what_a_package_names(package):
+    """Each of them says in its __init__ what others may use; the rest is its own."""
+    public = {f"stretto.{package}.{name}" for name in importlib.import_module(f"stretto.{package}").PUBLIC}
+    assert public <= set(MODULES)
+    for module, path in MODULES.items():
+        if unit_of(module) != package:
+            private = {m for m in imports_of(path) if m.startswith(f"stretto.{package}.")} - public
+            assert not private, f"{name_of(path)} imports {sorted(private)}"
+
+
+def test_two_questions_two_packages():
+    """Why is it slow, and would more hardware help, share what they observe, not what they say."""
+    edges = uses()
+    assert "analyze" not in edges["profile"]
+    assert "profile" not in edges["analyze"]
+    assert not edges["page"] & {"profile", "analyze", "observe"}
+    assert not [unit for unit in ("profile", "analyze", "observe", "page", "machine") if "bench" in edges[unit]]
 
 
 @pytest.mark.parametrize("path", sources, ids=name_of)
@@ -165,7 +213,7 @@ def test_nothing_unpickles_what_it_did_not_write():
 
 
 # Measuring a script, and the end of the last accelerated model: seldom, and what they do is no C function.
-MAY_LET_GO = ("analyze", "profile", "memory")
+MAY_LET_GO = ("observe", "profile", "memory")
 
 
 @pytest.mark.parametrize("path", [p for p in sources if unit_of(module_of(p)) not in MAY_LET_GO], ids=name_of)

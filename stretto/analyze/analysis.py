@@ -10,25 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from stretto import memory as memory_state
-from stretto.analyze import machine_file
 from stretto.analyze.depth import depth
-from stretto.analyze.given import Given, given
 from stretto.analyze.graph_stats import Partitioner, graph_stats
-from stretto.analyze.layer import Layer
-from stretto.analyze.layer_costs import layer_costs, mlp_depth, text
-from stretto.analyze.look import Look, look
-from stretto.analyze.machine_file import Machine
-from stretto.analyze.predict import shares, step_seconds
-from stretto.analyze.report import Report, inconsistencies
+from stretto.analyze.layer_costs import layer_costs, text
+from stretto.analyze.report import Report
 from stretto.analyze.rewrites import rewrites
-from stretto.analyze.specs import matrices
 from stretto.analyze.staleness import staleness_plan
 from stretto.analyze.strategies import refusals, strategies
 from stretto.analyze.strategy import Problem
-from stretto.analyze.taxonomy import WORK, taxonomy
-from stretto.analyze.trace import Trace
-from stretto.analyze.workload import Workload
 from stretto.errors import expect
+from stretto.machine.file import Machine
+from stretto.observe import this_machine
+from stretto.observe.inputs import Inputs, inputs_of
+from stretto.observe.layer import Layer
+from stretto.observe.look import Look, look
+from stretto.observe.predict import shares, step_seconds
+from stretto.observe.specs import matrices
+from stretto.observe.trace import Trace
+from stretto.observe.workload import Workload
 
 PROCS = (1, 2, 4, 8, 16)
 
@@ -51,10 +50,10 @@ def analyze(
     fine = isinstance(procs, Sequence) and len(procs) and all(type(p) is int and p >= 1 for p in procs)
     expect(bool(fine), f"analyze: 'procs' is {procs!r}, wanted a list of numbers from 1, such as [1, 2, 4]")
     procs = list(dict.fromkeys(procs))
-    subject = given(model, data)
+    subject = inputs_of(model, data)
     data, sizes = subject.data, subject.sizes
     workload = Workload(model, data, mode, step)
-    computer = machine_file.get(machine, device=workload.device, link=max(procs) > 1)
+    computer = this_machine.get(machine, device=workload.device, link=max(procs) > 1)
     stats = graph_stats(subject.edge_index, sizes.n)
     seen = look(workload, subject)
     trace, layers = seen.trace, seen.layers
@@ -81,14 +80,12 @@ def analyze(
         edge_products=_edge_products(trace, layers, on_edges),
         b=_value_bytes(model),
     )
-    widths = [max(layer.width_in, layer.width_out) for layer in layers]
-    hops = max((layer.hops for layer in layers), default=1)
     return Report(
         model=type(model).__name__,
         mode=mode,
         graph=stats,
         layers=layers,
-        costs=layer_costs(model, seen, stats, ways),
+        costs=layer_costs(seen, stats, ways),
         trace=trace,
         lifted=seen.lifted,
         remarks=[*subject.remarks, *seen.remarks],
@@ -98,22 +95,14 @@ def analyze(
         machine=computer,
         brent=[_brent(float(trace.flops), steps.steps, p) for p in procs],
         memory=memory,
-        forms=taxonomy(model, stats, layers, data, targets, _loads(trace, on_edges, layers), steps.steps),
         partitions=partitions,
         strategies=strategies(problem, partitions),
         refusals=refusals(problem, partitions),
         rewrites=ways,
-        inconsistencies=inconsistencies(
-            stats,
-            max(widths, default=1),
-            sum(len(layer.calls) for layer in layers),
-            hops,
-            max((mlp_depth(model, layer) for layer in layers), default=1),
-        ),
         seconds=seconds,
         memory_kept=memory_state.is_kept(),
         workload=workload,
-        given=subject,
+        inputs=subject,
         on_edges=on_edges,
         problem=problem,
         staleness=[
@@ -152,28 +141,14 @@ def _edge_products(trace: Trace, layers: list[Layer], on_edges: list[bool]) -> b
     return any(sparse and op.index in inside and op.cost.family == "gemm" for op, sparse in known)
 
 
-def _loads(trace: Trace, on_edges: list[bool], layers: list[Layer]) -> dict[str, float]:
-    """Flops of the step, and of the parts of it that a form of parallelism may be about."""
-    inside = {i for layer in layers for i in layer.ops}
-    found = dict.fromkeys(WORK, 0.0)
-    for op, sparse in zip(trace.ops, on_edges, strict=True):
-        flops = float(op.cost.flops)
-        found["all"] += flops
-        found["edges"] += flops * sparse
-        found["products"] += flops * (op.cost.family == "gemm")
-        found["aggregation"] += flops * (op.cost.family in ("scatter", "spmm", "attention", "sddmm"))
-        found["layers"] += flops * (op.index in inside or op.site in inside)
-    return found
-
-
 def _split(trace: Trace, on_edges: list[bool]) -> dict[str, dict[str, float]]:
     """Flops and bytes of ops over edges (sparse), and of all others (dense)."""
-    found = {name: {"flops": 0.0, "bytes": 0.0} for name in ("sparse", "dense")}
+    result = {name: {"flops": 0.0, "bytes": 0.0} for name in ("sparse", "dense")}
     for op, sparse in zip(trace.ops, on_edges, strict=True):
-        part = found["sparse" if sparse else "dense"]
+        part = result["sparse" if sparse else "dense"]
         part["flops"] += float(op.cost.flops)
         part["bytes"] += float(op.cost.bytes)
-    return found
+    return result
 
 
 def _brent(work: float, steps: float, workers: int) -> dict[str, float]:
@@ -191,14 +166,14 @@ def _brent(work: float, steps: float, workers: int) -> dict[str, float]:
 def _tensors(data: Any) -> list[Tensor]:
     """Every tensor of the data, of all types."""
     values = data.to_dict() if hasattr(data, "to_dict") else data if isinstance(data, dict) else vars(data)
-    found = [v for v in values.values() if isinstance(v, Tensor) and v.layout == torch.strided]
-    return found + [t for v in values.values() if isinstance(v, dict) for t in _tensors(v)]
+    result = [v for v in values.values() if isinstance(v, Tensor) and v.layout == torch.strided]
+    return result + [t for v in values.values() if isinstance(v, dict) for t in _tensors(v)]
 
 
-def _memory(model: nn.Module, given: Given, seen: Look, machine: Machine, mode: str) -> dict[str, float]:
+def _memory(model: nn.Module, subject: Inputs, seen: Look, machine: Machine, mode: str) -> dict[str, float]:
     parameters = float(sum(p.numel() * p.element_size() for p in model.parameters()))
     learned = float(sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad))
-    inputs = float(sum(v.numel() * v.element_size() for v in _tensors(given.data)))
+    inputs = float(sum(v.numel() * v.element_size() for v in _tensors(subject.data)))
     trace = seen.trace
     total = parameters + inputs + trace.peak_bytes
     taken = zip(seen.plain.takes, trace.takes, strict=True)

@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 
 from stretto.analyze.analysis import analyze
-from stretto.analyze.clock import device_of
-from stretto.analyze.machine_file import get
-from stretto.analyze.models import MODELS
-from stretto.analyze.subject import subject, writable
 from stretto.analyze.terminal import show, show_schemes
-from stretto.bench.report import console
 from stretto.errors import fail
+from stretto.observe.models import MODELS
+from stretto.observe.subject import subject, writable
+from stretto.observe.this_machine import get
+from stretto.observe.trace import device_of
+from stretto.page.terminal import console
 
 
 def command(

@@ -12,8 +12,8 @@ from typing import Any
 
 import sympy
 
-from stretto.analyze.costs import DEGREE
-from stretto.analyze.trace import Trace
+from stretto.observe.costs import DEGREE
+from stretto.observe.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def depth(
     chains through all of them. free: ops that take no step, as if their results were there.
     """
     degree: Any = {DEGREE: max(max_degree, 2)}
-    kept: dict[int, float] = {}
+    saved: dict[int, float] = {}
     steps: list[float] = []
     launches: list[int] = []
     before: list[int | None] = []
@@ -47,9 +47,9 @@ def depth(
     for op, counts in zip(trace.ops, counted, strict=True):
         value = op.cost.depth if counts else 0
         if isinstance(value, sympy.Expr):
-            known = kept.get(id(value))
+            known = saved.get(id(value))
             if known is None:
-                known = kept[id(value)] = float(value.subs(degree))
+                known = saved[id(value)] = float(value.subs(degree))
             value = known
         last = max(op.deps, key=lambda i: steps[i], default=None)
         steps.append(float(value) + (steps[last] if last is not None else 0.0))

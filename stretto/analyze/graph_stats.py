@@ -44,7 +44,7 @@ def graph_stats(edge_index: Tensor, num_nodes: int) -> GraphStats:
     marks = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "q99": 0.99, "max": 1.0}
     quantiles = {name: float(np.quantile(degree, q)) if num_nodes else 0.0 for name, q in marks.items()}
     mean = m / num_nodes if num_nodes else 0.0
-    least, most = _diameter(source, target, num_nodes, int(np.argmax(degree + out)) if num_nodes else 0)
+    least, maximum = _diameter(source, target, num_nodes, int(np.argmax(degree + out)) if num_nodes else 0)
     return GraphStats(
         num_nodes=num_nodes,
         num_edges=m,
@@ -56,7 +56,7 @@ def graph_stats(edge_index: Tensor, num_nodes: int) -> GraphStats:
         skew=float(degree.max() / mean) if m else 0.0,
         density=m / num_nodes**2 if num_nodes else 0.0,
         diameter_at_least=least,
-        diameter_at_most=most,
+        diameter_at_most=maximum,
         reuse_distance=_reuse(source),
         sorted_by_destination=bool((np.diff(target) >= 0).all()) if m else True,
     )
@@ -177,8 +177,8 @@ class Partitioner:
             place = np.random.default_rng(0).permutation(self.num_nodes)
             n, m = max(self.num_nodes, 1), self.source.size
             block = place[self.target] * rows // n * columns + place[self.source] * columns // n
-            most = int(np.bincount(block, minlength=rows * columns).max())
-            self._uneven[rows, columns] = most * rows * columns / m if m else 1.0
+            maximum = int(np.bincount(block, minlength=rows * columns).max())
+            self._uneven[rows, columns] = maximum * rows * columns / m if m else 1.0
         return self._uneven[rows, columns]
 
     def best(self, parts: int) -> Partition:

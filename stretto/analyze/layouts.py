@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import ceil, sqrt
 
 from stretto.analyze.graph_stats import Partition, replicas
-from stretto.analyze.strategy import Problem, Strategy, side_by_side, split_memory, wire
+from stretto.analyze.strategy import Problem, Strategy, in_turn, side_by_side, split_memory, wire
 
 
 def feature(problem: Problem, part: Partition) -> Strategy | str:
@@ -20,25 +20,17 @@ def feature(problem: Problem, part: Partition) -> Strategy | str:
     if min(widths, default=P) < P:
         return f"rows of {min(widths)} values cannot be cut into {P} columns"
     skew = max((ceil(width / P) * P / width for width in widths), default=1.0)
-    per_worker = problem.b * n * problem.width * (P - 1) / P**2 * 2
-    rounds = 2 * problem.rounds
-    messages = rounds * (P - 1) + problem.turns(P)
-    moving = wire(problem, per_worker + problem.allreduce(P), messages)
-    compute = problem.compute(skew / P, skew / P)
-    memory = split_memory(problem, 1 / P, 0.0)
-    return Strategy(
+    return in_turn(
+        problem,
         "feature-parallel",
         P,
-        P * (per_worker + problem.allreduce(P)),
-        messages * P,
-        rounds + problem.train,
-        memory,
-        compute,
-        moving,
-        compute + moving,
-        True,
-        f"rows are cut into columns, {skew:.2f}x uneven whatever the graph, but all are redistributed twice a round",
-        "2 n k (P-1)/P^2 b per worker and round",
+        sent=problem.b * n * problem.width * (P - 1) / P**2 * 2,
+        messages=2 * problem.rounds * (P - 1),
+        waits=2 * problem.rounds,
+        compute=problem.compute(skew / P, skew / P),
+        memory=split_memory(problem, 1 / P, 0.0),
+        reason=f"rows are cut into columns, {skew:.2f}x uneven whatever the graph, but all move twice a round",
+        formula="2 n k (P-1)/P^2 b per worker and round",
     )
 
 
@@ -51,76 +43,53 @@ def one_and_a_half(problem: Problem, part: Partition) -> Strategy | str:
     if problem.not_in_parts:
         return problem.not_in_parts
     skew = part.blocks[0]
-    per_worker = problem.b * problem.width * (n / copies + n * copies / P)
-    messages = problem.rounds * (P // copies) + problem.turns(P)
-    moving = wire(problem, per_worker + problem.allreduce(P), messages)
-    compute = problem.compute(skew / P, 1 / P)
-    memory = problem.fixed + (problem.features + problem.activations) * copies / P
-    return Strategy(
+    return in_turn(
+        problem,
         "1.5-D, replicated",
         P,
-        P * (per_worker + problem.allreduce(P)),
-        messages * P,
-        problem.rounds + problem.train,
-        memory,
-        compute,
-        moving,
-        compute + moving,
-        True,
-        f"{copies} copies of every block: fewer words, {copies}x the memory; edges {skew:.2f}x uneven",
-        "n k / c + n k c / P words per worker",
-    )
-
-
-def _grid(
-    problem: Problem, part: Partition, name: str, words: float, side: int, copies: float, text: str, skew: float
-) -> Strategy:
-    """Matrices cut into blocks along both sides (and a third); words: per worker and step."""
-    P = part.parts
-    per_worker = problem.b * words
-    messages = problem.rounds * 2 * (side - 1) + problem.turns(P)
-    moving = wire(problem, per_worker + problem.allreduce(P), messages)
-    compute = problem.compute(skew / P, 1 / P)
-    return Strategy(
-        name,
-        P,
-        P * (per_worker + problem.allreduce(P)),
-        messages * P,
-        problem.rounds * side + problem.train,
-        problem.fixed + (problem.features + problem.activations) * copies / P,
-        compute,
-        moving,
-        compute + moving,
-        True,
-        f"blocks on a grid of side {side}: no halo, so it does not depend on the cut; edges {skew:.2f}x uneven",
-        text,
+        sent=problem.b * problem.width * (n / copies + n * copies / P),
+        messages=problem.rounds * (P // copies),
+        waits=problem.rounds,
+        compute=problem.compute(skew / P, 1 / P),
+        memory=problem.fixed + (problem.features + problem.activations) * copies / P,
+        reason=f"{copies} copies of every block: fewer words, {copies}x the memory; edges {skew:.2f}x uneven",
+        formula="n k / c + n k c / P words per worker",
     )
 
 
 def two_d(problem: Problem, part: Partition) -> Strategy | str:
     """2-D: (n k + m) / sqrt(P) words per worker and round."""
-    P, side = part.parts, round(sqrt(part.parts))
-    if P < 4 or side * side != P:
-        return f"{P} workers are no square"
-    if problem.not_in_parts:
-        return problem.not_in_parts
-    n, m = problem.stats.num_nodes, problem.stats.num_edges
-    words = (n * problem.width + m * problem.rounds) / side
-    text = "(n k + m) / sqrt(P) words per worker and round"
-    return _grid(problem, part, "2-D", words, side, 1.0, text, part.blocks[1])
+    side = round(sqrt(part.parts))
+    if side < 2 or side**2 != part.parts:
+        return f"{part.parts} workers are no square"
+    return problem.not_in_parts or _grid(problem, part, "2-D", side, part.blocks[1])
 
 
 def three_d(problem: Problem, part: Partition) -> Strategy | str:
     """3-D: (n k + m) / P^(2/3) words per worker and round, in P^(1/3) times the memory."""
-    P, side = part.parts, round(part.parts ** (1 / 3))
-    if P < 8 or side**3 != P:
-        return f"{P} workers are no cube"
-    if problem.not_in_parts:
-        return problem.not_in_parts
-    n, m = problem.stats.num_nodes, problem.stats.num_edges
-    words = (n * problem.width + m * problem.rounds) / side**2
-    text = "(n k + m) / P^(2/3) words per worker and round"
-    return _grid(problem, part, "3-D", words, side, float(side), text, part.blocks[2])
+    side = round(part.parts ** (1 / 3))
+    if side < 2 or side**3 != part.parts:
+        return f"{part.parts} workers are no cube"
+    return problem.not_in_parts or _grid(problem, part, "3-D", side, part.blocks[2])
+
+
+def _grid(problem: Problem, part: Partition, name: str, side: int, skew: float) -> Strategy:
+    """Matrices cut into blocks along both sides, and along a third with a copy for each of its blocks."""
+    P, n, m = part.parts, problem.stats.num_nodes, problem.stats.num_edges
+    copies = P // side**2
+    root = "sqrt(P)" if copies == 1 else "P^(2/3)"
+    return in_turn(
+        problem,
+        name,
+        P,
+        sent=problem.b * (n * problem.width + m * problem.rounds) / (side * copies),
+        messages=problem.rounds * 2 * (side - 1),
+        waits=problem.rounds * side,
+        compute=problem.compute(skew / P, 1 / P),
+        memory=problem.fixed + (problem.features + problem.activations) * copies / P,
+        reason=f"blocks on a grid of side {side}: no halo, so it does not depend on the cut; edges {skew:.2f}x uneven",
+        formula=f"(n k + m) / {root} words per worker and round",
+    )
 
 
 def pipeline(problem: Problem, part: Partition) -> Strategy | str:
@@ -137,20 +106,19 @@ def pipeline(problem: Problem, part: Partition) -> Strategy | str:
     work = problem.compute(1 / P, 1 / P) - problem.compute(0.0, 0.0)
     compute = (work + host) * (chunks + P - 1) / chunks
     moving = wire(problem, moved / max(1, P - 1), chunks * ways)
-    memory = problem.fixed / P + problem.features + problem.activations / P
     exact = problem.graphs >= chunks  # a chunk of one graph would have to wait for the rows of all others
-    said = "" if exact else "; a chunk reads rows of the other chunks as they were a step before"
+    stale = "" if exact else "; a chunk reads rows of the other chunks as they were a step before"
     return Strategy(
-        "pipelined by layers",
-        P,
-        moved,
-        chunks * (P - 1) * ways,
-        ways * (P - 1),
-        memory,
-        compute,
-        moving,
-        side_by_side(problem, compute, moving),
-        exact,
-        f"{P} stages of whole layers over {chunks} chunks; layers are rarely equally heavy{said}",
-        "n k b per stage boundary",
+        name="pipelined by layers",
+        workers=P,
+        bytes=moved,
+        messages=chunks * (P - 1) * ways,
+        syncs=ways * (P - 1),
+        memory=problem.fixed / P + problem.features + problem.activations / P,
+        compute=compute,
+        communicate=moving,
+        seconds=side_by_side(problem, compute, moving),
+        exact=exact,
+        reason=f"{P} stages of whole layers over {chunks} chunks; layers are rarely equally heavy{stale}",
+        formula="n k b per stage boundary",
     )

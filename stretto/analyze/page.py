@@ -1,96 +1,128 @@
-"""The frame of a report: style, script and the pieces every page has. No network, no dependency, one file."""
+"""The page of stretto.analyze: would more hardware help?"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from html import escape
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from stretto.analyze.svg import short
+from stretto.analyze import tables
+from stretto.page.captions import told
+from stretto.page.charts import BOUNDS, Bar, by_place, longest, on_roofline, short_op, threads
+from stretto.page.frame import card, grid, items, numbers, page, table
+from stretto.page.svg import COLOURS, bars, lines
+from stretto.page.text import duration, short
 
-STYLE = Path(__file__).with_name("report.css").read_text()
-SCRIPT = Path(__file__).with_name("report.js").read_text()
-# Where no script runs nothing searches or sorts, and nothing looks as if it did.
-STILL = "<noscript><style>input{display:none}th{cursor:auto}</style></noscript>"
+if TYPE_CHECKING:
+    from stretto.analyze.report import Report
 
-
-def page(title: str, subtitle: str, parts: Sequence[str]) -> str:
-    """A whole document."""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style>{STILL}</head><body><h1>{escape(title)}</h1>"
-        f'<p class="dim">{escape(subtitle)}</p>{"".join(parts)}<script>{SCRIPT}</script></body></html>\n'
-    )
+LIMIT = "limit: work / workers, or depth"
+HOST = "limit: Python of a worker"  # every worker runs the code around all ops
+NEAR = 0.2  # of the fastest step: a limit below that would only make the picture flat
+EXACT = {"c3": "exact", "c4": "stale rows or estimates"}
 
 
-def numbers(facts: dict[str, str]) -> str:
-    """A row of large numbers, each with its name."""
-    return '<div class="numbers">' + "".join(
-        f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in facts.items()
-    ) + "</div>"  # fmt: skip
-
-
-def card(title: str, body: str, caption: str = "") -> str:
-    """A titled box. caption: what is to be seen in it."""
-    said = f'<p class="dim caption">{escape(caption)}</p>' if caption else ""
-    return f'<section class="card"><h2>{escape(title)}</h2>{said}{body}</section>'
-
-
-def grid(cards: Sequence[str]) -> str:
-    """Boxes side by side where there is room."""
-    return f'<div class="grid">{"".join(cards)}</div>'
-
-
-def items(sentences: Sequence[str]) -> str:
-    """A list of sentences."""
-    if not sentences:
-        return "<p>nothing to say</p>"
-    return "<ul>" + "".join(f"<li>{escape(s)}</li>" for s in sentences) + "</ul>"
-
-
-SHARES = ("share", "attainable")  # columns shown in per cent
-LONG = 40  # characters
-
-
-def _cell(value: Any, column: str = "") -> str:
-    if isinstance(value, tuple):  # from, to
-        low, high = value
-        return f'<td class="num" data-value="{_sorts_as(low)}">{short(low)}\u00a0to\u00a0{short(high)}</td>'
-    if isinstance(value, float) and math.isnan(value):
-        return '<td class="num"></td>'
-    if column in SHARES and isinstance(value, float):
-        return f'<td class="num" data-value="{_sorts_as(value)}">{value:.1%}</td>'
-    if isinstance(value, bool):
-        return f"<td>{'yes' if value else 'no'}</td>"
-    if value is None or isinstance(value, str):
-        # On a phone the browser would make a long text a column of single words.
-        return f"<td{' class=long' if value and len(value) > LONG else ''}>{escape(value or '')}</td>"
-    if isinstance(value, (int, float)):
-        shown = f"{value:,}" if isinstance(value, int) and abs(value) < 1e6 else short(float(value))
-        return f'<td class="num" data-value="{_sorts_as(value)}">{shown}</td>'
-    return f"<td>{escape(str(value))}</td>"
-
-
-def _sorts_as(value: float) -> str:
-    """The number as the script reads it: Python's word for what is not finite is none of its own."""
-    return repr(float(value)).replace("inf", "Infinity")
-
-
-def table(name: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
-    """A table that sorts by a click on a heading and filters by what is typed above it."""
-    if not rows:
-        return "<p>nothing to show</p>"
-    numeric = {
-        c for c in columns if all(isinstance(r.get(c), (int, float)) and not isinstance(r.get(c), bool) for r in rows)
+def analysis_page(report: Report) -> str:
+    """The whole page."""
+    g, memory = report.graph, report.memory
+    facts = {
+        "predicted step": duration(report.seconds),
+        "work": f"{short(report.work)}flop",
+        "compulsory traffic": f"{short(report.bytes)}B",
+        "depth": f"{report.depth.steps:.0f} steps",
+        "parallelism": short(report.parallelism),
+        "dependent kernels": f"{report.depth.launches} of {report.trace.launches}",
+        "memory": f"{short(memory['total'])}B, {'fits' if memory['fits'] else 'does not fit'}",
     }
-    head = "".join(f'<th scope="col" class="{"num" if c in numeric else ""}">{escape(c)}</th>' for c in columns)
-    body = "".join("<tr>" + "".join(_cell(row.get(c), c) for c in columns) + "</tr>" for row in rows)
-    return (
-        f'<input type="search" data-for="{name}" placeholder="search {len(rows)} rows" aria-label="search {name}">'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="table of {name}">'
-        f'<table id="{name}" data-sort><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    subtitle = (
+        f"{g.num_nodes:,} nodes, {g.num_edges:,} edges, largest degree {g.max_degree:,}; {report.mode}; "
+        f"{report.machine.name}, {threads(report.machine)}. {report.verdict()}."
     )
+    parts = [
+        numbers(facts),
+        card("In words", items(report.explain().splitlines())),
+        grid(_pictures(report)),
+        _table(report, tables.STRATEGIES),
+        card("Strategies that do not apply", items(tables.refusal_lines(report))),
+        *(
+            _table(report, one)
+            for one in (tables.LAYERS, tables.DEPTHS, tables.BRENT, tables.GRAPH, tables.MEMORY, tables.SPLIT)
+        ),
+        _table(report, tables.STALENESS),
+        _table(report, tables.PARTS),
+        _table(report, tables.CHECKS, "<p>call validate() to run and compare</p>"),
+        _table(report, tables.OPS),
+    ]
+    return page(f"Would more hardware help? {report.model}", subtitle, parts)
+
+
+def _table(report: Report, what: tables.Table, instead: str = "") -> str:
+    rows = what.rows(report)
+    return told(what.title, table(what.name, rows, what.heads) if rows or not instead else instead)
+
+
+def _pictures(report: Report) -> list[str]:
+    rows = report.rows()
+    total = sum(row["ms"] for row in rows) or 1.0
+    timed = [{**row, "seconds": row["ms"] / 1e3, "share": row["ms"] / total} for row in rows]
+    maximum = max((s.workers for s in report.strategies), default=1)
+    sent = [
+        (f"{s.name}, {s.workers} workers", s.bytes, "c3" if s.exact else "c4")
+        for s in report.strategies
+        if s.workers == maximum
+    ]
+    return [
+        told("Roofline, predicted", on_roofline(timed, report.machine)),
+        told("Predicted time by op", bars(by_op(report), "time by op", "ms", legend=BOUNDS)),
+        told("Predicted time by layer", bars(by_layer(report), "time by layer", "ms")),
+        told(
+            "Work and traffic by plan",
+            bars(_work(report), "work by plan", "flop", log=True)
+            + bars(_traffic(report), "traffic by plan", "B", log=True),
+        ),
+        told(
+            "Scaling",
+            lines(scaling(report), "step time against workers", "workers", "ms a step", limits=[LIMIT, HOST]),
+        ),
+        told("Communication by strategy", bars(sent, "bytes by strategy", "B", log=True, legend=EXACT)),
+    ]
+
+
+def by_op(report: Report) -> list[Bar]:
+    """Predicted milliseconds by op."""
+    rows = [(short_op(r["op"], r["shapes"]), r["ms"], COLOURS[r["bound"]]) for r in report.rows()]
+    return longest(rows, report.seconds * 1e3, "views")
+
+
+def by_layer(report: Report) -> list[Bar]:
+    """Predicted milliseconds by layer."""
+    return by_place(((r["module"] or "model", r["ms"]) for r in report.rows()), report.seconds * 1e3, "views")
+
+
+def _work(report: Report) -> list[Bar]:
+    return [
+        ("as it runs", sum(c.flops for c in report.costs), "c1"),
+        ("best re-association", sum(c.best_flops for c in report.costs), "c2"),
+    ]
+
+
+def _traffic(report: Report) -> list[Bar]:
+    return [
+        ("as it runs", sum(c.bytes for c in report.costs), "c1"),
+        ("best re-association", sum(c.best_bytes for c in report.costs), "c2"),
+    ]
+
+
+def scaling(report: Report) -> dict[str, list[tuple[float, float]]]:
+    """Milliseconds a step against workers, by strategy, with what none can be faster than; nothing for one worker."""
+    if len(report.brent) < 2:
+        return {}
+    one = report.seconds * 1e3
+    series: dict[str, list[tuple[float, float]]] = {}
+    for s in report.strategies:
+        if s.workers > 1:
+            series.setdefault(s.name, [(1.0, one)]).append((float(s.workers), s.seconds * 1e3))
+    host = report.problem.around * 1e3
+    if host > NEAR * min((ms for points in series.values() for _, ms in points), default=math.inf):
+        series[HOST] = [(b["workers"], host) for b in report.brent]
+    series[LIMIT] = [(b["workers"], one * b["at least"] / max(report.work, 1.0)) for b in report.brent]
+    return series

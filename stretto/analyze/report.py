@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stretto.analyze import published
-from stretto.analyze.costs import DEGREE
 from stretto.analyze.depth import Depth
-from stretto.analyze.given import Given
 from stretto.analyze.graph_stats import GraphStats, Partition
-from stretto.analyze.layer import Layer
 from stretto.analyze.layer_costs import LayerCost
-from stretto.analyze.machine_file import Machine
-from stretto.analyze.predict import bound, clearing, times
 from stretto.analyze.rewrites import Rewrite
 from stretto.analyze.staleness import StalenessPlan
 from stretto.analyze.strategy import Problem, Refusal, Strategy
-from stretto.analyze.svg import duration
-from stretto.analyze.taxonomy import Form
-from stretto.analyze.trace import Trace
-from stretto.analyze.workload import Workload
 from stretto.errors import expect
+from stretto.machine.file import Machine
+from stretto.observe.costs import DEGREE
+from stretto.observe.inputs import Inputs
+from stretto.observe.layer import Layer
+from stretto.observe.predict import bound, clearing, times
+from stretto.observe.trace import Trace
+from stretto.observe.workload import Workload
+from stretto.page.text import duration, finite
 
 
 @dataclass(repr=False)
@@ -44,17 +41,15 @@ class Report:
     machine: Machine
     brent: list[dict[str, float]]
     memory: dict[str, float]
-    forms: list[Form]
     partitions: list[Partition]
     strategies: list[Strategy]
     refusals: list[Refusal]  # strategies that do not apply, with the reason
     rewrites: list[Rewrite]
-    inconsistencies: list[dict[str, Any]]
     seconds: float  # predicted step
     workload: Workload
-    given: Given
+    inputs: Inputs
+    problem: Problem  # what the strategies were priced from
     on_edges: list[bool] = field(default_factory=list)  # op by op, whether it has something as long as the edges
-    problem: Problem | None = None  # what the strategies were given
     staleness: list[StalenessPlan] = field(default_factory=list)  # for each P > 1, the setting of stretto.dist
     memory_kept: bool = False  # whether the process kept freed memory when `seconds` was predicted
     remarks: list[str] = field(default_factory=list)  # what one must know before believing the numbers
@@ -154,13 +149,11 @@ class Report:
             "layers": [asdict(cost) for cost in self.costs],
             "brent": self.brent,
             "memory": self.memory,
-            "forms": [form.to_dict() for form in self.forms],
             "partitions": [part.to_dict() for part in self.partitions],
             "strategies": [strategy.to_dict() for strategy in self.strategies],
             "refusals": [asdict(refusal) for refusal in self.refusals],
             "staleness": [plan.to_dict() for plan in self.staleness],
-            "rewrites": [asdict(rewrite) for rewrite in self.rewrites],
-            "inconsistencies": self.inconsistencies,
+            "rewrites": [{**asdict(rewrite), "law": rewrite.law} for rewrite in self.rewrites],
             "predicted_seconds": self.seconds,
             "unknown_ops": self.trace.unknown,
             "machine": self.machine.to_dict(),
@@ -178,7 +171,7 @@ class Report:
 
     def to_html(self, path: str | Path) -> None:
         """One self-contained page."""
-        from stretto.analyze.html import analysis_page
+        from stretto.analyze.page import analysis_page
 
         Path(path).write_text(analysis_page(self))
 
@@ -192,17 +185,16 @@ class Report:
         return self.checks
 
     def schemes(self, *, fanout: int = 10, batch: int = 1024) -> list[dict[str, Any]]:
-        """Work of an epoch by full batch, sampled neighbours, layers, clusters: counted beside the published bound."""
+        """Work of an epoch by full batch, sampled neighbours, layers, clusters: counted from real batches."""
         from stretto.analyze.schemes import schemes
 
         for name, value in (("fanout", fanout), ("batch", batch)):
             expect(value >= 1, f"schemes: '{name}' is {value}, wanted at least 1")
-        one = self.graph.num_nodes and not self.given.hetero and not self.given.sizes.g
+        one = self.graph.num_nodes and not self.inputs.hetero and not self.inputs.sizes.g
         expect(bool(one), "schemes: only one graph with nodes of one type is counted by schemes, and not an empty one")
         rounds = sum(len(layer.rounds) for layer in self.layers)
-        width = max((max(layer.width_in, layer.width_out) for layer in self.layers), default=1)
-        found = schemes(self.workload, layers=max(rounds, 1), width=width, fanout=fanout, batch=batch)
-        return [asdict(scheme) for scheme in found]
+        result = schemes(self.workload, layers=max(rounds, 1), fanout=fanout, batch=batch)
+        return [asdict(scheme) for scheme in result]
 
     def explain(self) -> str:
         """The analysis in words."""
@@ -235,32 +227,3 @@ class Report:
         return "\n".join(lines)
 
     __str__ = __repr__ = explain  # what print and a notebook show
-
-
-def inconsistencies(graph: GraphStats, width: int, layers: int, hops: int, mlp: int) -> list[dict[str, Any]]:
-    """The seven places where the published bounds and code disagree, with numbers for this graph."""
-    values = {
-        "n": max(graph.num_nodes, 1), "m": max(graph.num_edges, 1), "d": max(graph.max_degree, 1), "k": max(width, 1),
-        "L": max(layers, 1), "K": max(mlp, 2), "T": max(hops, 1), "c": 10,
-    }  # fmt: skip
-    return [
-        {
-            "key": item.key,
-            "where": item.where,
-            "published bound": str(item.published),
-            "as implemented": str(item.implemented),
-            "published": published.evaluate(item.published, values),
-            "implemented": published.evaluate(item.implemented, values),
-            "reason": item.reason,
-        }
-        for item in published.INCONSISTENCIES
-    ]
-
-
-def finite(value: Any) -> Any:
-    """The value with null for every number that JSON has no word for."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value

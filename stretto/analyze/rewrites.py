@@ -1,19 +1,21 @@
-"""What a layer could save without changing its result: product order, fusion, hoisting, caching, chain or power."""
+"""What a layer could save without changing its result: product order, fusion, hoisting, caching."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from math import log2
 
 import sympy
 
-from stretto.analyze.layer import PICK, Layer
-from stretto.analyze.lift import Sizes
-from stretto.analyze.specs import Size, Spec
-from stretto.analyze.trace import OpRecord, Trace
+from stretto.compile.rules import LAWS
+from stretto.observe.layer import PICK, Layer
+from stretto.observe.lift import Sizes
+from stretto.observe.specs import Size, Spec
+from stretto.observe.trace import OpRecord, Trace
 
+# Rule -> the planner's law behind it; the others make something once, or in one pass, and move no product.
+LAW = {"order": "associativity", "hoist": "associativity"}
 MOVES = ("gather", "scatter", "spmm")
 SUMS = ("add", "sub", "neg", "cat", "clone", "copy")  # of rows: a product may be done before instead of after
 
@@ -23,12 +25,17 @@ class Rewrite:
     """One re-association and the work it saves per step, in flops and bytes."""
 
     layer: str
-    rule: str  # order, fuse, hoist, cache A X, cache norm, chain, power
+    rule: str  # order, fuse, hoist, cache A X, cache norm
     flops: float
     bytes: float
     sentence: str
     ops: tuple[int, ...] = ()  # those it changes
     left: float = 0.0  # share of their flops that remains; of hoisted products, nodes over edges of the rest do too
+
+    @property
+    def law(self) -> str:
+        """The identity it follows from, "(A X) W = A (X W)"; empty where it is none of the planner's."""
+        return " = ".join(LAWS[LAW[self.rule]]) if self.rule in LAW else ""
 
 
 def _places(ops: list[OpRecord]) -> tuple[int, ...]:
@@ -49,7 +56,7 @@ def _message(op: OpRecord, layer: Layer, edges: set[int]) -> bool:
 def rewrites(trace: Trace, layers: list[Layer], sizes: Sizes, plain: Trace, edges: Collection[int]) -> list[Rewrite]:
     """Every rule that applies, by layer. trace: at the real sizes, which `sizes` are; plain: the same ops on sizes that
     tell nodes from edges; edges: the numbers of edges there."""
-    found: list[Rewrite] = []
+    result: list[Rewrite] = []
     edges = set(edges)
     for layer in layers:
         by_call: list[Rewrite] = []
@@ -58,21 +65,21 @@ def rewrites(trace: Trace, layers: list[Layer], sizes: Sizes, plain: Trace, edge
             ops = [op for op in plain if op.index in inside or (op.site is not None and op.site in inside)]
             by_call += _order(call, trace, plain, ops) + _fuse(call, trace, ops, edges)
             by_call += _hoist(call, trace, plain, ops, edges, sizes.n)
-            by_call += _cache(call, trace, ops, edges) + _power(call, sizes)
-        found += _merged(by_call, len(layer.calls))
-    return found
+            by_call += _cache(call, trace, ops, edges)
+        result += _merged(by_call, len(layer.calls))
+    return result
 
 
 def _merged(ways: list[Rewrite], calls: int) -> list[Rewrite]:
     """One of every rule, for all calls of a layer that it leaves as much of."""
-    found = []
+    result = []
     for first in {way.rule: way for way in reversed(ways)}.values():
         same = [way for way in ways if (way.rule, way.left) == (first.rule, first.left)]
         said = f" (in {len(same)} of {calls} calls)" if calls > 1 else ""
         flops, moved = sum(way.flops for way in same), sum(way.bytes for way in same)
         places = tuple(i for way in same for i in way.ops)
-        found.append(Rewrite(first.layer, first.rule, flops, moved, first.sentence + said, places, first.left))
-    return sorted(found, key=lambda way: [other.rule for other in ways].index(way.rule))
+        result.append(Rewrite(first.layer, first.rule, flops, moved, first.sentence + said, places, first.left))
+    return sorted(result, key=lambda way: [other.rule for other in ways].index(way.rule))
 
 
 def _real(trace: Trace, ops: Iterable[OpRecord]) -> list[OpRecord]:
@@ -84,10 +91,10 @@ def _order(layer: Layer, trace: Trace, plain: Trace, ops: list[OpRecord]) -> lis
     """(A X) W against A (X W): aggregate at the narrower width."""
     if layer.kind != "C" or layer.type != "L" or set(layer.reduces) - {"sum", "mean"}:
         return []
-    found = _product_after(layer, plain, ops) or _product_before(layer, plain, ops)
-    if found is None or found[0] >= layer.aggregated:
+    result = _product_after(layer, plain, ops) or _product_before(layer, plain, ops)
+    if result is None or result[0] >= layer.aggregated:
         return []
-    narrow, between, what = found
+    narrow, between, what = result
     shrink = between | {op.index for op in ops if op.site in between and op.phase == "backward"}
     wide = _real(trace, (op for op in ops if op.index in shrink and _as_wide(op, layer.aggregated)))
     ratio = narrow / layer.aggregated
@@ -153,20 +160,20 @@ def _by_weight(op: OpRecord, trace: Trace) -> bool:
 def _linear_before(trace: Trace, wanted: list[int], inside: set[int], width: int) -> set[int] | None:
     """The ops of a layer that led there and act on every column alike, up to its input and to products with a weight;
     None: others are among them."""
-    found: set[int] = set()
+    result: set[int] = set()
     while wanted:
         op = trace.ops[wanted.pop()]
-        if op.index in found or op.index not in inside or not op.outputs or not op.outputs[0].floating:
+        if op.index in result or op.index not in inside or not op.outputs or not op.outputs[0].floating:
             continue
         name = op.name.split("::")[1].split(".")[0].strip("_")
         product = _by_weight(op, trace)
         alike = op.cost.family in (*MOVES, "view", "create") or name in SUMS
         if product or alike or (name in ("mul", "div") and _scales(op, width)):
-            found.add(op.index)
+            result.add(op.index)
             wanted += () if product else op.deps
         elif _as_wide(op, width):
             return None  # any other op that is narrower makes one value per row, as a weight of edges
-    return found
+    return result
 
 
 def _scales(op: OpRecord, width: int) -> bool:
@@ -196,18 +203,18 @@ def _hoist(
     """Products on the edges that are linear in what was gathered from the nodes: do them once per node."""
     products = [op for op in ops if op.cost.family == "gemm" and op.phase == "forward" and _edge_wide(op, edges)]
     shares = {op.index: _from_nodes(op, plain, edges) for op in products}
-    found = _real(trace, (op for op in products if shares[op.index]))
-    if not found:
+    result = _real(trace, (op for op in products if shares[op.index]))
+    if not result:
         return []
-    rows = found[0].outputs[0].shape[0]
-    known = sum(float(op.cost.flops) for op in found)
-    share = sum(float(op.cost.flops) * shares[op.index] for op in found) / known
+    rows = result[0].outputs[0].shape[0]
+    known = sum(float(op.cost.flops) for op in result)
+    share = sum(float(op.cost.flops) * shares[op.index] for op in result) / known
     saved = known * share * (1 - num_nodes / rows)
-    what = "1 product runs" if len(found) == 1 else f"{len(found)} products run"
+    what = "1 product runs" if len(result) == 1 else f"{len(result)} products run"
     text = f"{what} on {rows} edges, linear in what was gathered from the nodes: {num_nodes} nodes are enough"
     if share < 1:
         text += f" for {share:.0%} of the columns"
-    return [Rewrite(layer.path, "hoist", saved, 0.0, text, _places(found), 1 - share)] if saved > 0 else []
+    return [Rewrite(layer.path, "hoist", saved, 0.0, text, _places(result), 1 - share)] if saved > 0 else []
 
 
 def _from_nodes(op: OpRecord, trace: Trace, edges: set[int]) -> float:
@@ -237,13 +244,13 @@ def _gathered(spec: Spec, op: OpRecord, trace: Trace, edges: set[int]) -> float:
 
 
 def _cache(layer: Layer, trace: Trace, ops: list[OpRecord], edges: set[int]) -> list[Rewrite]:
-    found = []
+    result = []
     if layer.constant_input and layer.kind == "C":
         spent = [op for op in ops if op.phase == "forward" and (op.cost.family in MOVES or _message(op, layer, edges))]
         flops, moved = (sum(float(getattr(op.cost, what)) for op in _real(trace, spent)) for what in ("flops", "bytes"))
         what = "A X" if layer.hops <= 1 else f"A^{layer.hops} X"
         text = f"{what} does not depend on any parameter: computed once, it is the same in every step"
-        found.append(Rewrite(layer.path, "cache A X", flops, moved, text, _places(spent)))
+        result.append(Rewrite(layer.path, "cache A X", flops, moved, text, _places(spent)))
     if layer.norm:
         spent = [
             op
@@ -255,24 +262,8 @@ def _cache(layer: Layer, trace: Trace, ops: list[OpRecord], edges: set[int]) -> 
         ]
         flops, moved = (sum(float(getattr(op.cost, what)) for op in _real(trace, spent)) for what in ("flops", "bytes"))
         text = "edge weights are made from the graph alone in every step; made once, they can be kept"
-        found.append(Rewrite(layer.path, "cache norm", flops, moved, text, _places(spent)))
-    return found
-
-
-def _power(layer: Layer, sizes: Sizes) -> list[Rewrite]:
-    """Several hops: products with X one after the other, or a power of A first."""
-    if layer.type not in ("P", "R") or layer.hops < 2:
-        return []
-    choice, chain, power = chain_or_power(sizes.n, max(sizes.edges), layer.aggregated, layer.hops)
-    text = f"{layer.hops} products with {layer.aggregated} columns cost {chain:.3g}, the power of A first {power:.3g}"
-    return [Rewrite(layer.path, choice, 2 * max(0.0, chain - power), 0.0, text)]
-
-
-def chain_or_power(num_nodes: int, num_edges: int, width: int, hops: int) -> tuple[str, float, float]:
-    """Which is cheaper for A^T X: T products with X, or A^T first (as published). -> (choice, chain, power) in work."""
-    chain = float(hops * num_edges * width)
-    power = float(num_edges * num_nodes * log2(max(hops, 2)))
-    return ("chain" if chain <= power else "power"), chain, power
+        result.append(Rewrite(layer.path, "cache norm", flops, moved, text, _places(spent)))
+    return result
 
 
 def chosen(ways: list[Rewrite], what: str = "flops") -> list[Rewrite]:

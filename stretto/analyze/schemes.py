@@ -1,8 +1,7 @@
-"""Training schemes (Besta and Hoefler, table 2): the work of an epoch, counted from real batches beside the bound.
+"""Training schemes: the work of an epoch by each, counted from real batches.
 
 Full batch; neighbours sampled per vertex (GraphSAGE, VR-GCN), by the real loader; a sample per layer (FastGCN);
-clusters (Cluster-GCN, GraphSAINT). The published mini-batch rows add the sampled term to the full-batch term; a sampled
-epoch runs the sampled term alone, which is what is counted.
+clusters (Cluster-GCN, GraphSAINT).
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import subgraph
 
-from stretto.analyze import published
-from stretto.analyze.graph_stats import Partitioner, graph_stats
-from stretto.analyze.kept import kept, uncached
-from stretto.analyze.workload import Workload
+from stretto.analyze.graph_stats import Partitioner
 from stretto.loader import NeighborLoader
+from stretto.observe.put_back import put_back, uncached
+from stretto.observe.workload import Workload
 
 COUNTED = 3  # batches whose ops are counted; an epoch is as many of their mean as it has batches
 
@@ -33,39 +31,32 @@ class Scheme:
     nodes: float  # of a batch, its support included
     edges: float
     flops: float  # of an epoch, counted
-    published: float  # the bound's value on this graph, in its own units
     exact: bool
 
 
-def schemes(workload: Workload, *, layers: int, width: int, fanout: int = 10, batch: int = 1024) -> list[Scheme]:
-    """An epoch of the model under each scheme. layers, width: of the model, for the bound."""
-    with kept(workload.model):
-        return _schemes(workload, layers, width, fanout, batch)
+def schemes(workload: Workload, *, layers: int, fanout: int = 10, batch: int = 1024) -> list[Scheme]:
+    """An epoch of the model under each scheme. layers: rounds of aggregation, each of which is sampled."""
+    with put_back(workload.model):
+        return _schemes(workload, layers, fanout, batch)
 
 
-def _schemes(workload: Workload, layers: int, width: int, fanout: int, batch: int) -> list[Scheme]:
+def _schemes(workload: Workload, layers: int, fanout: int, batch: int) -> list[Scheme]:
     data = workload.data
-    stats = graph_stats(data.edge_index, data.num_nodes)
-    values = {
-        "n": stats.num_nodes, "m": stats.num_edges, "d": max(stats.max_degree, 2), "k": width, "L": layers, "c": fanout,
-        "K": 2, "T": 1,
-    }  # fmt: skip
-    steps = -(-stats.num_nodes // batch)
+    steps = -(-data.num_nodes // batch)
     makers = {
         "full batch": (iter([data]), 1),
         "GraphSAGE, VR-GCN": (iter(_sampled(data, [fanout] * layers, batch)), steps),
         "FastGCN": (_by_layer(data, batch * fanout, steps), steps),
         "Cluster-GCN, GraphSAINT": (_clusters(data, steps), steps),
     }
-    found = []
+    result = []
     for name, (batches, count) in makers.items():
         seen = [b for b, _ in zip(batches, range(COUNTED), strict=False)]
         flops = [_counted(workload, b) for b in seen]
-        bound = published.evaluate(published.SCHEMES[name][0], values)
         nodes = sum(b.num_nodes for b in seen) / len(seen)
         edges = sum(b.num_edges for b in seen) / len(seen)
-        found.append(Scheme(name, count, nodes, edges, sum(flops) / len(flops) * count, bound, name == "full batch"))
-    return found
+        result.append(Scheme(name, count, nodes, edges, sum(flops) / len(flops) * count, name == "full batch"))
+    return result
 
 
 def _counted(workload: Workload, batch: Any) -> float:
@@ -108,15 +99,3 @@ def _clusters(data: Any, parts: int) -> Iterator[Any]:
     owner = torch.from_numpy(Partitioner(data.edge_index, data.num_nodes).assign(parts, "breadth-first"))
     for part in range(parts):
         yield _induced(data, (owner == part).nonzero().view(-1))
-
-
-def explosion(data: Any, *, fanout: int = 10, batch: int = 64, depth: int = 4) -> list[dict[str, float]]:
-    """Nodes that a batch of `batch` seeds needs, hop by hop: found by the real loader, beside the bound b c^l."""
-    rows = []
-    for layers in range(1, depth + 1):
-        loader = _sampled(data, [fanout] * layers, batch)
-        counts = [b.num_nodes for b, _ in zip(loader, range(COUNTED), strict=False)]
-        bound = batch * sum(float(fanout) ** hop for hop in range(layers + 1))
-        rows.append({"layers": layers, "nodes": sum(counts) / len(counts), "bound": bound,
-                     "at most": min(bound, float(data.num_nodes))})  # fmt: skip
-    return rows

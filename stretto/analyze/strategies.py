@@ -17,107 +17,93 @@ OVERLAPPED = "partition + halo, overlapped"
 
 
 def _single(problem: Problem, part: Partition) -> Strategy:
-    memory = problem.fixed + problem.features + problem.activations
     return Strategy(
-        "one worker, full batch",
-        1,
-        0.0,
-        0,
-        0,
-        memory,
-        problem.step,
-        0.0,
-        problem.step,
-        True,
-        "nothing is exchanged; memory must hold every layer's activations",
-        "0",
+        name="one worker, full batch",
+        workers=1,
+        bytes=0.0,
+        messages=0,
+        syncs=0,
+        memory=problem.fixed + problem.features + problem.activations,
+        compute=problem.step,
+        communicate=0.0,
+        seconds=problem.step,
+        exact=True,
+        reason="nothing is exchanged; memory must hold every layer's activations",
+        formula="0",
     )
 
 
-def _halo(
-    problem: Problem,
-    part: Partition,
-    rows: int,
-    name: str,
-    formula: str,
-    reason: str,
-    overlap: str,
-    staleness: Staleness | None = None,
-) -> Strategy:
+def _halo(problem: Problem, part: Partition, rows: int, name: str, reason: str, formula: str) -> Strategy:
+    """Every worker computes its part and exchanges the rows of its halo, before or after, then all sum up gradients."""
     P = part.parts
     moved = problem.b * rows * problem.width
-    total = moved + P * problem.allreduce(P)
-    rounds = problem.rounds
-    messages = part.pairs * rounds + P * problem.turns(P)
+    messages = part.pairs * problem.rounds + P * problem.turns(P)
     share = max(problem.edge_share(*own) for own in zip(part.edges, part.rows, strict=True))
     # A layer that multiplies first does so for the rows it pulled too.
-    rows_held = max(own + pulled for own, pulled in zip(part.rows, part.halo, strict=True))
-    compute = problem.compute(share, rows_held / max(1, problem.stats.num_nodes))
+    rows_there = max(own + pulled for own, pulled in zip(part.rows, part.halo, strict=True))
+    compute = problem.compute(share, rows_there / max(1, problem.stats.num_nodes))
     worst = max(part.halo) / max(1, sum(part.halo)) if sum(part.halo) else 1 / P
     moving = wire(problem, moved * worst + problem.allreduce(P), messages / P)
-    gradients = wire(problem, problem.allreduce(P), problem.turns(P))  # a sum that a step waits for
-    halo = moving - gradients
-    seconds = compute + moving if overlap == "none" else side_by_side(problem, compute, halo) + gradients
-    syncs = (rounds + (1 if problem.train else 0)) if overlap != "full" else (1 if problem.train else 0)
-    halo_bytes = problem.b * max(part.halo) * sum(problem.forward_widths) * (2 if overlap == "full" else 1)
     return Strategy(
-        name,
-        P,
-        total,
-        messages,
-        syncs,
-        split_memory(problem, share, halo_bytes),
-        compute,
-        moving,
-        seconds,
-        overlap != "full",
-        reason,
-        formula,
-        staleness,
+        name=name,
+        workers=P,
+        bytes=moved + P * problem.allreduce(P),
+        messages=messages,
+        syncs=problem.rounds + problem.train,
+        memory=split_memory(problem, share, _halo_bytes(problem, part)),
+        compute=compute,
+        communicate=moving,
+        seconds=compute + moving,
+        exact=True,
+        reason=reason,
+        formula=formula,
     )
+
+
+def _halo_bytes(problem: Problem, part: Partition) -> float:
+    """Rows of others that the largest halo holds, one set for each layer."""
+    return problem.b * max(part.halo) * sum(problem.forward_widths)
+
+
+def _gradients(problem: Problem, part: Partition) -> float:
+    """Seconds of the sum of gradients, which a step waits for."""
+    return wire(problem, problem.allreduce(part.parts), problem.turns(part.parts))
 
 
 def _pull(problem: Problem, part: Partition) -> Strategy:
     skew = part.imbalance["edges"]
-    return _halo(
+    plan = _halo(
         problem,
         part,
         sum(part.halo),
         "partition + halo, pull",
-        "b sum_p |B_p| (sum_l k_(l-1) + sum_(l with learned input) k_(l-1)) + 2 (P-1) |W| b",
         f"{sum(part.halo)} rows cross {part.parts} parts ({part.method}), edges {skew:.2f}x uneven",
-        "none",
-        Staleness(),
+        "b sum_p |B_p| (sum_l k_(l-1) + sum_(l with learned input) k_(l-1)) + 2 (P-1) |W| b",
     )
+    return dataclasses.replace(plan, staleness=Staleness())
 
 
 def _push(problem: Problem, part: Partition) -> Strategy | str:
-    if problem.not_in_parts:
-        return problem.not_in_parts
-    return _halo(
+    return problem.not_in_parts or _halo(
         problem,
         part,
         sum(part.push),
         "partition + halo, push",
-        "as pull, with distinct remote destinations in place of sources",
         f"partial sums for {sum(part.push)} remote rows instead of {sum(part.halo)} pulled ones",
-        "none",
+        "as pull, with distinct remote destinations in place of sources",
     )
 
 
 def _either(problem: Problem, part: Partition) -> Strategy | str:
-    if problem.not_in_parts:
-        return problem.not_in_parts
-    if part.best >= min(sum(part.halo), sum(part.push)):
+    if not problem.not_in_parts and part.best >= min(sum(part.halo), sum(part.push)):
         return "no pair of parts does better than all by the same side"
-    return _halo(
+    return problem.not_in_parts or _halo(
         problem,
         part,
         part.best,
         "partition + halo, pull or push per pair",
-        "sum over pairs of min(pull, push)",
         f"each pair of parts takes its smaller side: {part.best} rows",
-        "none",
+        "sum over pairs of min(pull, push)",
     )
 
 
@@ -132,9 +118,8 @@ def _overlapped(problem: Problem, part: Partition) -> Strategy:
 
     A layer runs for either kind of row, so that the host code around its ops runs twice.
     """
-    plan, P = _pull(problem, part), part.parts
+    plan, gradients = _pull(problem, part), _gradients(problem, part)
     n = max(1, problem.stats.num_nodes)
-    gradients = wire(problem, problem.allreduce(P), problem.turns(P))
     halo, seconds = plan.communicate - gradients, 0.0
     again = problem.compute(0.0, 0.0)
     for own, edges, inner, pulled in zip(part.rows, part.edges, part.interior, part.halo, strict=True):
@@ -154,17 +139,20 @@ def _overlapped(problem: Problem, part: Partition) -> Strategy:
 
 
 def _stale(problem: Problem, part: Partition) -> Strategy:
-    return _halo(
-        problem,
-        part,
-        sum(part.halo),
-        STALE,
-        "bytes as pull; time compute + exchange - min(compute, hidden exchange) + sum of gradients; "
-        "T^R = 1 for features and gradients, all other T = 0, all L = 1",
-        f"{_hides(problem)} behind the next step's compute; "
+    """As pull, with the rows of the step before: the exchange goes on while the next step computes."""
+    plan, gradients = _pull(problem, part), _gradients(problem, part)
+    return dataclasses.replace(
+        plan,
+        name=STALE,
+        syncs=int(problem.train),
+        memory=plan.memory + _halo_bytes(problem, part),  # what arrives, beside what is read
+        seconds=side_by_side(problem, plan.compute, plan.communicate - gradients) + gradients,
+        exact=False,
+        reason=f"{_hides(problem)} behind the next step's compute; "
         f"{part.cut / max(1, sum(part.edges)):.0%} of the edges read rows that are one step old",
-        "full",
-        Staleness.halo(1),
+        formula="bytes as pull; time compute + exchange - min(compute, hidden exchange) + sum of gradients; "
+        "T^R = 1 for features and gradients, all other T = 0, all L = 1",
+        staleness=Staleness.halo(1),
     )
 
 
@@ -190,21 +178,20 @@ def _sampling(problem: Problem, part: Partition) -> Strategy:
     total = steps * P * (fetch + problem.allreduce(P))
     messages = P - 1 + problem.turns(P)
     moving = steps * wire(problem, fetch + problem.allreduce(P), messages)
-    memory = problem.fixed + problem.features / P + fetch + problem.activations * share
     what = "gradients are estimates" if problem.train else "results are estimates"
     return Strategy(
-        "data-parallel sampling",
-        P,
-        total,
-        steps * messages * P,
-        steps,
-        memory,
-        compute,
-        moving,
-        compute + moving,
-        False,
-        f"{steps} step{'s' * (steps != 1)} of {batch} seeds see {_percent(share)} of the graph each; {what}",
-        "steps P (c^L k b (1 - hit) + 2 (P-1)/P |W| b)",
+        name="data-parallel sampling",
+        workers=P,
+        bytes=total,
+        messages=steps * messages * P,
+        syncs=steps,
+        memory=problem.fixed + problem.features / P + fetch + problem.activations * share,
+        compute=compute,
+        communicate=moving,
+        seconds=compute + moving,
+        exact=False,
+        reason=f"{steps} step{'s' * (steps != 1)} of {batch} seeds see {_percent(share)} of the graph each; {what}",
+        formula="steps P (c^L k b (1 - hit) + 2 (P-1)/P |W| b)",
     )
 
 
@@ -230,13 +217,13 @@ def strategies(problem: Problem, partitions: list[Partition]) -> list[Strategy]:
     Where times are the same to four digits, fewer workers come first, then what is exact, then fewer bytes.
     """
     machine = problem.machine
-    found = [_single(problem, partitions[0])] if partitions else []
+    result = [_single(problem, partitions[0])] if partitions else []
     for part in partitions:
         if part.parts > 1:
-            found += [s for make in MANY.values() if isinstance(s := make(problem, part), Strategy)]
+            result += [s for make in MANY.values() if isinstance(s := make(problem, part), Strategy)]
     known = [
         dataclasses.replace(s, fits=s.memory <= machine.memory, here=s.workers <= max(1, machine.workers))
-        for s in found
+        for s in result
     ]
     return sorted(known, key=lambda s: (not s.fits, float(f"{s.seconds:.3e}"), s.workers, not s.exact, s.bytes))
 

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stretto.analyze.graph_stats import GraphStats
-from stretto.analyze.layer import PICK, Layer
-from stretto.analyze.machine_file import Machine
 from stretto.dist import Schedule, Staleness
+from stretto.machine.file import Machine
+from stretto.observe.layer import PICK, Layer
 
 ATTENTION = "attention needs its softmax over all neighbours: two rounds or a merge, not partial sums alone"
 PICKS = "a median needs all neighbours sorted: those of parts do not add up to it"
@@ -139,3 +139,36 @@ def side_by_side(problem: Problem, compute: float, moving: float) -> float:
 def split_memory(problem: Problem, share: float, halo: float) -> float:
     """Bytes of a worker that holds this share of the rows, and so many bytes of others'."""
     return problem.fixed + (problem.features + problem.activations) * share + halo
+
+
+def in_turn(
+    problem: Problem,
+    name: str,
+    workers: int,
+    *,
+    sent: float,
+    messages: int,
+    waits: int,
+    compute: float,
+    memory: float,
+    reason: str,
+    formula: str,
+) -> Strategy:
+    """A strategy whose workers compute and exchange in turn, then sum up gradients. sent, messages: of one worker in a
+    step, without those of that sum."""
+    sent, messages = sent + problem.allreduce(workers), messages + problem.turns(workers)
+    moving = wire(problem, sent, messages)
+    return Strategy(
+        name=name,
+        workers=workers,
+        bytes=workers * sent,
+        messages=messages * workers,
+        syncs=waits + problem.train,
+        memory=memory,
+        compute=compute,
+        communicate=moving,
+        seconds=compute + moving,
+        exact=True,
+        reason=reason,
+        formula=formula,
+    )

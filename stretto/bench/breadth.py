@@ -23,9 +23,9 @@ from torch import Tensor, nn
 import stretto
 from stretto import datasets
 from stretto.bench import results
-from stretto.bench.memory import peak_bytes
 from stretto.errors import expect
-from stretto.tune.timing import measure
+from stretto.machine.timing import measure
+from stretto.observe.peak_memory import peak_bytes
 
 logger = logging.getLogger("stretto")
 pyg: Any = torch_geometric.nn

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from stretto.bench.stock import Candidate
 from stretto.errors import fail
-from stretto.tune.timing import Timing
+from stretto.machine.timing import Timing
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 DIRECTIONS = ("fwd", "both")
@@ -53,16 +54,6 @@ class Spec:
             if f.name in always or getattr(self, f.name) != f.default
         ]
         return " ".join(["stretto bench ops", *shown, f"--repeats {repeats}"])
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to compute the op."""
-
-    name: str
-    forward: Callable[..., Tensor]  # of the case's inputs
-    scratch: int = 0  # bytes of the intermediate tensors that one forward call makes
-    dtype: torch.dtype | None = None  # the dtype it takes the inputs in, where that is not the case's own
 
 
 @dataclass

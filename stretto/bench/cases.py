@@ -12,7 +12,8 @@ from torch import Tensor
 
 from stretto import datasets, ops
 from stretto.bench import stock
-from stretto.bench.case import OURS, Candidate, Case, Spec
+from stretto.bench.case import OURS, Case, Spec
+from stretto.bench.stock import Candidate
 from stretto.errors import fail
 from stretto.graph import Graph
 

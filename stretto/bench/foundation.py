@@ -17,9 +17,9 @@ from rich.table import Table
 from stretto.bench import report, results
 from stretto.bench.case import OURS, Spec
 from stretto.bench.cases import build
-from stretto.bench.run import SHORT, Result, run, settle, threads
+from stretto.bench.run import SHORT, Result, run, settle
 from stretto.errors import fail
-from stretto.tune.timing import Timing, measure, ratio
+from stretto.machine.timing import Timing, measure, ratio, threads
 
 ONE_THREAD = "one thread"
 CSR, REDUCE, SCATTER, GATHER = "torch csr", "torch.sparse.mm reduce", "PyG scatter", "gather + index_add_"

@@ -330,7 +330,7 @@ def losses(sheet: Sheet) -> Iterator[str]:
 
 def command(csv: Path | None = None, budget: float = 460.0, only: str = "") -> None:
     """Operators, layers and training steps on a GPU, beside stock PyG and cuSPARSE; losses included."""
-    from stretto.bench.report import console
+    from stretto.page.terminal import console
 
     out = console()
     sheet = run(budget=budget, only=only)

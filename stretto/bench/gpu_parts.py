@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stretto import kernels
-from stretto.tune.timing import Timing, measure
+from stretto.machine.timing import Timing, measure
 
 
 class Rows(Protocol):

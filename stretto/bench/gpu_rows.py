@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stretto.bench import results
-from stretto.tune.timing import Timing
+from stretto.machine.timing import Timing
 
 logger = logging.getLogger("stretto")
 

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from stretto import datasets
 from stretto.bench import models, report, results
-from stretto.bench.run import as_alone, settle
+from stretto.bench.run import settle
 from stretto.compile.choose import CHOOSER, MOST_STEPS, Decision
+from stretto.machine.timing import as_alone, measure, timed
 from stretto.nn.base import record_of
-from stretto.tune.timing import measure, timed
+from stretto.page.terminal import console
 
 MODELS = ("gcn", "sage", "gin", "gat", "tag", "sgc")
 WIDTHS = (32, 256, 1024)
@@ -213,7 +214,7 @@ def command(
     names = model.split(",")
     models.check_models(model)
     sizes = models.numbers("widths", widths)
-    out = report.console()
+    out = console()
     out.print(report.headline(), style="dim")
     here = {name: str(value) for name, value in results.place().items() if name in ("machine", "threads", "commit")}
     rows = [row for row in results.load(csv) if here.items() <= row.items()]

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch_geometric.nn.models.schnet import CFConv, ShiftedSoftplus
 
 from stretto import datasets
-from stretto.bench import machine, report, results, scenes
+from stretto.bench import report, results, scenes
 from stretto.bench.case import Outcome, details, reasons
-from stretto.bench.memory import peak_bytes, tensor_bytes
-from stretto.bench.run import as_alone
 from stretto.bench.scenes import BATCHES, CUTOFF, Scene
+from stretto.machine import facts as machine
+from stretto.machine.timing import as_alone, measure
 from stretto.nn import gat, record_of
+from stretto.observe.peak_memory import peak_bytes, tensor_bytes
 from stretto.plugin import accelerate
-from stretto.tune.timing import measure
 
 OURS, STOCK = "stretto", "stock edge_index"
 UPDATE_FIRST = "stretto, update first"

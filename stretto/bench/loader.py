@@ -28,7 +28,8 @@ from stretto.errors import expect
 from stretto.kernels import cpu, pages
 from stretto.loader import NeighborLoader, NeighborSampler
 from stretto.loader.native_sampler import NativeSampler, NodeType, Sampling, Slice
-from stretto.tune.timing import Timing, measure
+from stretto.machine.timing import Timing, measure
+from stretto.page.terminal import console
 
 
 def _sample_all(native: NativeSampler, seeds: list[Tensor], times: Tensor | None = None) -> int:
@@ -263,7 +264,7 @@ def command(
     chosen = only.split(",") if only else list(MEASURES)
     for name in chosen:
         expect(name in MEASURES, f"bench loader: '--only' names {name!r}, wanted {', '.join(MEASURES)}")
-    out = report.console()
+    out = console()
     out.print(report.headline())
     fanouts = [int(k) for k in fanout.split(",")]
     setting = Setting(make_data(graph, features), fanouts, batch, batches, threads, repeats, graph)

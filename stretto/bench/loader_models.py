@@ -29,7 +29,7 @@ from stretto.convert import read
 from stretto.errors import expect, fail
 from stretto.inference import inference as run_inference
 from stretto.loader import NeighborLoader, NeighborSampler, run_trimmed
-from stretto.tune.timing import Timing, measure
+from stretto.machine.timing import Timing, measure
 
 HIDDEN, CLASSES, WORKERS = 256, 16, 2
 NODES, FANOUT = 4096, 20  # of inference

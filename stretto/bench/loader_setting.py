@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 
 from stretto.bench import results
 from stretto.datasets import load_graph
-from stretto.tune.timing import Timing
+from stretto.machine.timing import Timing
 
 OURS = "stretto"
 # What PyG with pyg-lib 0.9.0 took on another machine (2 cores at 2.8 GHz, AVX-512, 48 MiB L3), milliseconds and edges a

@@ -32,13 +32,14 @@ from stretto import datasets
 from stretto.bench import layers, report, results
 from stretto.bench.case import Outcome, details, reasons
 from stretto.bench.dense_floor import NAME, dense_floor
-from stretto.bench.memory import peak_bytes
-from stretto.bench.run import as_alone, settle
-from stretto.bench.run import threads as use_threads
+from stretto.bench.run import settle
 from stretto.compile import HOIST
 from stretto.errors import expect
+from stretto.machine.timing import as_alone, measure
+from stretto.machine.timing import threads as use_threads
+from stretto.observe.peak_memory import peak_bytes
+from stretto.page.terminal import console
 from stretto.plugin import accelerate
-from stretto.tune.timing import measure
 
 OURS, STOCK, COMPILED = "stretto", "stock edge_index", "stock torch.compile"
 SAMPLE = 0.2  # seconds: shorter steps are timed several in a row, as in training, all after one that is not timed
@@ -354,7 +355,7 @@ def command(
     csv: Annotated[Path | None, typer.Option(help="put the rows into this file")] = None,
 ) -> None:
     """Training steps (or inference) of PyG models: stock in every form, and with two lines added."""
-    out = report.console()
+    out = console()
     out.print(report.headline(), style="dim")
     sizes = numbers("widths", widths or ("" if layer else "128,256,40"))
     compiled = not layer if compiled is None else compiled

@@ -7,20 +7,19 @@ from typing import Annotated
 import torch
 import typer
 
-from stretto.analyze.subject import usable, writable
-from stretto.bench import findings, foundation, hosseini, report, results
+from stretto.bench import foundation, report, results
 from stretto.bench.case import Spec
 from stretto.bench.run import Result, run
 from stretto.datasets import grammar
 from stretto.errors import expect, fail
+from stretto.observe.subject import writable
 from stretto.ops import OPS
+from stretto.page.terminal import console
 
 # name -> its rows, and whether ours failed the check in any
 SUITES: dict[str, Callable[..., tuple[list[results.Row], bool]]] = {
     "foundation": foundation.command,
-    "hosseini": findings.command,
 }
-ON_A_CARD = ("hosseini",)  # suites that run there too; `stretto bench gpu` has the ops
 
 
 CELL = ("op", "graph", "width", "dtype", "reduce", "weight", "heads", "direction")  # options that describe one
@@ -37,29 +36,22 @@ def command(
     heads: Annotated[int, typer.Option(help="Heads of sddmm and edge_softmax.")] = 1,
     direction: Annotated[str, typer.Option(help="fwd, or both: forward and backward.")] = "fwd",
     threads: Annotated[int, typer.Option(help="Threads; 0: as many as torch uses.")] = 0,
-    repeats: Annotated[int, typer.Option(help="Samples of each candidate; of the suite hosseini at least 20.")] = 9,
+    repeats: Annotated[int, typer.Option(help="Samples of each candidate.")] = 9,
     suite: Annotated[str, typer.Option(help=f"A table of targets instead of one cell: {', '.join(SUITES)}.")] = "",
     only: Annotated[str, typer.Option(help="Of a suite, the lines that contain this text.")] = "",
-    device: Annotated[str, typer.Option(help="cpu; cuda: of the suite hosseini.")] = "cpu",
     csv: Annotated[Path | None, typer.Option(help="Put the rows into this file.")] = None,
 ) -> None:
     """Check each candidate of an op against the fp64 reference, then time all of them in turns."""
     _refuse_what_is_not_meant(context, "a suite" if suite else "one cell")
-    least = hosseini.REPEATS if suite == "hosseini" and _was_given(context, "repeats") else 1
-    expect(repeats >= least, f"bench ops: '--repeats' is {repeats}, wanted at least {least}")
+    expect(repeats >= 1, f"bench ops: '--repeats' is {repeats}, wanted at least 1")
     writable(csv, "bench ops: '--csv'")
-    out = report.console()
+    out = console()
     threads = threads or torch.get_num_threads()
     if suite:
         if suite not in SUITES:
             fail(f"bench ops: '--suite' is {suite!r}, wanted one of {', '.join(SUITES)}")
-        where = {"device": usable(device)} if suite in ON_A_CARD else {}
-        if device != "cpu" and not where:
-            fail(f"bench ops: '--device' is {device!r}, wanted cpu for the suite {suite}")
-        rows, failed = SUITES[suite](out, threads=threads, repeats=repeats, only=only, **where)
+        rows, failed = SUITES[suite](out, threads=threads, repeats=repeats, only=only)
     else:
-        if device != "cpu":
-            fail(f"bench ops: '--device' is {device!r}, wanted cpu without a suite; see stretto bench gpu")
         rows, failed = [], False
         for name in op.split(",") if op else OPS:
             for columns in width.split(","):

@@ -9,17 +9,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from stretto.bench import machine
 from stretto.bench.case import OURS
 from stretto.bench.run import Result
-from stretto.tune.timing import Timing
+from stretto.machine import facts as machine
+from stretto.machine.timing import Timing
 
 Step = Callable[[str], None]
-
-
-def console() -> Console:
-    """Standard output; wide enough for the tables where it is not a terminal."""
-    return Console() if sys.stdout.isatty() else Console(width=140)
 
 
 @contextmanager

@@ -17,10 +17,9 @@ from pathlib import Path
 import torch
 
 from stretto import settings
-from stretto.bench import machine
 from stretto.errors import expect
-from stretto.tune.machine import cpu_model
-from stretto.tune.timing import Timing
+from stretto.machine import facts
+from stretto.machine.timing import Timing
 
 Row = dict[str, str]
 Figure = tuple[float, float, float]  # median, and the two quantiles around it
@@ -83,7 +82,7 @@ def row(
 def place(device: str = "cpu", threads: int = 0) -> dict[str, object]:
     """Where and of which commit something is measured now."""
     on_card = torch.device(device).type == "cuda"
-    name = torch.cuda.get_device_name() if on_card else f"{cpu_model()}, {machine.cores()} cores"
+    name = torch.cuda.get_device_name() if on_card else f"{facts.cpu_model()}, {facts.cores()} cores"
     versions = {"torch": torch.__version__, "pyg": metadata.version("torch_geometric")}
     today = datetime.now(tz=timezone.utc).date().isoformat()
     return {

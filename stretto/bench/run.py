@@ -1,23 +1,21 @@
 """Check, then time: one Spec in, one Row per candidate out."""
 
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from stretto import memory
-from stretto.bench import machine, results
-from stretto.bench.case import OURS, Candidate, Case, Spec
+from stretto.bench import results
+from stretto.bench.case import OURS, Case, Spec
 from stretto.bench.cases import build
 from stretto.bench.ceilings import KINDS, Ceiling, ceilings
-from stretto.errors import expect
-from stretto.tune.timing import Timing, measure, ratio
+from stretto.bench.stock import Candidate
+from stretto.machine import facts as machine
+from stretto.machine.timing import Timing, measure, ratio, threads
+from stretto.observe.agreement import LIMITS, relative_error
 
-# Largest relative error (Frobenius) against fp64 that passes the check.
-LIMITS = {"f32": 1e-5, "f64": 1e-12, "bf16": 1e-2, "f16": 2e-3}
 SHORT = 0.06  # seconds: shorter calls are timed several in a row, for caches take about five to settle after another
 SETTLE_CALLS, SETTLE_SECONDS = 45, 4.0
 STOCK = ("torch csr", "PyG scatter", "PyG softmax")  # what PyG runs for an op, where it is among the candidates
@@ -110,32 +108,6 @@ class Result:
             note="; ".join(f"{row.candidate}: {row.reason}" for row in self.rows if row.reason),
             more={"nodes": self.num_nodes, "edges": self.num_edges, "error": errors.get(OURS), **shares},
         )  # fmt: skip
-
-
-MOST = 1024  # threads: where the system refuses one of a hundred thousand, the whole process ends
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """torch.set_num_threads(count) for the length of the block."""
-    expect(count >= 1, f"bench: '--threads' is {count}, wanted 1 or more")
-    expect(count <= MOST, f"bench: '--threads' is {count}, wanted at most {MOST}")
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def as_alone(name: str, call: Callable[[], object]) -> Callable[[], object]:
-    """The call with the allocator as a process has it: as it always was for stock, keeping freed memory for us."""
-
-    def go() -> object:
-        memory.switch(not name.startswith("stock"))
-        return call()
-
-    return go
 
 
 def run(
@@ -244,12 +216,6 @@ def expected(case: Case, *, both: bool) -> tuple[list[Tensor], Tensor | None]:
     out = torch.stack(outs).sum(0) if case.columns == "sum" else torch.cat(outs, -1)
     upstream = torch.cat(upstreams, -1) if both else None
     return [out, *(torch.cat(parts, -1) for parts in zip(*grads, strict=True))], upstream
-
-
-def relative_error(got: Tensor, wanted: Tensor) -> float:
-    """Frobenius norm of the difference over that of `wanted` (or over 1, where it is 0)."""
-    size = float(wanted.norm())
-    return float((got.double() - wanted).norm()) / (size or 1.0)
 
 
 def _record_ceilings(result: Result, limits: dict[str, Ceiling], timings: dict[str, Timing]) -> None:

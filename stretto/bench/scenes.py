@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch_geometric.nn.models.schnet import GaussianSmearing
 
 from stretto import datasets
-from stretto.bench.memory import tensor_bytes
+from stretto.observe.peak_memory import tensor_bytes
 
 BATCH = 128  # molecules
 BATCHES = 100  # of a collection, in turn: more than Graph.of remembers by their content

@@ -6,13 +6,23 @@ Each function takes the tensors of a case and gives `(candidates, skipped)`; a n
 import importlib
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 import torch_geometric.utils as pyg
 from torch import Tensor
 
-from stretto.bench.case import Candidate
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute the op."""
+
+    name: str
+    forward: Callable[..., Tensor]  # of the case's inputs
+    scratch: int = 0  # bytes of the intermediate tensors that one forward call makes
+    dtype: torch.dtype | None = None  # the dtype it takes the inputs in, where that is not the case's own
+
 
 Offers = tuple[list[Candidate], dict[str, str]]
 MKL_DTYPES = (torch.float32, torch.float64)  # what `adj @ x` takes on a CPU
@@ -52,7 +62,7 @@ def spmm(edge_index: Tensor, x: Tensor, weight: Tensor | None, reduce: str) -> O
     def gather(x: Tensor) -> Tensor:
         return x[source] if factor is None else x[source] * factor
 
-    found, skipped = [], {}
+    result, skipped = [], {}
     for label, index in (("torch csr", torch.int64), ("torch csr int32", torch.int32)):
         if reduce != "sum":
             skipped[label] = f"has no {reduce}"
@@ -60,29 +70,29 @@ def spmm(edge_index: Tensor, x: Tensor, weight: Tensor | None, reduce: str) -> O
         dtype = x.dtype if x.dtype in MKL_DTYPES else torch.float32
         adj = csr(destination, source, value.to(dtype), num_nodes, index)
         name = label if dtype == x.dtype else f"{label} in f32"
-        found.append(Candidate(name, lambda x, adj=adj: adj @ x, dtype=dtype))
+        result.append(Candidate(name, lambda x, adj=adj: adj @ x, dtype=dtype))
     adj = csr(destination, source, value.to(x.dtype), num_nodes)
-    found.append(Candidate("torch.sparse.mm reduce", lambda x: torch.sparse.mm(adj, x, TORCH_REDUCE[reduce])))
+    result.append(Candidate("torch.sparse.mm reduce", lambda x: torch.sparse.mm(adj, x, TORCH_REDUCE[reduce])))
     scatters = {
         "gather + " + _scatter_name(reduce): lambda x: _scatter(gather(x), destination, num_nodes, reduce),
         "PyG scatter": lambda x: pyg.scatter(gather(x), destination, 0, num_nodes, reduce),
     }
-    found += [Candidate(name, forward, scratch) for name, forward in scatters.items()]
+    result += [Candidate(name, forward, scratch) for name, forward in scatters.items()]
     module = optional("torch_scatter")
     if isinstance(module, str):
         skipped["torch_scatter"] = module
     else:
-        found.append(
+        result.append(
             Candidate("torch_scatter", _with_torch_scatter(module, gather, destination, num_nodes, reduce), scratch)
         )
     module = optional("torch_sparse")
     if isinstance(module, str):
         skipped["torch_sparse"] = module
     else:
-        given = None if weight is None else weight.to(x.dtype)
-        matrix = module.SparseTensor(row=destination, col=source, value=given, sparse_sizes=(num_nodes, num_nodes))
-        found.append(Candidate("torch_sparse", lambda x, matmul=module.matmul: matmul(matrix, x, reduce=reduce)))
-    return found, skipped
+        inputs = None if weight is None else weight.to(x.dtype)
+        matrix = module.SparseTensor(row=destination, col=source, value=inputs, sparse_sizes=(num_nodes, num_nodes))
+        result.append(Candidate("torch_sparse", lambda x, matmul=module.matmul: matmul(matrix, x, reduce=reduce)))
+    return result, skipped
 
 
 def _with_torch_scatter(
@@ -95,7 +105,7 @@ def sddmm(edge_index: Tensor, a: Tensor, b: Tensor) -> Offers:
     """Per-edge dot products of destination and source rows. a, b [N, H, F]."""
     source, destination = edge_index
     scratch = 3 * edge_index.shape[1] * a[0].numel() * a.element_size()
-    found = [Candidate("gather, multiply, sum", lambda a, b: (a[destination] * b[source]).sum(-1), scratch)]
+    result = [Candidate("gather, multiply, sum", lambda a, b: (a[destination] * b[source]).sum(-1), scratch)]
     skipped = {}
     if a.shape[1] == 1 and a.dtype in MKL_DTYPES:
         num_nodes = a.shape[0]
@@ -105,10 +115,10 @@ def sddmm(edge_index: Tensor, a: Tensor, b: Tensor) -> Offers:
         def sampled(a: Tensor, b: Tensor) -> Tensor:
             return torch.sparse.sampled_addmm(adj, a[:, 0], b[:, 0].T, beta=0.0).values()[back][:, None]
 
-        found.append(Candidate("torch sampled_addmm", sampled))
+        result.append(Candidate("torch sampled_addmm", sampled))
     else:
         skipped["torch sampled_addmm"] = "takes one head, in f32 or f64"
-    return found, skipped
+    return result, skipped
 
 
 def edge_softmax(edge_index: Tensor, score: Tensor, num_nodes: int) -> Offers:
@@ -120,20 +130,20 @@ def edge_softmax(edge_index: Tensor, score: Tensor, num_nodes: int) -> Offers:
 
 def segment_reduce(src: Tensor, index: Tensor, num_segments: int, reduce: str) -> Offers:
     """Reduction of messages. src [E, K], index [E], in no order."""
-    found, skipped = [], {}
+    result, skipped = [], {}
     if reduce in (*TORCH_REDUCE, "mul"):
-        found.append(Candidate("PyG scatter", lambda s: pyg.scatter(s, index, 0, num_segments, reduce)))
+        result.append(Candidate("PyG scatter", lambda s: pyg.scatter(s, index, 0, num_segments, reduce)))
     if reduce in TORCH_REDUCE:
-        found.append(Candidate(_scatter_name(reduce), lambda s: _scatter(s, index, num_segments, reduce)))
+        result.append(Candidate(_scatter_name(reduce), lambda s: _scatter(s, index, num_segments, reduce)))
         module = optional("torch_scatter")
         if isinstance(module, str):
             skipped["torch_scatter"] = module
         else:
             forward = _with_torch_scatter(module, lambda s: s, index, num_segments, reduce)
-            found.append(Candidate("torch_scatter", forward))
+            result.append(Candidate("torch_scatter", forward))
     if reduce == "softmax":
-        found.append(Candidate("PyG softmax", lambda s: pyg.softmax(s, index, num_nodes=num_segments)))
-    return found, skipped
+        result.append(Candidate("PyG softmax", lambda s: pyg.softmax(s, index, num_nodes=num_segments)))
+    return result, skipped
 
 
 def gather_rows(index: Tensor) -> Offers:
@@ -159,13 +169,13 @@ def segment_matmul(ptr: Tensor) -> Offers:
     def loop(x: Tensor, weight: Tensor) -> Tensor:
         return torch.cat([x[a:b] @ w for a, b, w in zip(bounds, bounds[1:], weight.unbind(0), strict=False)])
 
-    found, skipped = [Candidate("loop of matmul", loop)], {}
+    result, skipped = [Candidate("loop of matmul", loop)], {}
     module = optional("pyg_lib")
     if isinstance(module, str):
         skipped["pyg_lib"] = module
     else:
-        found.append(Candidate("pyg_lib", lambda x, weight: module.ops.segment_matmul(x, ptr, weight)))
-    return found, skipped
+        result.append(Candidate("pyg_lib", lambda x, weight: module.ops.segment_matmul(x, ptr, weight)))
+    return result, skipped
 
 
 def _scatter_name(reduce: str) -> str:

@@ -16,14 +16,17 @@ from stretto import ops
 from stretto.bench import report, results
 from stretto.bench.case import Spec
 from stretto.bench.cases import load
-from stretto.bench.run import SETTLE_CALLS, SHORT, threads
+from stretto.bench.run import SETTLE_CALLS, SHORT
 from stretto.bench.run import settle as settle_calls
 from stretto.datasets import grammar
 from stretto.errors import expect, fail
 from stretto.graph import Graph
 from stretto.kernels import cpu, native, vendor
-from stretto.tune import Picker, Variant, machine, store
-from stretto.tune.timing import Timing, measure
+from stretto.machine import facts as machine
+from stretto.machine import store
+from stretto.machine.timing import Timing, measure, threads
+from stretto.page.terminal import console
+from stretto.tune import Picker, Variant
 from stretto.tune.variants import legal
 
 ALLOWED = 1.10  # the choice may take this many times the exhaustive best
@@ -137,7 +140,7 @@ def command(
     csv: Annotated[Path | None, typer.Option(help="With --verify, put a row of each width into this file.")] = None,
 ) -> None:
     """Settle which kernel variants run on a graph and keep that on disk; --verify shows how good the choices are."""
-    out = report.console()
+    out = console()
     count = number or torch.get_num_threads()
     specs = [Spec("spmm", graph, int(k), dtype, weight=weight, threads=count) for k in width.split(",")]
     verdicts: list[Verdict] = []

@@ -26,9 +26,10 @@ from stretto.compile.layer import run
 from stretto.compile.plan import Plan, Ranking, Request, plans, rank
 from stretto.compile.powers import chain_of, fewer_edges
 from stretto.kernels.recording import unsettled
+from stretto.machine import facts as machine
+from stretto.machine import store
+from stretto.machine.rates import Profile, profile
 from stretto.ops.autograd_state import saved_elsewhere
-from stretto.tune import machine, store
-from stretto.tune.profile import Profile, profile
 
 logger = logging.getLogger("stretto")
 

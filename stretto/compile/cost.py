@@ -23,7 +23,7 @@ from stretto.compile.expr import (
     Transpose,
     shape,
 )
-from stretto.tune.profile import Profile
+from stretto.machine.rates import Profile
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from stretto.compile.choose import CHOOSER, rounded
 from stretto.compile.cost import Work
 from stretto.compile.expr import Sizes
 from stretto.compile.plan import Ranking
+from stretto.machine.rates import Profile
 from stretto.ops.batched import one_by_one
-from stretto.tune.profile import Profile
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from stretto.compile.expr import (
 from stretto.compile.normalise import Scales
 from stretto.compile.rules import Alike, alike, combinations, forms
 from stretto.compile.together import Groups, same_left, same_right
-from stretto.tune.profile import Profile
+from stretto.machine.rates import Profile
 
 MOST_PLANS = 32  # combinations of gradient orders; beyond it, gradients of equal shape take the same orientation
 

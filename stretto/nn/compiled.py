@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
+from stretto.machine import facts as machine
+from stretto.machine import store
 from stretto.nn.base import all_stock, record_of
 from stretto.ops.autograd_state import saved_elsewhere
-from stretto.tune import machine, store
 
 logger = logging.getLogger("stretto")
 

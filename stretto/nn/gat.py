@@ -15,6 +15,7 @@ from stretto import settings
 from stretto.compile import CHOOSER, Order, Trial, best_order
 from stretto.compile.cost import gat_on_cpu, gat_on_gpu
 from stretto.graph import Graph
+from stretto.machine.rates import Profile
 from stretto.nn import adjacency, edges, folds
 from stretto.nn.base import SMALL, Decline, Small, hooked, note_attention, note_order, weight_of, why_stock
 from stretto.nn.declines import same_type
@@ -27,7 +28,6 @@ from stretto.ops.dense import dense
 from stretto.ops.folded_bias import larger, some_rows
 from stretto.ops.projections import plus, projections
 from stretto.ops.rows import all_reached
-from stretto.tune.profile import Profile
 
 SMALLEST = 1e-6  # scale of a channel below which its attention vector cannot be divided by it
 

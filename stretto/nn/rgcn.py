@@ -17,12 +17,12 @@ from torch import Tensor
 from stretto.compile import Order, Trial, best_order
 from stretto.compile.cost import rgcn_seconds
 from stretto.graph import Graph
+from stretto.machine.rates import Profile
 from stretto.nn import adjacency, edges
 from stretto.nn.base import Decline, note_order, record_of
 from stretto.nn.declines import same_type
 from stretto.ops import gather_rows, segment_matmul, spmm
 from stretto.ops.attention import attention
-from stretto.tune.profile import Profile
 
 
 @dataclass

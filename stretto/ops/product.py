@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from stretto import kernels, settings
+from stretto.machine.timing import on_card
 from stretto.ops import tall_product as tall
 from stretto.ops import taped
 from stretto.tune import Variant, picker
-from stretto.tune.timing import on_card
 from stretto.tune.variants import legal
 
 LEAST_ROWS = 1 << 15  # below, a product takes no longer than its launch

@@ -14,8 +14,8 @@ from torch import Tensor
 from stretto import kernels, settings
 from stretto.kernels import cpu_dense, tall
 from stretto.kernels.recording import unsettled
+from stretto.machine.timing import measure
 from stretto.tune import Variant, picker
-from stretto.tune.timing import measure
 from stretto.tune.variants import legal
 
 LEAST_WORK = 1 << 24  # products below take no longer than it takes to choose

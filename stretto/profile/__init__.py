@@ -1,6 +1,8 @@
 """Why is my model slow? Every op of a step, timed, explained and improved: `stretto.profile(model, data)`.
 
-The package is also its main function: stretto.profile is callable whether or not one of its modules was imported first.
+What it gains: of a GraphSAGE on amazon-photo it found the three groups of ops that took 84 % of the time, and `apply`
+made the step 18.8x as fast (docs/why_slow.md); a script of a user's own is profiled as it is. The package is also its
+main function: stretto.profile is callable whether or not one of its modules was imported first.
 """
 
 import sys

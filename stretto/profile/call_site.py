@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stretto.profile.replay import operands
+from stretto.profile.captured import operands
 from stretto.profile.surroundings import Surroundings
 
 
@@ -92,5 +92,5 @@ def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def indices(args: Any, kwargs: Any) -> list[Tensor]:
     """The tensors among arguments that are an edge_index [2, E]."""
-    found = operands((args, kwargs))
-    return [t for t in found if t.dim() == 2 and t.size(0) == 2 and t.dtype in (torch.int64, torch.int32)]
+    result = operands((args, kwargs))
+    return [t for t in result if t.dim() == 2 and t.size(0) == 2 and t.dtype in (torch.int64, torch.int32)]

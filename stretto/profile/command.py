@@ -1,22 +1,18 @@
 """`stretto profile`: why is my model slow?"""
 
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from typer.core import TyperCommand
 
-from stretto.analyze.models import MODELS
-from stretto.analyze.subject import subject, writable
-from stretto.bench.report import console
 from stretto.errors import expect, fail
-from stretto.profile.op_advice import op_advice
-from stretto.profile.profiling import profile
+from stretto.observe.models import MODELS
+from stretto.observe.subject import subject, writable
+from stretto.page.terminal import console
+from stretto.profile.profiling import Profile, profile
 from stretto.profile.script import alone, apply_script, profile_script
-from stretto.profile.terminal import show, show_advice, show_applied, show_replay, show_sweep
+from stretto.profile.terminal import show, show_advice, show_applied, show_replay
 
 OF_A_SCRIPT = "options of a script go behind a lone --, as in: stretto profile train.py -- --epochs 10"
 
@@ -49,10 +45,6 @@ def command(
     repeats: Annotated[int, typer.Option(help="Plain and traced steps to time.")] = 5,
     share: Annotated[float, typer.Option(help="Share of the time that the hot ops cover.")] = 0.9,
     replay: Annotated[bool, typer.Option(help="Replay the hot ops with their real and with shuffled indices.")] = False,
-    sweep: Annotated[
-        bool, typer.Option(help="Sweep the hot ops over widths, orders, types, ... and candidates.")
-    ] = False,
-    budget: Annotated[str, typer.Option(help="Time for the sweep, as 60s or 2m.")] = "60s",
     apply: Annotated[bool, typer.Option("--apply", help="Apply what is recommended and measure the step.")] = False,
     device: Annotated[str, typer.Option(help="Where a built-in model runs: cpu or cuda.")] = "cpu",
     machine: Annotated[str, typer.Option(help="auto: this machine, measured once; or a machine file.")] = "auto",
@@ -61,7 +53,6 @@ def command(
 ) -> None:
     """Every op of a step with its time, what bounds it, and what to do about it."""
     is_script = target.endswith(".py")
-    time_for_sweep = seconds(budget)
     expect(0 < share <= 1, f"profile: '--share' is {share}, wanted 0 < share <= 1")
     expect(repeats >= 1, f"profile: '--repeats' is {repeats}, wanted at least 1")
     if is_script:
@@ -70,45 +61,42 @@ def command(
         fail(f"profile: {' '.join(arguments)!r} follows {target!r}, but only a script takes arguments")
     for option, path in (("html", html), ("json", json)):
         writable(path, f"profile: '--{option}'")
-    out = console()
     if is_script:
-        found = profile_script(target, arguments or [], machine, repeats=repeats)
+        result = profile_script(target, arguments or [], machine, repeats=repeats)
     else:
         model, data = subject(target, graph, hidden, layers, device)
-        found = profile(model, data, mode=mode, repeats=repeats, machine=machine)
-        found.model = target
-    found.share = share
-    failure = getattr(found.workload, "failure", None)
+        result = profile(model, data, mode=mode, repeats=repeats, machine=machine)
+        result.model = target
+    result.share = share
     try:
-        show(out, found, share)
-        if isinstance(failure, KeyboardInterrupt):
-            raise failure
-        part = alone(found, repeats=repeats) if is_script and (replay or sweep) else found
-        if replay:
-            found.replays = part.replay(share=share)
-            show_replay(out, found)
-        if sweep:
-            try:
-                with _bar(time_for_sweep) as step:
-                    part.sweep(budget=time_for_sweep, share=share, progress=step)
-            finally:
-                found.sweeps = part.sweeps
-                show_sweep(out, found)
-        if is_script:
-            found.advice += op_advice(part)
-        else:
-            found.recommend()
-        show_advice(out, found)
-        if apply:
-            found.applied = apply_script(found, target, arguments or []) if is_script else found.apply()
-            show_applied(out, found)
+        again = (target, arguments or []) if is_script else None
+        _stages(result, again, repeats, replay, apply)
     finally:  # what was measured before a stage failed, or was interrupted, is kept
-        for path, write in ((html, found.to_html), (json, found.to_json)):
+        for path, write in ((html, result.to_html), (json, result.to_json)):
             if path is not None:
                 write(path)
-    failure = getattr(found.workload, "failure", None)  # of the first run, or of the second
+    failure = getattr(result.workload, "failure", None)  # of the first run, or of the second
     if failure is not None:
         raise failure
+
+
+def _stages(result: Profile, script: tuple[str, list[str]] | None, repeats: int, replay: bool, apply: bool) -> None:
+    """What follows the profile, each stage shown as it ends. script: with its arguments."""
+    out = console()
+    show(out, result, result.share)
+    failure = getattr(result.workload, "failure", None)
+    if isinstance(failure, KeyboardInterrupt):
+        raise failure
+    if replay:
+        part = alone(result, repeats=repeats) if script else result
+        result.replays = part.replay(share=result.share)
+        show_replay(out, result)
+    if not script:  # its layers were looked at while it ran
+        result.recommend()
+    show_advice(out, result)
+    if apply:
+        result.applied = apply_script(result, *script) if script else result.apply()
+        show_applied(out, result)
 
 
 def _refuse_of_a_script(context: typer.Context) -> None:
@@ -117,40 +105,3 @@ def _refuse_of_a_script(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             fail(f"profile: '--{name}' is for a model that is named; {OF_A_SCRIPT}")
-
-
-def seconds(text: str) -> float:
-    """60s, 2m or a plain number of seconds."""
-    unit = {"s": 1.0, "m": 60.0}.get(text[-1:], 0.0)
-    digits = text[:-1] if unit else text
-    try:
-        value = float(digits) * (unit or 1.0)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        fail(f"profile: '--budget' is {text!r}, wanted a time such as 60s or 2m")
-    return value
-
-
-class _bar:
-    """A bar of the budget that is spent, on standard error, with the time left."""
-
-    def __init__(self, budget: float) -> None:
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[left]:.0f} s left"),
-        )
-        self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.budget = budget
-
-    def __enter__(self) -> "_bar":
-        self.progress.start()
-        self.task = self.progress.add_task("sweep", total=self.budget, left=self.budget)
-        return self
-
-    def __call__(self, what: str, left: float) -> None:
-        self.progress.update(self.task, completed=self.budget - left, description=what, left=left)
-
-    def __exit__(self, *error: object) -> None:
-        self.progress.stop()

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from stretto.analyze.workload import Workload
-from stretto.bench.run import as_alone
 from stretto.compile.choose import MOST_STEPS
 from stretto.graph import Graph
-from stretto.tune.timing import Timing, ratio, waiter
+from stretto.machine.timing import Timing, as_alone, ratio, waiter
+from stretto.observe.workload import Workload
 
 
 def hidden(device: torch.device) -> bool:

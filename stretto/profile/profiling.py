@@ -8,21 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from stretto.analyze import machine_file, peaks
-from stretto.analyze.given import first_batch, is_loader, refuse_a_list
-from stretto.analyze.machine_file import Machine
-from stretto.analyze.predict import ceilings
-from stretto.analyze.report import finite
-from stretto.analyze.specs import matrices
-from stretto.analyze.svg import duration
-from stretto.analyze.trace import OpRecord, Trace
-from stretto.analyze.workload import MODES, Workload
 from stretto.errors import expect, told_by
+from stretto.machine.file import Machine
+from stretto.observe import this_machine
+from stretto.observe.inputs import first_batch, is_loader, refuse_a_list
+from stretto.observe.predict import least_seconds, needs
+from stretto.observe.put_back import no_optimizer, put_back
+from stretto.observe.specs import matrices
+from stretto.observe.trace import OpRecord, Trace
+from stretto.observe.workload import MODES, Workload
+from stretto.page.text import duration, finite
 from stretto.profile.surroundings import anomaly_remarks
-from stretto.profile.untouched import no_optimizer, untouched
 
 HOT = 0.9
 
@@ -67,7 +65,7 @@ class Group:
 
 @dataclass(repr=False)
 class Profile:
-    """A timed trace, grouped. The stages follow one another: hot, roofline, replay, sweep, recommend, apply."""
+    """A timed trace, grouped. The stages follow one another: hot, roofline, replay, recommend, apply."""
 
     workload: Workload
     trace: Trace
@@ -75,7 +73,6 @@ class Profile:
     groups: list[Group]  # the slowest first
     model: str = ""
     replays: list[dict[str, Any]] = field(default_factory=list)
-    sweeps: list[dict[str, Any]] = field(default_factory=list)
     advice: list[dict[str, Any]] = field(default_factory=list)
     applied: dict[str, Any] = field(default_factory=dict)
     share: float = HOT  # of the time inside ops, views aside, that the hot groups take
@@ -87,14 +84,14 @@ class Profile:
         share = self.share if share is None else share
         number = isinstance(share, (int, float)) and 0 < share <= 1
         expect(number, f"hot: 'share' is {share!r}, wanted a number, 0 < share <= 1")
-        total, found = 0.0, []
+        total, result = 0.0, []
         whole = sum(group.seconds for group in self.groups)
         for group in self.groups:
             if total >= share * whole:
                 break
-            found.append(group)
+            result.append(group)
             total += group.seconds
-        return found
+        return result
 
     def roofline(self) -> list[dict[str, Any]]:
         """One point per group: intensity, rate, what bounds it and its share of that."""
@@ -112,31 +109,15 @@ class Profile:
         """Hot ops again, alone, with the indices they had in the model and with shuffled ones."""
         from stretto.profile.replay import replay
 
-        with untouched(self.workload.model):
+        with put_back(self.workload.model):
             self.replays = replay(self, **options)
         return self.replays
-
-    def check_bounds(self, **options: Any) -> list[dict[str, Any]]:
-        """Hot ops on half of their rows: half the time, or as long as before where the launch is the bound."""
-        from stretto.profile.bounds import check_bounds
-
-        with untouched(self.workload.model):
-            return check_bounds(self, **options)
-
-    def sweep(self, **options: Any) -> list[dict[str, Any]]:
-        """Hot ops over widths, orders, degree laws, types and so on, every candidate checked, then timed."""
-        from stretto.profile.sweep import sweep
-
-        self.sweeps = []
-        with untouched(self.workload.model), torch.enable_grad():  # both directions are swept
-            sweep(self, rows=self.sweeps, **options)  # of a sweep that is interrupted, the rows so far stay
-        return self.sweeps
 
     def recommend(self, **options: Any) -> list[dict[str, Any]]:
         """What to change, by call site, with the predicted gain; "nothing to gain" is an answer."""
         from stretto.profile.recommend import recommend
 
-        with untouched(self.workload.model):
+        with put_back(self.workload.model):
             self.advice = recommend(self, **options)
         return self.advice
 
@@ -144,7 +125,7 @@ class Profile:
         """Apply what was recommended, check the outputs, and measure the step against the sum predicted."""
         from stretto.profile.recommend import apply
 
-        with untouched(self.workload.model):
+        with put_back(self.workload.model):
             self.applied = apply(self, **options)
         return self.applied
 
@@ -158,12 +139,12 @@ class Profile:
         # Between ops a tracer is busy itself: what is left of a plain step is shared out as the traced one was.
         inside = min(1.0, trace.step_seconds / trace.op_seconds) if trace.op_seconds else 0.0
         between = self.host_seconds / trace.host_seconds if trace.host_seconds else 0.0
-        found: dict[str, float] = {}
+        result: dict[str, float] = {}
         for op in trace:
-            found[op.path] = found.get(op.path, 0.0) + op.seconds * inside
+            result[op.path] = result.get(op.path, 0.0) + op.seconds * inside
         for (path, _), seconds in trace.host.items():
-            found[path] = found.get(path, 0.0) + seconds * between
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            result[path] = result.get(path, 0.0) + seconds * between
+        return dict(sorted(result.items(), key=lambda item: -item[1]))
 
     @property
     def host_seconds(self) -> float:
@@ -172,8 +153,6 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in plain values."""
-        from stretto.profile.op_advice import dispatch_table, usable
-
         t = self.trace
         return {
             "model": self.model,
@@ -195,8 +174,6 @@ class Profile:
             "layers_ms": {path: seconds * 1e3 for path, seconds in self.layers().items()},
             "roofline": self.roofline(),
             "replays": self.replays,
-            "sweeps": self.sweeps,
-            "dispatch": dispatch_table(usable(self.sweeps, self.workload.mode)),
             "advice": self.advice,
             "applied": self.applied,
             "remarks": self.remarks,
@@ -212,7 +189,7 @@ class Profile:
 
     def to_html(self, path: str | Path) -> None:
         """One self-contained page."""
-        from stretto.analyze.html import profile_page
+        from stretto.profile.page import profile_page
 
         Path(path).write_text(profile_page(self))
 
@@ -258,11 +235,11 @@ def profile(
     if is_loader(data):
         data, remarks = first_batch(data, "profile")
     workload = Workload(model, data, mode, step)
-    with untouched(model), no_optimizer():
+    with put_back(model), no_optimizer():
         trace = workload.timed(repeats=repeats)
-    found = make(workload, trace, machine_file.get(machine, device=workload.device), type(model).__name__)
-    found.remarks, found.new_graphs = [*remarks, *anomaly_remarks(trace)], new_graphs
-    return found
+    result = make(workload, trace, this_machine.get(machine, device=workload.device), type(model).__name__)
+    result.remarks, result.new_graphs = [*remarks, *anomaly_remarks(trace)], new_graphs
+    return result
 
 
 def make(workload: Workload, trace: Trace, machine: Machine, name: str) -> Profile:
@@ -290,7 +267,7 @@ def _strides(op: OpRecord) -> str:
 
 
 def _of_matrices(op: OpRecord) -> str:
-    """What stands for the type and the strides of matrices where the shapes are theirs."""
+    """The word "sparse" for each matrix of an op without dense inputs: a matrix has neither a type nor strides here."""
     return ", ".join("sparse" for _ in matrices((op.args, op.kwargs)))
 
 
@@ -311,9 +288,9 @@ def groups(trace: Trace, machine: Machine) -> list[Group]:
         group.seconds += op.seconds
         group.flops += float(op.cost.flops)
         group.bytes += float(op.cost.bytes)
-        least[key] = least.get(key, 0.0) + peaks.seconds(op, machine)
+        least[key] = least.get(key, 0.0) + least_seconds(op, machine)
         total = limits.setdefault(key, {})
-        for kind, seconds in ceilings(op, machine).items():
+        for kind, seconds in needs(op, machine).items():
             total[kind] = total.get(kind, 0.0) + seconds
     whole = sum(group.seconds for group in table.values()) or 1.0
     for key, group in table.items():

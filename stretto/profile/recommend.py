@@ -17,27 +17,26 @@ import torch
 from torch import Tensor, nn
 
 from stretto import memory
-from stretto.analyze.classify import layer_paths
-from stretto.analyze.clock import device_of
-from stretto.analyze.facts import ALIKE
-from stretto.analyze.svg import duration
-from stretto.analyze.workload import Workload
-from stretto.bench.run import as_alone, relative_error
 from stretto.compile.choose import MOST_STEPS
+from stretto.machine.timing import Timing, as_alone, measure, ratio
+from stretto.observe.agreement import relative_error
+from stretto.observe.classify import layer_paths
+from stretto.observe.put_back import put_back
+from stretto.observe.trace import device_of
+from stretto.observe.workload import Workload
+from stretto.page.text import duration
 from stretto.profile import in_step
 from stretto.profile.call_site import Site, each_tensor, indices
+from stretto.profile.captured import operands
 from stretto.profile.in_step import with_new_graph
-from stretto.profile.op_advice import op_advice, verdict
-from stretto.profile.replay import operands
-from stretto.profile.sweep import TIE
-from stretto.profile.untouched import untouched
+from stretto.profile.words import ALIKE
 from stretto.report import explain
-from stretto.tune.timing import Timing, measure, ratio
 
 if TYPE_CHECKING:
     from stretto.profile.profiling import Profile
 
 REPEATS = 20
+TIE = 1.05  # a winner leads by more than this, at the lower end of its interval
 SETTLE = 5  # steps of a script in which the tuner tries its variants; few, for a script may have few
 # Relative error of outputs, ours against stock's, by type; of any other type as of fp32.
 ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -90,7 +89,7 @@ def _layer_step(layer: nn.Module, site: Site, train: bool) -> Callable[[], objec
         return tensor.detach().requires_grad_(tensor.requires_grad) if id(tensor) in site.changing else tensor
 
     def step() -> object:
-        args, kwargs = (each_tensor(given, anew) for given in (site.args, site.kwargs))
+        args, kwargs = (each_tensor(inputs, anew) for inputs in (site.args, site.kwargs))
         with torch.set_grad_enabled(train):
             with site.again():
                 out = layer(*args, **kwargs)
@@ -115,10 +114,10 @@ def _in_turns(
 
 
 def recommend(profile: Profile, *, repeats: int = REPEATS, budget: float | None = 60.0) -> list[dict[str, Any]]:
-    """Advice by call site: layers to accelerate, and single ops where the sweep found a faster candidate."""
+    """Advice by call site: which layers to accelerate, and what that saves."""
     workload = profile.workload
     sites = sites_of(profile)
-    return [*layer_advice(sites, workload.mode == "train", repeats, budget, workload), *op_advice(profile)]
+    return layer_advice(sites, workload.mode == "train", repeats, budget, workload)
 
 
 def layer_advice(
@@ -129,7 +128,6 @@ def layer_advice(
     workload: of the whole model, whose step is timed in the same turns; "share" of it is what a layer saves, whatever
     the machine does by the time that the advice is followed. On a card it is also timed with each layer accelerated.
     """
-    from stretto import accelerate
     from stretto.nn.classes import fast_of, stock_of
 
     rows: list[dict[str, Any]] = []
@@ -137,45 +135,64 @@ def layer_advice(
     tried: dict[str, Site] = {}
     made: set[tuple[object, ...]] = set()  # graphs that a layer before has made
     for path, site in sites.items():
-        layer = site.module
-        if fast_of(type(layer)) is None:
-            why = "accelerated already" if stock_of(type(layer)) else "no fast path for this class"
+        if fast_of(type(site.module)) is None:
+            why = "accelerated already" if stock_of(type(site.module)) else "no fast path for this class"
             rows.append(unchanged(path, site, why))
             continue
-        row = _of_layer(path, layer)
+        row = _of_layer(path, site.module)
         rows.append(row)
-        learns = train and site.calls > 0
-        for extra, grads in (("", learns), (FORWARD, False))[: 2 if learns and site.forward else 1]:
-            given = site.evaluation or site if extra else site
-            stock = copy.deepcopy(layer).train(grads)
-            fast = accelerate(copy.deepcopy(layer)).train(grads)
-            for name, one in (("stock", stock), ("accelerated", fast)):
-                steps[f"{name}, {row['site']}{extra}"] = as_alone(name, _layer_step(one, given, grads))
-            graph = (extra, *(id(index) for index in indices(given.args, given.kwargs)))
-            key = f"accelerated, {row['site']}{extra}"
-            if site.new_graph and graph not in made:
-                made.add(graph)
-                steps[key] = with_new_graph(steps[key])
-            for _ in range(MOST_STEPS):
-                steps[key]()
-            tried.setdefault(row["site"], site._replace(module=fast))
+        own, tried[row["site"]] = _layer_steps(row["site"], site, train, made)
+        steps |= own
         if workload is not None and in_step.hidden(workload.device):
             steps[in_step.name_of(row["site"])] = in_step.step_with(workload, path, site.new_graph)
     if not steps:
         return rows
     if workload is not None:
         steps[WHOLE] = as_alone(WHOLE, workload.run)
-    timings = _in_turns(steps, repeats, budget, device_of(next(iter(sites.values()))[0]))
+    _judge(rows, tried, _in_turns(steps, repeats, budget, device_of(next(iter(sites.values()))[0])), train)
+    return rows
+
+
+def _layer_steps(
+    name: str, site: Site, train: bool, made: set[tuple[object, ...]]
+) -> tuple[dict[str, Callable[[], object]], Site]:
+    """The steps of one layer that are timed, stock and accelerated, with and without gradients where it has both; and
+    the site of the accelerated one, which has settled on its plans. made: graphs that are sorted already."""
+    from stretto import accelerate
+
+    steps: dict[str, Callable[[], object]] = {}
+    settled: Site | None = None
+    learns = train and site.calls > 0
+    for extra, grads in (("", learns), (FORWARD, False))[: 2 if learns and site.forward else 1]:
+        call = site.evaluation or site if extra else site
+        stock = copy.deepcopy(site.module).train(grads)
+        fast = accelerate(copy.deepcopy(site.module)).train(grads)
+        for side, one in (("stock", stock), ("accelerated", fast)):
+            steps[f"{side}, {name}{extra}"] = as_alone(side, _layer_step(one, call, grads))
+        graph = (extra, *(id(index) for index in indices(call.args, call.kwargs)))
+        key = f"accelerated, {name}{extra}"
+        if site.new_graph and graph not in made:
+            made.add(graph)
+            steps[key] = with_new_graph(steps[key])
+        for _ in range(MOST_STEPS):
+            steps[key]()
+        settled = settled or site._replace(module=fast)
+    assert settled is not None
+    return steps, settled
+
+
+def _judge(rows: list[dict[str, Any]], tried: dict[str, Site], timings: dict[str, Timing], train: bool) -> None:
+    """Put what the times say into the rows."""
     for row in rows:
         if f"stock, {row['site']}" in timings:
             row |= _judged(timings, row["site"], tried[row["site"]])
             row["plans"] = _plans(tried[row["site"]], row["speedup"][0], train and row["calls"] > 0)
     if WHOLE in timings:
         for row in rows:
-            if in_step.name_of(row["site"]) in timings:
-                row |= in_step.gain(row, timings[WHOLE], timings[in_step.name_of(row["site"])])
+            changed = timings.get(in_step.name_of(row["site"]))
+            if changed is not None:
+                row |= in_step.gain(row, timings[WHOLE], changed)
         set_shares(rows, timings[WHOLE].median)
-    return rows
 
 
 def set_shares(rows: list[dict[str, Any]], step_seconds: float) -> None:
@@ -192,9 +209,16 @@ def _of_layer(path: str, layer: nn.Module) -> dict[str, Any]:
 
 
 def unchanged(path: str, site: Site, why: str) -> dict[str, Any]:
-    """The row of a layer that is left as it is."""
+    """The row of advice for a layer that is left as it is, with the reason."""
     kept = {"best": "as it is", "advice": "nothing to gain", "reason": why, "saves_ms": 0.0, "share": 0.0}
     return _of_layer(path, site.module) | kept
+
+
+def verdict(low: float, high: float) -> str:
+    """What an interval of a ratio says, in words that follow it; "" for a gain."""
+    if low > TIE:
+        return ""
+    return ": slower" if high < 1 else ": a tie" if low <= 1 else ": too little to count"
 
 
 def _judged(timings: dict[str, Timing], site: str, tried: Site) -> dict[str, Any]:
@@ -237,7 +261,7 @@ def _plans(site: Site, speedup: float, train: bool) -> list[dict[str, Any]]:
     runs = next((c for c in candidates if c.chosen), None)
     if runs is None:
         return []
-    found = []
+    result = []
     for c in candidates:
         both = None not in (c.measured_ms, runs.measured_ms)
         mine, usual = (c.measured_ms, runs.measured_ms) if both else (c.predicted_ms, runs.predicted_ms)
@@ -245,13 +269,13 @@ def _plans(site: Site, speedup: float, train: bool) -> list[dict[str, Any]]:
         known = "measured" if both or c is runs else "predicted"
         if known == "predicted" and mine and usual and math.isclose(mine, usual, rel_tol=ROUNDED):
             times, known = None, ALIKE
-        found.append({"plan": c.plan, "runs": c.chosen, "speedup": times, "by": known})
-    return found
+        result.append({"plan": c.plan, "runs": c.chosen, "speedup": times, "by": known})
+    return result
 
 
 def outputs(workload: Workload) -> list[Tensor]:
     """What the model gives in evaluation mode, every tensor of it."""
-    with untouched(workload.model), torch.no_grad():
+    with put_back(workload.model), torch.no_grad():
         torch.manual_seed(0)
         workload.model.eval()
         return operands(workload._forward())
@@ -293,7 +317,7 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
         profile.recommend()
     chosen = [row for row in profile.advice if row["advice"] == "accelerate"]
     if not chosen:
-        return nothing(profile.advice)
+        return dict(NOTHING)
     workload = profile.workload
     fast = workload.copied()
     accelerate_sites(fast.model, chosen)
@@ -314,14 +338,6 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
 
 
 NOTHING = {"applied": False, "reason": "nothing to gain", "predicted_ms": 0.0, "realised_ms": 0.0}
-
-
-def nothing(advice: list[dict[str, Any]]) -> dict[str, Any]:
-    """The answer where no layer is worth it. Single ops are changed where they are called, by whoever wrote that."""
-    if not any(row.get("kind") == "op" and row["saves_ms"] > 0 for row in advice):
-        return dict(NOTHING)
-    said = "nothing to gain by accelerating layers; advice on single ops is for the code that calls them"
-    return {**NOTHING, "reason": said}
 
 
 def realised(timings: dict[str, Timing], chosen: list[dict[str, Any]]) -> dict[str, Any]:

@@ -68,11 +68,11 @@ class Rounds:
         for place, kind in enumerate(self._kinds):
             if kind.now is not None and kind.now() is optimizer:
                 return place
-        found = self._of(optimizer)
-        if found is None:
+        result = self._of(optimizer)
+        if result is None:
             return None
-        found.now = weakref.ref(optimizer)
-        return next(place for place, one in enumerate(self._kinds) if one is found)
+        result.now = weakref.ref(optimizer)
+        return next(place for place, one in enumerate(self._kinds) if one is result)
 
     def _of(self, optimizer: Any) -> _Kind | None:
         """The kind of an optimizer that is not the last one of its kind that stepped."""

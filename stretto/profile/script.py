@@ -11,21 +11,23 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 
 from stretto import memory
-from stretto.analyze import machine_file
-from stretto.analyze.machine_file import Machine
-from stretto.analyze.trace import Recorder, Trace
-from stretto.analyze.workload import Workload, merge_times, same_ops
 from stretto.errors import StrettoError, expect, fail, told_by
+from stretto.machine.file import Machine
+from stretto.machine.timing import Timing
+from stretto.observe import this_machine
+from stretto.observe.put_back import put_back
+from stretto.observe.trace import Recorder, Trace
+from stretto.observe.workload import Workload, merge_times, same_ops
 from stretto.plugin import restore
 from stretto.profile import in_step
 from stretto.profile.profiling import Profile, make
 from stretto.profile.recommend import (
+    NOTHING,
     REPEATS,
     SETTLE,
     accelerate_sites,
     difference,
     layer_advice,
-    nothing,
     outputs,
     realised,
     set_shares,
@@ -35,9 +37,7 @@ from stretto.profile.recommend import (
 from stretto.profile.rounds import Signature
 from stretto.profile.script_steps import WARMUP, Enough, Steps, Watched, run
 from stretto.profile.surroundings import anomaly_remarks
-from stretto.profile.untouched import untouched
 from stretto.profile.watcher import Watcher
-from stretto.tune.timing import Timing
 
 FEWEST = 3  # pairs of steps without which nothing is said of a gain
 COMPILED = (
@@ -80,11 +80,11 @@ def compiled_paths(model: nn.Module) -> list[str]:
     ]
 
 
-def _advise(found: Profile, watcher: Watcher, train: bool, budget: float) -> None:
+def _advise(profile: Profile, watcher: Watcher, train: bool, budget: float) -> None:
     compiled = compiled_paths(watcher.model)
     if compiled:
-        found.remarks.append(COMPILED)
-    often = watcher.closures(found.trace)
+        profile.remarks.append(COMPILED)
+    often = watcher.closures(profile.trace)
     sites = {path: site._replace(calls=site.calls * often) for path, site in watcher.sites.items()}
     free = {
         path: site
@@ -93,16 +93,16 @@ def _advise(found: Profile, watcher: Watcher, train: bool, budget: float) -> Non
     }
     # Where a layer alone says little, what the step asks of the models is timed with it accelerated, too.
     step = watcher.workload if in_step.hidden(watcher.device) and not compiled else None
-    with untouched(watcher.model):
+    with put_back(watcher.model):
         try:
-            found.advice = layer_advice(free, train, REPEATS, budget, step)
+            profile.advice = layer_advice(free, train, REPEATS, budget, step)
         except torch.OutOfMemoryError as error:  # beside what the script still holds
             if step is None:
                 raise
-            found.remarks.append(f"layers were timed alone: with the step, {named(error).splitlines()[0]}")
-            found.advice = layer_advice(free, train, REPEATS, budget)
-    found.advice += [unchanged(path, site, IN_COMPILE) for path, site in sites.items() if path not in free]
-    set_shares(found.advice, found.trace.step_seconds)
+            profile.remarks.append(f"layers were timed alone: with the step, {named(error).splitlines()[0]}")
+            profile.advice = layer_advice(free, train, REPEATS, budget)
+    profile.advice += [unchanged(path, site, IN_COMPILE) for path, site in sites.items() if path not in free]
+    set_shares(profile.advice, profile.trace.step_seconds)
 
 
 def _grouped() -> bool:
@@ -151,23 +151,23 @@ def profile_script(
     merge_times(trace, passes, plain or [trace.traced_seconds])
     alone = watcher.workload
     train = watcher.by_optimizer if alone is None else alone.mode == "train"
-    computer = machine_file.get(machine, device=watcher.device)
+    computer = this_machine.get(machine, device=watcher.device)
     workload = _Script(alone, "train" if train else "infer")
     workload.rounds, workload.imported, workload.failure = watcher.rounds.kinds, watcher.imported, failure
     workload.grouped = _grouped() and not grouped
-    found = make(workload, trace, computer, Path(script).name)
-    found.remarks = _remarks(watcher, trace, failure)
+    result = make(workload, trace, computer, Path(script).name)
+    result.remarks = _remarks(watcher, trace, failure)
     if not isinstance(failure, KeyboardInterrupt):
-        _advise(found, watcher, train, budget)
-    return found
+        _advise(result, watcher, train, budget)
+    return result
 
 
 def alone(profile: Profile, *, repeats: int = 5) -> Profile:
-    """What a script's step asks of its models, profiled for itself: it can be replayed and swept."""
+    """What a script's step asks of its models, profiled for itself: it can be replayed."""
     workload = getattr(profile.workload, "alone", None)
     if workload is None:
-        fail(f"profile: {profile.model} calls no model, so that there is nothing to replay or sweep")
-    with untouched(workload.model):
+        fail(f"profile: {profile.model} calls no model, so that there is nothing to replay")
+    with put_back(workload.model):
         trace = workload.timed(repeats=repeats)
     return make(workload, trace, profile.machine, f"{profile.model}, its models alone")
 
@@ -233,7 +233,7 @@ def apply_script(profile: Profile, script: str, arguments: list[str]) -> dict[st
     """Run the script once more, its steps stock and accelerated in turns where that was advised; the gain of one."""
     chosen = [row for row in profile.advice if row["advice"] == "accelerate"]
     if not chosen:
-        return nothing(profile.advice)
+        return dict(NOTHING)
     workload = profile.workload
 
     def unapplied(reason: str) -> dict[str, Any]:

@@ -29,14 +29,14 @@ from torch.nn.modules.module import (
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch_geometric.nn import MessagePassing
 
-from stretto.analyze.trace import Recorder
-from stretto.analyze.workload import Workload
 from stretto.graph import Graph
+from stretto.machine.timing import waiter
+from stretto.observe.trace import Recorder
+from stretto.observe.workload import Workload
 from stretto.profile.call_site import Site, detached, indices, learned
-from stretto.profile.replay import operands
+from stretto.profile.captured import operands
 from stretto.profile.rounds import Rounds, Signature
 from stretto.profile.surroundings import Surroundings, imported_beside, process_kept
-from stretto.tune.timing import waiter
 
 WARMUP = 3
 
@@ -166,10 +166,10 @@ class Steps:
     def model(self) -> nn.Module:
         """All that the script calls: its one model, or several under their names. Layers that it calls one by one, by
         an `encode` of the model that holds them, are that model's."""
-        found = list({id(held): held for held in map(self._outermost, self._roots)}.values())
-        if len(found) == 1 and not isinstance(found[0], MessagePassing):
-            return found[0]
-        return Roots(found)
+        result = list({id(saved): saved for saved in map(self._outermost, self._roots)}.values())
+        if len(result) == 1 and not isinstance(result[0], MessagePassing):
+            return result[0]
+        return Roots(result)
 
     def _held(self, holder: nn.Module, name: str, module: nn.Module | None) -> None:
         """A module is being put into another one."""
@@ -188,18 +188,18 @@ class Steps:
         """The message-passing layers by path, each with the arguments of one call and how many a step has, with and
         without gradients. Where nothing learns, all calls are alike."""
         names = {id(module): path for path, module in self.model.named_modules()}
-        found: dict[str, Site] = {}
+        result: dict[str, Site] = {}
         for key, site in self._layers.items():
             calls = self._layer_calls[key] / WARMUP
             learned = self._layer_learned[key] / WARMUP if self._layer_learned else calls
             if key in names and calls:
-                found[names[key]] = site._replace(
+                result[names[key]] = site._replace(
                     calls=learned,
                     forward=max(0.0, calls - learned),
                     new_graph=key in self._new_graphs,
                     evaluation=self._evaluations.get(key),
                 )
-        return found
+        return result
 
     @property
     def workload(self) -> Watched | None:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from stretto.analyze.svg import duration
-from stretto.analyze.trace import Trace
+from stretto.observe.trace import Trace
+from stretto.page.text import duration
 
 CHECK = ("aten::isnan", "aten::_is_any_true", "aten::_local_scalar_dense")  # of one gradient, by anomaly detection
 
@@ -89,13 +89,13 @@ def anomaly_remarks(trace: Trace) -> list[str]:
     """What torch.autograd's anomaly detection adds to a step: it looks for NaN in every gradient."""
     backward = [op for op in trace if op.phase == "backward"]
     starts = range(len(backward) - len(CHECK) + 1)
-    found = [
+    result = [
         backward[i : i + len(CHECK)] for i in starts if tuple(op.name for op in backward[i : i + len(CHECK)]) == CHECK
     ]
-    if not found:
+    if not result:
         return []
-    seconds = sum(op.seconds for check in found for op in check)
-    count = f"{len(CHECK) * len(found)} of {len(trace.ops)} ops"
+    seconds = sum(op.seconds for check in result for op in check)
+    count = f"{len(CHECK) * len(result)} of {len(trace.ops)} ops"
     return [
         f"anomaly detection of torch.autograd is on: {count} of a step look for NaN in its gradients and take "
         f"{duration(seconds)}, besides what it does between ops; a step without it has none of that"
@@ -106,10 +106,10 @@ def imported_beside(script: str, before: set[str]) -> frozenset[str]:
     """Names of the modules that a script has imported since from its own folder: a second run begins without them, for
     they keep what the first one made (a model that has learned, an optimizer)."""
     folder = Path(script).resolve().parent
-    found = set()
+    result = set()
     for name in set(sys.modules) - before:
         file = getattr(sys.modules[name], "__file__", None) or ""
         beside = file.endswith(".py") and folder in Path(file).resolve().parents
         if beside and "site-packages" not in file and name.partition(".")[0] != "stretto":
-            found.add(name)
-    return frozenset(found)
+            result.add(name)
+    return frozenset(result)

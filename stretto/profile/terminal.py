@@ -8,93 +8,66 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stretto.analyze.facts import advice_line
-from stretto.analyze.svg import duration, short
-from stretto.analyze.terminal import ROOMY
-from stretto.profile.op_advice import KEY
+from stretto.page.terminal import ROOMY, cell
+from stretto.page.text import duration, short
 from stretto.profile.profiling import Group, Profile
-from stretto.profile.replay import NEAR, verdict
-from stretto.profile.sweep import SKIPPED
+from stretto.profile.words import advice_line
 
 
-def show(out: Console, found: Profile, share: float) -> None:
+def show(out: Console, profile: Profile, share: float) -> None:
     """The hot ops on a terminal."""
-    t = found.trace
+    t = profile.trace
     out.print(
-        f"{found.model}: {duration(t.step_seconds)} a step, {t.launches} kernels, {t.attributed:.1%} attributed "
+        f"{profile.model}: {duration(t.step_seconds)} a step, {t.launches} kernels, {t.attributed:.1%} attributed "
         f"({t.in_ops:.0%} inside ops), traced at {t.traced_seconds / t.step_seconds:.1f}x",
         soft_wrap=True,
         highlight=False,
         markup=False,
     )
-    for remark in found.remarks:
+    for remark in profile.remarks:
         out.print(remark, soft_wrap=True, highlight=False, markup=False)
-    hot = found.hot(share)
-    title = f"{len(hot)} of {len(found.groups)} groups take {share:.0%} of the time inside ops"
-    out.print((_hot_wide if out.width >= ROOMY else _hot_narrow)(title, hot))
+    hot = profile.hot(share)
+    title = f"{len(hot)} of {len(profile.groups)} groups take {share:.0%} of the time inside ops"
+    out.print(_hot(title, hot, out.width >= ROOMY))
     if t.unknown:
         out.print(f"no formula for: {', '.join(t.unknown)}", style="yellow", highlight=False, markup=False)
 
 
-def _hot_wide(title: str, hot: list[Group]) -> Table:
+def _hot(title: str, hot: list[Group], wide: bool) -> Table:
+    """Shapes and places below the name where it is narrow: a column for each would fold every one of them."""
     table = Table(title=title, title_justify="left")
-    for column in ("op", "phase", "shapes", "where"):
+    for column in ("op", "phase", "shapes", "where") if wide else ("op, shapes, where",):
         table.add_column(column, overflow="fold")
-    for column in ("calls", "ms", "share", "bound", "attainable"):
-        table.add_column(column, justify="right")
-    for g in hot:
-        numbers = (str(len(g.ops)), f"{g.seconds * 1e3:.3f}", f"{g.share:.1%}", g.bound, f"{g.attainable:.0%}")
-        _add(table, (g.name, g.phase, g.shapes, _where(g)), numbers)
-    return table
-
-
-def _hot_narrow(title: str, hot: list[Group]) -> Table:
-    """Shapes and places below the name, where a column for each would fold every one of them."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("op, shapes, where", overflow="fold")
-    for column in ("ms", "share", "bound", "attainable"):
+    for column in (*(("calls",) if wide else ()), "ms", "share", "bound", "attainable"):
         table.add_column(column, justify="right", no_wrap=True)
     for g in hot:
         calls = f" x{len(g.ops)}" if len(g.ops) > 1 else ""
         shapes = f"\n  {g.shapes}" if g.shapes else ""
-        said = f"{_short_name(g.name)}{calls}{shapes}\n  {g.phase}, {_where(g)}"
-        bound = g.bound.removeprefix("gather ")
-        _add(table, (said,), (f"{g.seconds * 1e3:.3f}", f"{g.share:.1%}", bound, f"{g.attainable:.0%}"))
+        narrow = f"{_short_name(g.name)}{calls}{shapes}\n  {g.phase}, {_where(g)}"
+        bound = g.bound if wide else g.bound.removeprefix("gather ")
+        numbers = (f"{g.seconds * 1e3:.3f}", f"{g.share:.1%}", bound, f"{g.attainable:.0%}")
+        words = (g.name, g.phase, g.shapes, _where(g)) if wide else (narrow,)
+        _add(table, words, (str(len(g.ops)), *numbers) if wide else numbers)
     return table
 
 
-def _replays_wide(rows: list[dict[str, Any]]) -> Table:
+def _replays(rows: list[dict[str, Any]], wide: bool) -> Table:
+    """A column for each value; where it is narrow, phase and shapes below the name and ratios below the times."""
     table = Table(title="replay, ms", title_justify="left")
-    for column in ("op", "phase", "shapes"):
+    for column in ("op", "phase", "shapes") if wide else ("op, shapes",):
         table.add_column(column, overflow="fold")
-    for column in ("in the model", "real indices", "ratio", "shuffled", "ratio"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        inside, real, ratio, interval, *other = _replayed(row)
-        _add(table, (row["op"], row["phase"], row["shapes"]), (inside, real, f"{ratio} {interval}", *other))
-    return table
-
-
-def _replays_narrow(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="replay, ms", title_justify="left")
-    table.add_column("op, shapes", overflow="fold")
-    for column in ("in the\nmodel", "real\nindices", "ratio", "shuffled,\nratio"):
+    sides = ("real indices", "ratio", "shuffled", "ratio") if wide else ("real,\nratio", "shuffled,\nratio")
+    for column in ("in the\nmodel", *sides):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        inside, real, ratio, interval, *other = _replayed(row)
         shapes = f"\n  {row['shapes']}" if row["shapes"] else ""
-        said = f"{_short_name(row['op'])}{shapes}\n  {row['phase']}"
-        _add(table, (said,), (inside, real, f"{ratio}\n{interval}", "\n".join(other)))
+        narrow = f"{_short_name(row['op'])}{shapes}\n  {row['phase']}"
+        taken = [row["real indices"], row.get("shuffled indices", {"median_ms": None, "ratio": None})]
+        pairs = [(cell(side["median_ms"]), cell(side["ratio"])) for side in taken]
+        cells = [text for pair in pairs for text in pair] if wide else ["\n".join(pair) for pair in pairs]
+        words = (row["op"], row["phase"], row["shapes"]) if wide else (narrow,)
+        _add(table, words, (short(row["in model ms"]), *cells))
     return table
-
-
-def _replayed(row: dict[str, Any]) -> list[str]:
-    """Cells of a row: in the model, alone, their ratio and its interval, with shuffled indices, the ratio of these."""
-    other = row.get("shuffled indices")
-    low, high = row["interval"]
-    cells = [short(row["in model ms"]), short(row["real indices"]["median_ms"])]
-    cells += [f"{row['ratio']:.2f}", f"({low:.2f}-{high:.2f})"]
-    return cells + ([short(other["median_ms"]), f"{other['ratio']:.2f}"] if other else ["-", "-"])
 
 
 def _add(table: Table, words: tuple[str, ...], numbers: tuple[str, ...]) -> None:
@@ -110,43 +83,20 @@ def _short_name(op: str) -> str:
     return op.removeprefix("aten::")
 
 
-def show_advice(out: Console, found: Profile) -> None:
+def show_advice(out: Console, profile: Profile) -> None:
     """What to change, by call site."""
-    for row in found.advice:
-        out.print(advice_line(row), soft_wrap=True, highlight=False, markup=False)  # x[index] is no style
+    for row in profile.advice:
+        out.print(advice_line(row), soft_wrap=True, highlight=False, markup=False)
 
 
-def show_replay(out: Console, found: Profile) -> None:
-    """In the model, alone, and alone with shuffled indices; ratios are medians over the turns that belong together."""
-    out.print(_replays_wide(found.replays) if out.width >= ROOMY else _replays_narrow(found.replays))
-    judged = [verdict(row) for row in found.replays]
-    text = f"{judged.count('met')} of {len(judged)} within {NEAR:.0%} of their time in the model"
-    if judged.count("unsteady"):
-        text += f"; {judged.count('unsteady')} unsteady in the model itself"
-    out.print(text, highlight=False)
+def show_replay(out: Console, profile: Profile) -> None:
+    """In the model, alone, and alone with shuffled indices; ratios are to the time in the model."""
+    out.print(_replays(profile.replays, out.width >= ROOMY))
 
 
-def show_sweep(out: Console, found: Profile) -> None:
-    """How far the sweep came, and what it left out."""
-    swept = [row for row in found.sweeps if row["axis"] != SKIPPED]
-    ops = len({tuple(row[k] for k in KEY) for row in swept})
-    axes = sorted({row["axis"] for row in swept} - {"base"})
-    out.print(
-        f"sweep: {len(swept)} rows, {ops} ops, axes: {', '.join(axes) or 'none'}", soft_wrap=True, highlight=False
-    )
-    reasons: dict[str, list[str]] = {}
-    for row in found.sweeps:
-        if row["axis"] == SKIPPED and row["op"] not in reasons.setdefault(row["reason"], []):
-            reasons[row["reason"]].append(row["op"])
-    for reason, names in reasons.items():
-        out.print(
-            f"not swept: {', '.join(names)}: {reason}", style="dim", soft_wrap=True, highlight=False, markup=False
-        )
-
-
-def show_applied(out: Console, found: Profile) -> None:
+def show_applied(out: Console, profile: Profile) -> None:
     """The realised gain beside the sum predicted."""
-    done = found.applied
+    done = profile.applied
     out.print(done["reason"], highlight=False, soft_wrap=True, markup=False)
     if done["applied"]:
         realised, predicted = (duration(done[key] / 1e3) for key in ("realised_ms", "predicted_ms"))

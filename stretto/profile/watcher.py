@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from functools import wraps
 from typing import Any
 
-from stretto.analyze.trace import Recorder, Trace
-from stretto.analyze.workload import ATTEMPTS, same_ops
+from stretto.observe.trace import Recorder, Trace
+from stretto.observe.workload import ATTEMPTS, same_ops
 from stretto.profile.rounds import Makeup
 from stretto.profile.script_steps import WARMUP, Enough, Steps
 

@@ -1,4 +1,4 @@
-"""Which variant of a kernel runs: the machine, the variants there are, what was measured and where it is kept."""
+"""Which variant of a kernel runs: the variants there are, and the choice among them inside the user's own calls."""
 
 from stretto.tune.pick import Picker, picker
 from stretto.tune.variants import VARIANTS, Variant

@@ -18,8 +18,9 @@ import torch
 
 from stretto import settings
 from stretto.kernels.recording import unsettled
-from stretto.tune import machine, store
-from stretto.tune.timing import timed
+from stretto.machine import facts as machine
+from stretto.machine import store
+from stretto.machine.timing import timed
 from stretto.tune.variants import Variant
 
 R = TypeVar("R")

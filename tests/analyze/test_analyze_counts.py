@@ -9,10 +9,11 @@ from torch_geometric.data import Data
 
 import stretto.analyze
 from stretto import datasets
-from stretto.analyze import Machine, implemented
-from stretto.analyze.lift import SYMBOLS, Sizes, peak, probe, rescale
-from stretto.analyze.models import HEADS, HOPS, MODELS, as_data, make
-from stretto.analyze.workload import Workload
+from stretto.analyze import Machine
+from stretto.observe.lift import SYMBOLS, Sizes, peak, probe, rescale
+from stretto.observe.models import HEADS, HOPS, MODELS, as_data, make
+from stretto.observe.workload import Workload
+from tests.analyze.written_by_hand import FORWARD
 
 NINE = ("gcn", "sage", "gin", "gat", "edgeconv", "sgc", "cheb", "appnp", "tag")
 
@@ -74,7 +75,7 @@ def test_by_hand_equals_counted(name):
     model = make(name, 48, 0, 8, 1)
     conv = model.convs[0] if hasattr(model, "convs") else getattr(model, "conv", model)
     values = {**sizes, "k": 48, "c": 8, "H": HEADS, "K": HOPS}
-    formula = implemented.FORWARD[type(conv).__name__]
+    formula = FORWARD[type(conv).__name__]
     by_hand = int(formula.subs({s: values[s.name] for s in formula.free_symbols}))
     outside = 2 * data.num_nodes * 48 * 8 + data.num_nodes * 8 if hasattr(model, "lin") and name == "appnp" else 0
     assert forward_flops(name, data, model) == by_hand + outside

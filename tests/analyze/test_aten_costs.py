@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stretto.analyze.trace import Recorder
+from stretto.observe.trace import Recorder
 
 X, Y, KINDS = torch.rand(30, 8), torch.rand(30, 8), torch.randint(8, (30,))
 OPS = {

@@ -8,7 +8,7 @@ import stretto
 import stretto.analyze
 from stretto import datasets
 from stretto.analyze import Machine
-from stretto.analyze.models import Propagate, as_data, make
+from stretto.observe.models import Propagate, as_data, make
 
 MACHINE = Machine(memory=1e10)
 WIDTH, HOPS = 12, 3

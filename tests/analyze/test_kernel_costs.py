@@ -7,11 +7,11 @@ from torch_geometric.data import Data
 
 import stretto
 from stretto import datasets
-from stretto.analyze import kernel_costs
-from stretto.analyze.watched_kernels import _kernel_modules
-from stretto.analyze.workload import Workload
 from stretto.kernels import denormals, native, tall
 from stretto.kernels.schema import SIGNATURES
+from stretto.observe import kernel_costs
+from stretto.observe.watched_kernels import _kernel_modules
+from stretto.observe.workload import Workload
 from stretto.ops import tall_product
 from stretto.tune import VARIANTS
 

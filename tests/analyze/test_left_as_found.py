@@ -11,8 +11,8 @@ import stretto.analyze
 import stretto.profile
 from stretto import datasets
 from stretto.analyze import Machine
-from stretto.analyze.kept import kept, uncached
-from stretto.analyze.models import as_data
+from stretto.observe.models import as_data
+from stretto.observe.put_back import put_back, uncached
 
 MACHINE = Machine()
 
@@ -133,6 +133,6 @@ def test_what_happens_inside_is_undone_even_after_an_error():
     assert bool(model.norm.running_var.eq(1).all())
     assert not hasattr(model, "late")
     assert not hasattr(model, "extra")
-    with kept(model):
+    with put_back(model):
         model.seen["a"] = 1
     assert model.seen == {}

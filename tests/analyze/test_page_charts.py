@@ -9,11 +9,15 @@ from torch import nn
 import stretto.analyze
 import stretto.profile
 from stretto import datasets
-from stretto.analyze import Machine, charts
-from stretto.analyze.captions import CAPTIONS
-from stretto.analyze.html import analysis_page, profile_page
-from stretto.analyze.models import as_data, make
-from stretto.analyze.svg import bars, lines
+from stretto.analyze import Machine
+from stretto.analyze import page as analysis
+from stretto.analyze.page import analysis_page
+from stretto.observe.models import as_data, make
+from stretto.page import charts
+from stretto.page.captions import CAPTIONS
+from stretto.page.svg import bars, lines
+from stretto.profile import page as profiled
+from stretto.profile.page import profile_page
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +54,14 @@ def test_bars_add_up_to_the_step(profile, report):
     step = profile.trace.step_seconds * 1e3
     in_groups = sum(group.seconds for group in profile.groups) * 1e3
     for rows, inside in (
-        (charts.ops_timed(profile), in_groups),
-        (charts.layers_timed(profile), profile.trace.op_seconds * 1e3),
+        (profiled.by_op(profile), in_groups),
+        (profiled.by_layer(profile), profile.trace.op_seconds * 1e3),
     ):
         # A traced pass on a busy machine may take longer inside ops than a plain step: then nothing is left of that.
         assert sum(ms for _, ms, _ in rows) == pytest.approx(max(step, inside))
-    rows = report.rows()
-    for found in (charts.ops_predicted(report, rows), charts.layers_predicted(report, rows)):
+    for found in (analysis.by_op(report), analysis.by_layer(report)):
         assert sum(ms for _, ms, _ in found) == pytest.approx(report.seconds * 1e3)
-    names = [name for name, _, _ in charts.layers_predicted(report, rows)]
+    names = [name for name, _, _ in analysis.by_layer(report)]
     assert len(names) == charts.TOP + 2
     assert names[charts.TOP].endswith(" others")
 

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from stretto.analyze.page import STYLE
+from stretto.page.frame import STYLE
 
 LIGHT, DARK = (dict(re.findall(r"--(\w+):(#[0-9a-f]+)", line)) for line in STYLE.splitlines()[:2])
 TEXT, DRAWN = 4.5, 3.0  # WCAG 2 AA: contrast of text, and of what is drawn

@@ -5,8 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from stretto.analyze.page import card, items, numbers, page, table
-from stretto.analyze.svg import bars, duration, fitting, lines, roofline, short
+from stretto.page.frame import card, items, numbers, page, table
+from stretto.page.svg import bars, fitting, lines, roofline
+from stretto.page.text import duration, short
 from tests.analyze.browser import opened
 
 LONG = "AVeryLongNameOfAModule" * 20

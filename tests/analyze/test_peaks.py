@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from stretto import datasets
-from stretto.analyze import peaks
-from stretto.analyze.locality import closeness, index_of
-from stretto.analyze.machine_file import Machine
-from stretto.analyze.models import as_data, make
-from stretto.analyze.predict import bound, op_seconds
-from stretto.analyze.trace import Recorder
-from stretto.analyze.workload import Workload
+from stretto.machine import ceilings as peaks
+from stretto.machine.file import Machine
+from stretto.machine.timing import by_wall
+from stretto.observe.locality import closeness, index_of
+from stretto.observe.models import as_data, make
+from stretto.observe.predict import bound, least_seconds, op_seconds
+from stretto.observe.trace import Recorder
+from stretto.observe.workload import Workload
 
 MACHINE = Machine(
     peak_launch=1e-9,
@@ -47,13 +48,13 @@ def test_least_time_by_hand(close):
     # Nothing else takes time; 2000 rows of 256 bytes lie beyond what is fast.
     wide = dataclasses.replace(MACHINE, peak_stream=[(1.0, 1e15)], peak_gather=[(256, 1e4, 8e10), (256, 4e5, 4e9)])
     want = moved * (close / 8e10 + (1 - close) / 4e9)
-    assert peaks.seconds(dataclasses.replace(op, close=close), wide) == pytest.approx(want)
+    assert least_seconds(dataclasses.replace(op, close=close), wide) == pytest.approx(want)
     product = next(op for op in trace if op.cost.family == "gemm")
     slow = dataclasses.replace(wide, peak_gemm={"float32": 1.0})
-    assert peaks.seconds(product, slow) == pytest.approx(2 * 2000 * 64 * 8, rel=0.01)  # and a bias
+    assert least_seconds(product, slow) == pytest.approx(2 * 2000 * 64 * 8, rel=0.01)  # and a bias
     narrow = dataclasses.replace(MACHINE, peak_stream=[(1.0, 1e3)])
     relu = next(op for op in trace if "relu" in op.name)
-    assert peaks.seconds(relu, narrow) == pytest.approx(2 * 2000 * 8 * 4 / 1e3)  # read and written once
+    assert least_seconds(relu, narrow) == pytest.approx(2 * 2000 * 8 * 4 / 1e3)  # read and written once
 
 
 def test_random_values_are_bound_by_drawing_them():
@@ -64,7 +65,7 @@ def test_random_values_are_bound_by_drawing_them():
     slow = dataclasses.replace(MACHINE, draw=1e6, peak_draw=4e6)
     assert bound(op, slow) == "compute"
     assert op_seconds(op, slow) == pytest.approx(0.1 + slow.host)
-    assert peaks.seconds(op, slow) == pytest.approx(0.025)
+    assert least_seconds(op, slow) == pytest.approx(0.025)
 
 
 def test_closeness():
@@ -114,7 +115,7 @@ def test_measured_ceilings():
 
 def test_our_own_products_are_among_the_ways(monkeypatch, needs_native):
     """What accelerated layers multiply by may be faster than torch's library: a ceiling of torch's alone is too low."""
-    how = (torch.float32, torch.device("cpu"), peaks.PROCESSOR, peaks.by_wall)
+    how = (torch.float32, torch.device("cpu"), peaks.PROCESSOR, by_wall)
     usual = peaks._gemm(*how)
     monkeypatch.setattr(peaks.tall, "tall_product", lambda a, b: None)
     assert peaks._gemm(*how) > 100 * usual  # a product that does nothing at all

@@ -6,12 +6,12 @@ from torch_geometric.data import Data
 
 import stretto
 from stretto.analyze import Machine
-from stretto.analyze.machine_file import near, near_row
-from stretto.analyze.models import make
-from stretto.analyze.predict import ceilings, farness, step_seconds, times, touched_since
-from stretto.analyze.trace import Recorder
-from stretto.analyze.workload import Workload
 from stretto.kernels import native
+from stretto.machine.file import near, near_row
+from stretto.observe.models import make
+from stretto.observe.predict import farness, needs, step_seconds, times, touched_since
+from stretto.observe.trace import Recorder
+from stretto.observe.workload import Workload
 
 
 def traced(call):
@@ -102,16 +102,16 @@ def test_rows_are_read_again_from_where_the_first_time_left_them():
     x, index = torch.ones(10, 4), torch.arange(100) % 10
     (op,) = traced(lambda: x[index]).ops
     machine = Machine(gather=RATES, stream=[(1e3, 1e9, 1e8)])
-    assert ceilings(op, machine)["gather latency"] == pytest.approx(1600 / 1e6, rel=0.01)
+    assert needs(op, machine)["gather latency"] == pytest.approx(1600 / 1e6, rel=0.01)
     far = 160 / 1e5 + 1440 / 1e6 + 1440 * (1 / 1e8 - 1 / 1e9)
-    assert ceilings(op, machine, far=1.0)["gather latency"] == pytest.approx(far, rel=0.01)
+    assert needs(op, machine, far=1.0)["gather latency"] == pytest.approx(far, rel=0.01)
 
 
 def test_a_processor_reads_what_it_adds_up_at_random_and_a_card_the_sums():
     out, index, rows = torch.zeros(10, 4), torch.arange(100) % 10, torch.ones(100, 4)
     (op,) = traced(lambda: out.index_add_(0, index, rows)).ops
     table = [(16, 160.0, 1e6), (16, 1600.0, 1e5)]
-    taken = {name: ceilings(op, Machine(device=name, scatter=table))["gather latency"] for name in ("cpu", "cuda")}
+    taken = {name: needs(op, Machine(device=name, scatter=table))["gather latency"] for name in ("cpu", "cuda")}
     assert taken == {"cpu": pytest.approx(1600 / 1e5, rel=0.01), "cuda": pytest.approx(1600 / 1e6, rel=0.01)}
 
 
@@ -120,9 +120,9 @@ def test_a_softmax_and_its_gradient_have_rates_of_their_own():
     ops = traced(lambda: torch.log_softmax(x, 1).sum().backward()).ops
     forward, back = (op for op in ops if op.cost.family == "softmax")
     machine = Machine(softmax=[(8, 1e3)], softmax_grad=[(8, 1e4)])
-    assert ceilings(forward, machine)["compute"] == pytest.approx(0.8)
-    assert ceilings(back, machine)["compute"] == pytest.approx(0.08)
-    assert ceilings(back, Machine(softmax=[(8, 1e3)]))["compute"] == pytest.approx(0.8)
+    assert needs(forward, machine)["compute"] == pytest.approx(0.8)
+    assert needs(back, machine)["compute"] == pytest.approx(0.08)
+    assert needs(back, Machine(softmax=[(8, 1e3)]))["compute"] == pytest.approx(0.8)
 
 
 def test_accumulating_products_are_counted():
@@ -147,8 +147,8 @@ def test_rows_of_an_index_and_sums_of_a_row():
     (columns,) = [op for op in traced(lambda: x[:, mask]).ops if op.cost.family == "gather"]
     assert (rows.cost.row, columns.cost.row) == (16, 4)
     slow = Machine(mask=[(1e3, 1.0)])
-    assert ceilings(columns, slow)["gather latency"] == pytest.approx(100, rel=1e-3)
-    assert ceilings(rows, slow)["gather latency"] < 1
+    assert needs(columns, slow)["gather latency"] == pytest.approx(100, rel=1e-3)
+    assert needs(rows, slow)["gather latency"] < 1
     last, first, both = (op.cost.row for op in traced(lambda: (x.sum(-1), x.sum(0), x.sum())).ops if op.cost.flops)
     assert (last, first, both) == (400, 0, 0)
 

@@ -1,6 +1,4 @@
-"""Table 2: an epoch by training scheme, counted from real batches; the neighbourhood explosion beside its bound."""
-
-import math
+"""An epoch by training scheme, counted from real batches."""
 
 import pytest
 import torch
@@ -11,10 +9,9 @@ from torch_geometric.nn import HeteroConv, RGCNConv, SAGEConv
 import stretto.analyze
 from stretto import StrettoError, datasets
 from stretto.analyze import Machine
-from stretto.analyze.models import as_data, make
-from stretto.analyze.schemes import explosion
 from stretto.analyze.terminal import show_schemes
-from stretto.analyze.workload import Workload
+from stretto.observe.models import as_data, make
+from stretto.observe.workload import Workload
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +31,7 @@ def test_schemes(data):
     assert full["batches"] == 1
     for name, row in rows.items():
         assert row["flops"] > 0
-        assert row["published"] >= full["published"], name
+        assert row["nodes"] > 0, name
     sampled, clusters = rows["GraphSAGE, VR-GCN"], rows["Cluster-GCN, GraphSAINT"]
     assert sampled["batches"] == clusters["batches"] == 20
     assert sampled["flops"] > full["flops"]  # support vertices are computed again and again
@@ -43,31 +40,12 @@ def test_schemes(data):
     assert clusters["flops"] < full["flops"]  # edges between clusters are left out
 
 
-def test_bounds_of_table_2_by_hand(data):
-    """n = 4,000; two layers at most 16 wide, five neighbours a vertex; a layer of FastGCN is 1,000 nodes."""
-    report = stretto.analyze(make("sage", 8, 16, 8), data, machine=Machine(), procs=[1])
-    rows = {row["name"]: row for row in report.schemes(fanout=5, batch=200)}
-    once, full = 4000 * 16**2, 2 * data.num_edges * 16 + 2 * 4000 * 16**2
-    wanted = {"full batch": 0, "GraphSAGE, VR-GCN": 5**2 * once, "FastGCN": 5 * 2 * once, "Cluster-GCN, GraphSAINT": 0}
-    assert {name: row["published"] for name, row in rows.items()} == {k: full + more for k, more in wanted.items()}
-    assert rows["FastGCN"]["nodes"] == 200 * 5
-
-
 def test_clusters_keep_most_of_their_edges():
     grid = as_data(datasets.load_graph("grid:40"), width=8)
     report = stretto.analyze(make("sage", 8, 16, 8), grid, machine=Machine(), procs=[1])
     rows = {row["name"]: row for row in report.schemes(fanout=5, batch=200)}
     clusters = rows["Cluster-GCN, GraphSAINT"]
     assert clusters["edges"] * clusters["batches"] > 0.7 * grid.num_edges  # of nodes drawn at random, an eighth
-
-
-def test_explosion(data):
-    rows = explosion(data, fanout=3, batch=10, depth=4)
-    assert [row["bound"] for row in rows] == [10 * hops for hops in (1 + 3, 1 + 3 + 9, 40, 121)]
-    assert all(10 < row["nodes"] <= row["at most"] for row in rows)
-    early = [row["nodes"] for row in rows[:3]]
-    growth = math.log(early[-1] / early[0]) / 2
-    assert growth == pytest.approx(math.log(3), abs=0.25)  # c^L until the graph is full
 
 
 def test_attributes_of_edges_go_with_them():

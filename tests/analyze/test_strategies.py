@@ -11,9 +11,9 @@ import stretto.analyze
 from stretto import datasets
 from stretto.analyze import Machine
 from stretto.analyze.graph_stats import Partitioner, grids, replicas
-from stretto.analyze.models import as_data, make
 from stretto.analyze.strategies import OVERLAPPED, STALE
 from stretto.dist import Schedule
+from stretto.observe.models import as_data, make
 
 PULL = "partition + halo, pull"
 MACHINE = Machine(memory=1e10)

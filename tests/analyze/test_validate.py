@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from torch_geometric.data import Data
-from torch_geometric.utils import add_remaining_self_loops, degree
 
 import stretto.analyze
 from stretto import datasets, memory
 from stretto.analyze import Machine, validate, workers
-from stretto.analyze.models import as_data, make
 from stretto.analyze.strategies import STALE
-from stretto.dist import Part
+from stretto.dist import link as between
+from stretto.observe.models import as_data, make
 
 FREE = {"flops", "compulsory bytes", "peak memory of the step", "step, as given"}
 
@@ -47,17 +45,12 @@ def test_the_reported_prediction_is_the_one_that_is_checked(monkeypatch):
 
 
 def test_the_strategys_own_row_is_checked_and_a_second_price_is_called_one(monkeypatch):
-    from stretto.analyze import workers
-
-    monkeypatch.setattr(workers, "link", lambda: {"link_latency": 1e-3, "link_bandwidth": 1e8, "beside": 1.5})
-    found = {
-        "degrees": False, "bytes": 1, "messages": 2, "syncs": 3, "tallied bytes": 1, "tallied messages": 2,
-        "seconds": 0.5,
-    }  # fmt: skip
-    monkeypatch.setattr(workers, "run_pull", lambda *args, **options: found)
+    monkeypatch.setattr(between, "link", lambda: {"link_latency": 1e-3, "link_bandwidth": 1e8, "beside": 1.5})
+    found = {"bytes": 1, "messages": 2, "syncs": 3, "tallied bytes": 1, "tallied messages": 2, "seconds": 0.5}
+    monkeypatch.setattr(workers, "run_engine", lambda *args, **options: found)
     report = stretto.analyze(make("sage", 24, 16, 7), cora(), machine=Machine(memory=1e10), procs=[1, 2])
     (own,) = [s for s in report.strategies if s.name == validate.PULL]
-    rows = {row["what"]: row for row in validate.partitioned(report, _splitter(report), 2, 1)}
+    rows = {row["what"]: row for row in validate.partitioned(report, _splitter(report), validate.PULL, 2, 1)}
     name = f"step, {validate.PULL}, 2 workers"
     assert rows[name]["predicted"] == own.seconds
     again = rows[f"{name}, {validate.REPRICED}"]
@@ -65,14 +58,12 @@ def test_the_strategys_own_row_is_checked_and_a_second_price_is_called_one(monke
     assert again["note"]
     assert rows[f"bytes, {validate.PULL}, 2 workers"]["predicted"] == own.bytes
     # A number of workers that the report has no row for is priced by the same machine.
-    three = {row["what"]: row for row in validate.partitioned(report, _splitter(report), 3, 1)}
+    three = {row["what"]: row for row in validate.partitioned(report, _splitter(report), validate.PULL, 3, 1)}
     assert three[f"step, {validate.PULL}, 3 workers"]["predicted"] > 0
 
 
 def test_workers_that_ran_with_one_thread_are_priced_with_one(monkeypatch):
     """And with memory that they keep, whatever this process does."""
-    from stretto.analyze import workers
-
     asked = []
     slow = Machine(memory=1e10, host=1e-2, host_far=1e-2)
 
@@ -81,20 +72,17 @@ def test_workers_that_ran_with_one_thread_are_priced_with_one(monkeypatch):
             asked.append(torch.get_num_threads())
         return slow if machine == "auto" else machine
 
-    monkeypatch.setattr(validate.machine_file, "get", get)
-    monkeypatch.setattr("stretto.analyze.predict.fresh_bytes", lambda trace: {0: 1e6})
-    monkeypatch.setattr(workers, "link", lambda: {"link_latency": 0.0})
-    found = {
-        "degrees": False, "bytes": 1, "messages": 2, "syncs": 3, "tallied bytes": 1, "tallied messages": 2,
-        "seconds": 0.5,
-    }  # fmt: skip
-    monkeypatch.setattr(workers, "run_pull", lambda *args, **options: found)
+    monkeypatch.setattr(validate.this_machine, "get", get)
+    monkeypatch.setattr("stretto.observe.predict.fresh_bytes", lambda trace: {0: 1e6})
+    monkeypatch.setattr(between, "link", lambda: {"link_latency": 0.0})
+    found = {"bytes": 1, "messages": 2, "syncs": 3, "tallied bytes": 1, "tallied messages": 2, "seconds": 0.5}
+    monkeypatch.setattr(workers, "run_engine", lambda *args, **options: found)
     name = f"step, {validate.PULL}, 2 workers"
     for threads in (1, 2):
         machine = Machine(memory=1e10, threads=threads, fresh=1e3, link_latency=0.0)
         with validate.memory_as(False):
             report = stretto.analyze(make("sage", 24, 16, 7), cora(), machine=machine, procs=[1, 2])
-        rows = {row["what"]: row for row in validate.partitioned(report, _splitter(report), 2, 1)}
+        rows = {row["what"]: row for row in validate.partitioned(report, _splitter(report), validate.PULL, 2, 1)}
         again = rows[f"{name}, {validate.REPRICED}"]["predicted"]
         assert rows[name]["note"] == ("" if threads == 1 else "priced with 2 threads a worker, run with one thread")
         if threads == 1:
@@ -106,11 +94,11 @@ def test_workers_that_ran_with_one_thread_are_priced_with_one(monkeypatch):
 
 
 def _splitter(report):
-    return validate.Partitioner(report.given.edge_index, report.graph.num_nodes)
+    return validate.Partitioner(report.inputs.edge_index, report.graph.num_nodes)
 
 
 def test_what_does_not_fit_is_not_run(monkeypatch):
-    report = stretto.analyze(make("edgeconv", 24, 16, 7), cora(), machine=Machine(memory=1e6), procs=[1, 2])
+    report = stretto.analyze(make("sage", 24, 16, 7), cora(), machine=Machine(memory=1e6), procs=[1, 2])
 
     def never(*args, **options):
         raise AssertionError("the step ran")
@@ -125,28 +113,23 @@ def test_what_does_not_fit_is_not_run(monkeypatch):
     assert "step, accelerated" not in rows
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("sgc", "several hops"), ("gat", "GATConv has no rule")], ids=["hops", "no rule"]
-)
-def test_reasons_are_in_the_rows(name, words, monkeypatch):
-    from stretto.analyze import workers
-
-    monkeypatch.setattr(workers, "run_pull", lambda *args, **options: stretto.errors.fail("no processes here"))
+@pytest.mark.parametrize("name", ["sgc", "gat"])
+def test_reasons_are_in_the_rows(name):
     report = stretto.analyze(make(name, 24, 16, 7), cora(), machine=Machine(memory=1e10), procs=[1, 2])
     rows = rows_of(report)
-    assert words in rows[f"step, {STALE}, 2 workers"]["note"]
-    pull = rows[f"step, {validate.PULL}, 2 workers"]["note"]
-    assert (words if name == "sgc" else "no processes here") in pull
+    for plan in validate.RUN:
+        assert "has no rule" in rows[f"step, {plan}, 2 workers"]["note"]
 
 
-def test_a_halo_row_has_the_degree_it_has_in_the_whole_graph():
-    """Also one with a self-loop, to which GCN adds none."""
-    edge_index = torch.tensor([[0, 1, 2, 2, 3, 3, 0, 1], [1, 0, 0, 2, 2, 3, 3, 1]])
-    data = Data(x=torch.eye(4), edge_index=edge_index)
-    part = Part.of(edge_index, torch.tensor([0, 0, 1, 1]), 0)
-    share = workers._share_of(data, part, degrees=True)
-    whole = degree(add_remaining_self_loops(edge_index, num_nodes=4)[0][1], 4)
-    held = torch.cat([part.own, part.halo])
-    seen = degree(add_remaining_self_loops(share.edge_index, num_nodes=len(held))[0][1], len(held))
-    assert part.halo.tolist() == [2]
-    assert torch.equal(seen, whole[held])
+def test_a_run_that_fails_is_told(monkeypatch):
+    monkeypatch.setattr(workers, "run_engine", lambda *args, **options: stretto.errors.fail("no processes here"))
+    report = stretto.analyze(make("sage", 24, 16, 7), cora(), machine=Machine(memory=1e10), procs=[1, 2])
+    assert rows_of(report)[f"step, {STALE}, 2 workers"]["note"] == "failed: no processes here"
+
+
+def test_data_that_stretto_dist_cannot_train_on_are_not_run():
+    for name, value, words in (("y", None, "no labels"), ("train_mask", torch.arange(40), "mask over the nodes")):
+        data = cora()
+        setattr(data, name, value)
+        report = stretto.analyze(make("sage", 24, 16, 7), data, machine=Machine(memory=1e10), procs=[1, 2])
+        assert words in rows_of(report)[f"step, {STALE}, 2 workers"]["note"]

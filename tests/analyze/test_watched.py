@@ -8,14 +8,14 @@ from torch_geometric.nn import GATConv, SAGEConv
 import stretto
 from stretto import datasets
 from stretto.analyze import validate
-from stretto.analyze.given import given
-from stretto.analyze.lift import peak
-from stretto.analyze.look import look
-from stretto.analyze.models import as_data, make
-from stretto.analyze.trace import Recorder
-from stretto.analyze.workload import Workload
 from stretto.compile.choose import MOST_STEPS
 from stretto.kernels import native
+from stretto.observe.inputs import inputs_of
+from stretto.observe.lift import peak
+from stretto.observe.look import look
+from stretto.observe.models import as_data, make
+from stretto.observe.trace import Recorder
+from stretto.observe.workload import Workload
 
 PLACES = torch.tensor([0, 4, 4])
 MASK = torch.tensor([True, False, True, True, False])
@@ -76,7 +76,7 @@ def test_memory_is_what_the_allocator_hands_out(name, fast, monkeypatch):
         pytest.skip("this torch does not tell what its allocator hands out")
     assert workload.trace().peak_bytes == pytest.approx(allocated, rel=0.02)
     if name == "gat":  # from a probe, too: also what its kernels take for themselves
-        assert look(workload, given(model, data)).trace.peak_bytes == pytest.approx(allocated, rel=0.02)
+        assert look(workload, inputs_of(model, data)).trace.peak_bytes == pytest.approx(allocated, rel=0.02)
 
 
 @pytest.mark.parametrize("aggr", ["max", "mean"])

@@ -10,7 +10,7 @@ from torch_geometric.utils import dropout_edge
 import stretto.analyze
 from stretto import datasets
 from stretto.analyze import Machine
-from stretto.analyze.models import Propagate, as_data, make
+from stretto.observe.models import Propagate, as_data, make
 
 MACHINE = Machine(memory=1e10)
 PULL = "partition + halo, pull"

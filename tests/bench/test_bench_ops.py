@@ -9,10 +9,12 @@ from typer.testing import CliRunner
 
 from stretto import cli
 from stretto.bench import foundation, report, results, run, stock
-from stretto.bench.case import OURS, Candidate, Spec
+from stretto.bench.case import OURS, Spec
 from stretto.bench.cases import CASES, build
-from stretto.bench.run import expected, relative_error
+from stretto.bench.run import expected
+from stretto.bench.stock import Candidate
 from stretto.errors import StrettoError
+from stretto.observe.agreement import relative_error
 from stretto.ops import OPS
 
 SMALL = "rmat:8:1500"
@@ -119,11 +121,12 @@ def test_wrong_words(words):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--suite", "hosseini", "--op", "spmm"], "'--op' means nothing for a suite"),
+        (["--suite", "foundation", "--op", "spmm"], "'--op' means nothing for a suite"),
         (["--suite", "foundation", "--dtype", "f64"], "'--dtype' means nothing for a suite"),
         (["--op", "spmm", "--only", "spmm"], "'--only' means nothing for one cell"),
         (["--op", "spmm", "--csv", "nowhere/x.csv"], "there is no folder 'nowhere'"),
-        (["--suite", "hosseini", "--threads", "-1"], "'--threads' is -1, wanted 1 or more"),
+        (["--suite", "foundation", "--threads", "-1"], "'--threads' is -1, wanted"),
+        (["--suite", "foundation", "--repeats", "0"], "'--repeats' is 0, wanted at least 1"),
     ],
     ids=" ".join,
 )

@@ -9,7 +9,7 @@ import torch
 
 from stretto.bench import gpu, gpu_errors, gpu_rows, results
 from stretto.errors import StrettoError
-from stretto.tune.timing import Timing
+from stretto.machine.timing import Timing
 
 
 def sheet() -> gpu.Sheet:
@@ -71,7 +71,7 @@ def test_what_was_timed_is_written_down(monkeypatch):
 
 def test_it_needs_neither_typer_nor_rich():
     code = "import sys; sys.modules.update(typer=None, rich=None); import stretto.bench.gpu, stretto.bench.gpu_batches"
-    subprocess.run([sys.executable, "-c", code + ", stretto.bench.gpu_errors"], check=True)
+    subprocess.run([sys.executable, "-c", code + ", stretto.bench.gpu_errors, stretto.bench.breadth"], check=True)
 
 
 def test_errors_of_vanishing_gradients_are_judged_by_the_others():

@@ -3,6 +3,7 @@
 import pytest
 
 from stretto.bench import grid, results
+from stretto.page.terminal import console
 
 
 @pytest.mark.parametrize("model", grid.MODELS)
@@ -55,9 +56,7 @@ def test_what_is_short_is_listed(capsys):
     slow = {**row, "best_ratio": "0.5", "plans": "1", "regret": "1"}
     sorry = {**row, "out": "3", "best_ratio": "2", "plans": "2", "regret": "1.2"}
     fine = {**row, "out": "4", "best_ratio": "2", "plans": "2", "regret": "1"}
-    from stretto.bench import report
-
-    grid.show(report.console(), [slow, sorry, fine])
+    grid.show(console(), [slow, sorry, fine])
     said = capsys.readouterr().out
     assert "3 cells; stock runs in 3: ours is at least 0.95x of the best stock in 2" in said
     assert "several plans in 2: the chosen one is within 5% of the fastest in 1" in said

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from stretto import datasets
 from stretto.bench import layers, results
-from stretto.bench.memory import peak_bytes
 from stretto.cli import app
 from stretto.kernels import pool
+from stretto.observe.peak_memory import peak_bytes
 
 
 def test_peak_is_counted_from_allocations():

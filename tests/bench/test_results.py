@@ -6,7 +6,7 @@ import pytest
 
 from stretto.bench import results
 from stretto.errors import StrettoError
-from stretto.tune.timing import Timing
+from stretto.machine.timing import Timing
 
 
 def row(width: int, ours: float, **more):

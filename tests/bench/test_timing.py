@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from stretto.errors import StrettoError
-from stretto.tune import timing
-from stretto.tune.timing import Timing, measure, ratio
+from stretto.machine import timing
+from stretto.machine.timing import Timing, measure, ratio
 
 
 class Clock:

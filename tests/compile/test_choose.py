@@ -185,7 +185,7 @@ def test_hoisted_products_go_with_their_tensor():
 
 
 def test_calibration_leaves_the_users_random_numbers_alone():
-    from stretto.tune.profile import calibrate
+    from stretto.machine.rates import calibrate
 
     torch.manual_seed(5)
     wanted = torch.rand(4)

@@ -8,7 +8,7 @@ import torch_geometric.nn as pyg
 
 from stretto import accelerate
 from stretto.compile import choose, execute, together
-from stretto.tune.profile import TYPICAL
+from stretto.machine.rates import TYPICAL
 from tests.graphs import ZOO
 
 LAYERS = {

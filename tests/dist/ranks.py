@@ -14,7 +14,7 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
-from stretto.analyze.models import make
+from stretto.observe.models import make
 from stretto.dist import PartitionParallel, Schedule
 from stretto.dist.layers import RULES, Rule
 from stretto.dist.run import rank_of_run

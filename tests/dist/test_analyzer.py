@@ -7,9 +7,10 @@ import torch
 
 import stretto.analyze
 from stretto import datasets
-from stretto.analyze import Machine, validate, workers
+from stretto.analyze import Machine, validate
+from stretto.dist import link as between
 from stretto.analyze.graph_stats import Partitioner
-from stretto.analyze.models import as_data, make
+from stretto.observe.models import as_data, make
 from stretto.analyze.strategies import OVERLAPPED, STALE
 from stretto.dist import Staleness
 from tests.dist.ranks import sample
@@ -26,11 +27,11 @@ def cora():
 @pytest.mark.parametrize("parts", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_stale_step_counts_as_predicted(monkeypatch, parts):
     torch.set_num_threads(1)
-    monkeypatch.setattr(workers, "link", lambda: {"link_latency": 1e-4, "link_bandwidth": 1e9})
+    monkeypatch.setattr(between, "link", lambda: {"link_latency": 1e-4, "link_bandwidth": 1e9})
     data = cora()
     report = stretto.analyze(make("gcn", 24, 16, 7, 3), data, machine=Machine(), procs=[1, parts])
     splitter = Partitioner(data.edge_index, data.num_nodes)
-    rows = {row["what"]: row for row in validate.by_engine(report, splitter, STALE, parts, 1)}
+    rows = {row["what"]: row for row in validate.partitioned(report, splitter, STALE, parts, 1)}
     for what in ("bytes", "messages"):
         row = rows[f"{what}, {STALE}, {parts} workers"]
         assert row["predicted"] == row["counted"] == row["measured"] > 0
@@ -42,11 +43,11 @@ def test_a_stale_step_counts_as_predicted(monkeypatch, parts):
 
 def test_an_overlapped_step_counts_as_predicted(monkeypatch):
     torch.set_num_threads(1)
-    monkeypatch.setattr(workers, "link", lambda: {"link_latency": 1e-4, "link_bandwidth": 1e9})
+    monkeypatch.setattr(between, "link", lambda: {"link_latency": 1e-4, "link_bandwidth": 1e9})
     data = cora()
     report = stretto.analyze(make("sage", 24, 16, 7), data, machine=Machine(), procs=[1, 2])
     splitter = Partitioner(data.edge_index, data.num_nodes)
-    rows = {row["what"]: row for row in validate.by_engine(report, splitter, OVERLAPPED, 2, 1)}
+    rows = {row["what"]: row for row in validate.partitioned(report, splitter, OVERLAPPED, 2, 1)}
     for what in ("bytes", "messages", "synchronisations"):
         row = rows[f"{what}, {OVERLAPPED}, 2 workers"]
         assert row["predicted"] == row["counted"] > 0
@@ -57,7 +58,7 @@ def test_an_overlapped_step_counts_as_predicted(monkeypatch):
 def test_what_the_engine_cannot_run_is_left_out():
     data = cora()
     report = stretto.analyze(make("gat", 24, 16, 7), data, machine=Machine(), procs=[2])
-    (row,) = validate.by_engine(report, Partitioner(data.edge_index, data.num_nodes), STALE, 2, 1)
+    (row,) = validate.partitioned(report, Partitioner(data.edge_index, data.num_nodes), STALE, 2, 1)
     assert row["measured"] is None
     assert "GATConv has no rule" in row["note"]
     assert report.staleness[0].amplification == ()

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from stretto import accelerate
-from stretto.analyze.models import make
+from stretto.observe.models import make
 from stretto.dist import SCHEDULES, Age, Staleness, launch, partition
 from stretto.dist.run import gathered
 from tests.dist.ranks import Case, run_cases, sample, sgd

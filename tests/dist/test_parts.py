@@ -9,7 +9,7 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 from stretto import StrettoError, accelerate
-from stretto.analyze.models import make
+from stretto.observe.models import make
 from stretto.dist import PARTITIONERS, Age, Part, PartitionParallel, Staleness, partition
 from stretto.dist import layers as rules
 from tests.dist.ranks import sample

@@ -12,8 +12,8 @@ import torch_geometric
 import stretto
 from stretto import Graph, kernels, ops
 from stretto.kernels import reference, vendor
+from stretto.machine import rates as profile
 from stretto.ops import OPS, Sample
-from stretto.tune import profile
 from stretto.tune.variants import legal
 from tests.gpu.inputs import SETTLED, edges, no_batch_is_passed_by  # noqa: F401 -- a fixture
 
@@ -311,7 +311,7 @@ def test_out_of_memory_leaves_everything_usable_and_says_what_would_fit():
 
 
 def test_the_device_is_calibrated_and_remembered():
-    profile = importlib.import_module("stretto.tune.profile")
+    profile = importlib.import_module("stretto.machine.rates")
     profile.forget()
     found = profile.profile(CUDA, measure=True)
     assert found.overlapped
@@ -326,7 +326,7 @@ import torch
 torch.randn(64, 64, device="cuda") @ torch.randn(64, 64, device="cuda")
 package = importlib.import_module("stretto.kernels.triton")
 launch = importlib.import_module("stretto.kernels.triton.launch")
-profile = importlib.import_module("stretto.tune.profile")
+profile = importlib.import_module("stretto.machine.rates")
 torch.cuda.synchronize()
 start = time.perf_counter()
 profile.calibrate(torch.device("cuda"))

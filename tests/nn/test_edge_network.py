@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import BatchNorm1d, Dropout, LayerNorm, Linear, ReLU, Sequential, SiLU, Tanh
 
 import stretto
-from stretto.bench.memory import peak_bytes
 from stretto.nn import edge_network, record_of, streaming
+from stretto.observe.peak_memory import peak_bytes
 from tests.graphs import ZOO
 from tests.nn.edge_layers import (
     DIM,

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import BatchNorm1d, Dropout, Linear, PReLU, ReLU, Sequential, Tanh
 
 import stretto
-from stretto.bench.memory import peak_bytes
 from stretto.nn import edge_norms, record_of, streaming
+from stretto.observe.peak_memory import peak_bytes
 from tests.compare import judge
 from tests.nn.edge_layers import Mesh, same
 from tests.nn.edge_layers import inputs as mesh_inputs

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import Linear, ReLU, Sequential
 
 import stretto
-from stretto.bench.memory import peak_bytes
 from stretto.nn import record_of, streaming
+from stretto.observe.peak_memory import peak_bytes
 from tests.nn.meta_models import EdgeModel, EdgesByLookup, GlobalModel, NodeModel, OwnSize, SourceNodes, Watched
 from tests.nn.options import SPECS
 from tests.nn.test_convs import check, data_for, pair_of, run

@@ -13,9 +13,9 @@ import stretto
 from stretto.compile import CHOOSER, Leaf, Request, Sparse, Term, Transpose, plans
 from stretto.compile import choose as choosing
 from stretto.compile.plan import rank
+from stretto.machine.rates import TYPICAL
 from stretto.nn import hops, record_of
 from stretto.report import explain
-from stretto.tune.profile import TYPICAL
 
 N, EDGES = 40, 300
 LAYERS = {

@@ -171,7 +171,7 @@ def test_hooks_inside_see_all_edges():
 
 def test_attentive_fp_keeps_a_number_an_edge(monkeypatch):
     """The whole model, GATEConv and GATConv: no array of edges x channels."""
-    from stretto.bench.memory import peak_bytes
+    from stretto.observe.peak_memory import peak_bytes
 
     monkeypatch.setattr(streaming, "BLOCK", 512)
     torch.manual_seed(0)
@@ -188,7 +188,7 @@ def test_attentive_fp_keeps_a_number_an_edge(monkeypatch):
 
 
 def test_peak_memory_is_that_of_a_block(monkeypatch):
-    from stretto.bench.memory import peak_bytes
+    from stretto.observe.peak_memory import peak_bytes
 
     monkeypatch.setattr(streaming, "BLOCK", 512)
     torch.manual_seed(0)

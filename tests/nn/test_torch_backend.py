@@ -11,7 +11,7 @@ from torch.nn import Linear, ReLU, Sequential
 import stretto
 from stretto import Graph, settings
 from stretto.kernels import native
-from stretto.tune import profile
+from stretto.machine import rates as profile
 from tests.nn.options import SPECS
 from tests.nn.test_convs import cases, check
 

@@ -7,8 +7,8 @@ import torch
 from torch_geometric.nn.resolver import aggregation_resolver
 
 from stretto import StrettoError
-from stretto.bench.memory import peak_bytes
 from stretto.graph import Graph
+from stretto.observe.peak_memory import peak_bytes
 from stretto.ops import attention, edge_mlp
 from stretto.ops.edge_mlp import _bounds
 

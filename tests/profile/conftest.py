@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stretto.tune.timing import Timing
+from stretto.machine.timing import Timing
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ import torch
 import stretto
 from stretto import datasets
 from stretto.analyze import Machine
-from stretto.analyze.facts import advice_line
-from stretto.analyze.models import as_data, make
+from stretto.machine.timing import Timing
 from stretto.nn.classes import STOCK
+from stretto.observe.models import as_data, make
 from stretto.profile import in_step, recommend, script
-from stretto.tune.timing import Timing
+from stretto.profile.words import advice_line
 
 SCRIPT = """
 import torch

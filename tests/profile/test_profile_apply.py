@@ -11,14 +11,14 @@ import stretto
 from stretto import StrettoError, datasets
 from stretto.analyze import Machine
 from stretto.analyze.graph_stats import graph_stats
-from stretto.analyze.models import as_data, make
 from stretto.compile.hoist import HOIST
+from stretto.machine.timing import Timing
 from stretto.nn.classes import STOCK
+from stretto.observe.models import as_data, make
+from stretto.observe.put_back import put_back
 from stretto.profile import recommend
 from stretto.profile.call_site import Site
-from stretto.profile.replay import operands
-from stretto.profile.untouched import untouched
-from stretto.tune.timing import Timing
+from stretto.profile.captured import operands
 
 
 def data():
@@ -73,8 +73,7 @@ def test_a_model_is_left_as_it_was_found(monkeypatch, mode):
     grads = [p.grad for p in model.parameters()]
     drawn = torch.get_rng_state()
     profile = stretto.profile(model, graph, machine=Machine(), repeats=1, mode=mode)
-    profile.replay(repeats=1, seconds=0)
-    profile.sweep(budget=0.05, repeats=2)
+    profile.replay(repeats=1)
     paced(monkeypatch, 2.0, (2.0,) * 8)
     assert profile.apply()["applied"]
     assert accelerated(model)
@@ -89,7 +88,7 @@ def test_buffers_come_back_even_from_an_error():
     model = Normed()
 
     def broken() -> None:
-        with untouched(model):
+        with put_back(model):
             model.norm.running_mean += 1
             model.eval()
             raise ZeroDivisionError

@@ -11,7 +11,8 @@ from torch_geometric.nn import GATConv
 import stretto
 from stretto import datasets
 from stretto.analyze import Machine
-from stretto.analyze.models import as_data
+from stretto.observe.models import as_data
+from stretto.page.text import short
 from stretto.profile.terminal import show, show_replay
 
 
@@ -35,7 +36,7 @@ def profiled(name):
 def found():
     torch.set_num_threads(1)
     profile = profiled("conv")
-    profile.replay(share=1.0, repeats=1, seconds=0)
+    profile.replay(share=1.0, repeats=1)
     return profile
 
 
@@ -68,8 +69,7 @@ def test_replays_are_legible(found, width):
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
     for row in found.replays:
-        low, high = row["interval"]
-        assert f"({low:.2f}-{high:.2f})" in text
+        assert short(row["ratio"]) in text
         assert width != 80 or f"{row['op'].removeprefix('aten::')} " in text
 
 

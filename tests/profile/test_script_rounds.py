@@ -293,24 +293,18 @@ def test_what_was_seen_of_a_script_that_fails_is_kept(written, tmp_path, paced, 
 
 
 def test_a_stage_that_is_interrupted_loses_nothing(written, tmp_path, paced, monkeypatch):
-    from stretto.profile import sweep
+    from stretto.profile import command as stages
 
-    plain = sweep.schedule
+    def interrupted(out, result):
+        raise KeyboardInterrupt
 
-    def schedule(*given):
-        for number, cell in enumerate(plain(*given)):
-            if number == 1:
-                raise KeyboardInterrupt
-            yield cell
-
-    monkeypatch.setattr(sweep, "schedule", schedule)
+    monkeypatch.setattr(stages, "show_replay", interrupted)
     Machine().save(tmp_path / "machine.json")
-    script, kept = written(ENCODE), tmp_path / "p.json"
-    words = ["60", "--sweep", "--share", "1.0", "--budget", "2s", "--json", str(kept)]
+    script, written_to = written(ENCODE), tmp_path / "p.json"
+    words = ["60", "--replay", "--share", "1.0", "--json", str(written_to)]
     result = command(script, *words, machine=str(tmp_path / "machine.json"))
     assert result.exit_code == 130
-    assert json.loads(kept.read_text())["sweeps"]
-    assert "sweep: " in result.output
+    assert json.loads(written_to.read_text())["replays"]
 
 
 def test_a_place_that_cannot_be_written_to_is_refused_at_once(written, tmp_path, monkeypatch):

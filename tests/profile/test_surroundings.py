@@ -114,7 +114,7 @@ def test_what_a_script_sets_is_put_back(written, paced, no_start_method):
     assert after == before
     part = alone(found, repeats=2)  # its float64 of torch.eye among them
     assert {g.dtypes for g in part.groups if g.name == "aten::mm"} == {"float64, float64"}
-    assert part.sweep(budget=1.0)
+    assert part.replay(repeats=1)
     assert apply_script(found, script, [])["stock"]["repeats"] >= 3  # it finds what it found the first time
     assert Surroundings.now() == before[0]
 

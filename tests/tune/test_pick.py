@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from stretto import Graph, ops
-from stretto.tune import VARIANTS, Picker, Variant, machine, picker, store
+from stretto.machine import facts as machine
+from stretto.machine import store
+from stretto.tune import VARIANTS, Picker, Variant, picker
 from stretto.tune.pick import MARGIN, TRIES, WARM
 from stretto.tune.variants import legal
 from tests.graphs import random_edges

@@ -12,7 +12,8 @@ import time
 import pytest
 
 from stretto import settings
-from stretto.tune import machine, store
+from stretto.machine import facts as machine
+from stretto.machine import store
 
 FACTS = {"cpu": "a cpu", "isa": "avx2", "threads": 2, "torch": "9", "stretto": "1"}
 
