@@ -219,21 +219,22 @@ class _EdgeMlp(torch.autograd.Function):
                 grad = grad * _mean_scale(ctx.graph, grad)
             flows.append((2 * grad if name == "square" else grad, name, extremum))
         types = [_sum_type(t, at, ctx.places) for at, t in enumerate(tensors)]
-        found = [
+        found: list[Any] = [
             torch.zeros_like(t, dtype=kind) if need else None
             for t, kind, need in zip(tensors, types, needs, strict=True)
         ]
         count = len(ctx.places)
         sources = [at for at, place in enumerate(ctx.places) if place == 1 and needs[at]]
         spread = spread_of(ctx.graph) if sources else None
-        for at in sources if spread is not None else ():
-            found[at] = tensors[at].new_zeros(spread.num_places, *tensors[at].shape[1:], dtype=types[at])
+        apart = {} if spread is None else dict.fromkeys(sources, spread)
+        for at, places in apart.items():
+            found[at] = tensors[at].new_zeros(places.num_places, *tensors[at].shape[1:], dtype=types[at])
         learning = [t for t, need in zip(tensors[count:], needs[count:], strict=True) if need]
         with ctx.replay, _as_in_forward(learning):
             for part in _blocks(ctx.graph, ctx.block):
                 _block_gradients(ctx, part, tensors, needs, flows, found, spread)
-        for at in sources if spread is not None else ():
-            found[at] = spread.collected(found[at])
+        for at, places in apart.items():
+            found[at] = places.collected(found[at])
         made = [None if d is None else d.to(t.dtype) for d, t in zip(found, tensors, strict=True)]
         return None, None, None, None, None, None if down is None else down.to(own.dtype), *made
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from stretto.graph import Graph
 
-ADDED = 512  # edges of a place, about
+MANY = 512  # edges from which on a node has several places: few have so many
+ADDED = 256  # edges of a place, about
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +55,10 @@ def spread_of(graph: Graph) -> Spread | None:
 
 def _spread(graph: Graph) -> Spread | None:
     col = graph.edge_csr.col
-    if col is None or graph.num_edges <= 2 * ADDED:
+    if col is None or graph.num_edges < MANY:
         return None
     degree = torch.bincount(col, minlength=graph.num_cols)
-    nodes = (degree > 2 * ADDED).nonzero().flatten()
+    nodes = (degree >= MANY).nonzero().flatten()
     if not nodes.numel():
         return None
     counts = degree[nodes] // ADDED | 1
