@@ -21,7 +21,9 @@ WIDEST = {"avx512": 256}  # values in a row of z or of the result that our kerne
 WIDEST_ELSEWHERE = 128
 ROWS_PER_TASK = 2048
 MOST_TASKS = 64
-SKINNY, SUMMED = 16, 256  # columns below which torch's GEMM adds all terms one after the other; terms of a block
+SKINNY = 17  # columns below which torch's GEMM adds many terms, or all, one after the other
+MANY, SUMMED = 512, 64  # terms from which on that loses digits; terms of a block
+RESULTS = 1 << 22  # bytes of the results of blocks that are added up together
 _DTYPES = {torch.float32: 0, torch.float64: 1}
 
 
@@ -36,7 +38,7 @@ def product(
 
 
 def _product(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, factor: float) -> Tensor:
-    if x.size(1) > 2 * SUMMED and min(x.size(0), w.size(1)) < SKINNY:
+    if x.size(1) > max(MANY, x.size(0)) and min(x.size(0), w.size(1)) < SKINNY:  # over the rows of two tall matrices
         out = product_in_blocks(x, w)
         if add is not None:
             return add.add_(out, alpha=factor)
@@ -51,16 +53,21 @@ def _product(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, fact
 
 def product_in_blocks(x: Tensor, w: Tensor) -> Tensor:
     """x w, where every block of terms is summed by itself. x [m, k], w [k, n] -> [m, n]"""
-    out = pool.empty((x.size(0), w.size(1)), x.dtype)
+    k, size = x.size(1), x.size(0) * w.size(1)
+    at_once = SUMMED * max(RESULTS // max(size * x.element_size(), 1), 1)
+    if k <= at_once:
+        return _sum_of_blocks(x, w)
+    total = torch.zeros(x.size(0), w.size(1), dtype=torch.float64, device=CPU)
+    for first in range(0, k, at_once):
+        total += _sum_of_blocks(x[:, first : first + at_once], w[first : first + at_once])
+    return total.to(x.dtype)
+
+
+def _sum_of_blocks(x: Tensor, w: Tensor) -> Tensor:
     whole = x.size(1) // SUMMED * SUMMED
-    if x.size(0) > x.size(1):  # a tall x: no array of one result a block
-        torch.mm(x[:, whole:], w[whole:], out=out)
-        for first in range(0, whole, SUMMED):
-            out.addmm_(x[:, first : first + SUMMED], w[first : first + SUMMED])
-        return out
     blocks = x[:, :whole].unflatten(1, (-1, SUMMED)).transpose(0, 1).bmm(w[:whole].unflatten(0, (-1, SUMMED)))
-    torch.sum(blocks, 0, out=out)
-    return out if whole == x.size(1) else out.addmm_(x[:, whole:], w[whole:])
+    out = torch.sum(blocks, 0)
+    return out if whole == x.size(1) else out.add_(x[:, whole:] @ w[whole:])
 
 
 def relu_dense(z: Tensor, z_bias: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:

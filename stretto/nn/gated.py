@@ -46,8 +46,8 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
         key_x, key_e = edges.split_weight(conv.lin_key, x_dst, x_dst.size(1), dim)
         query_x, query_e = edges.split_weight(conv.lin_query, x_src, x_src.size(1), dim)
         value_x, value_e = edges.split_weight(conv.lin_value, x_src, x_src.size(1), dim)
-        key = torch.nn.functional.linear(target, key_x, _sum(conv.lin_key.bias, conv.lin_query.bias))
-        source = torch.nn.functional.linear(other, torch.cat([query_x, value_x]))
+        key = dense(target, key_x, _sum(conv.lin_key.bias, conv.lin_query.bias))
+        source = dense(other, torch.cat([query_x, value_x]))
         if conv.lin_value.bias is not None:
             source = source + torch.cat([torch.zeros_like(conv.lin_value.bias), conv.lin_value.bias])
         weight = torch.cat([key_e + query_e, value_e])
@@ -112,7 +112,6 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     biases = (None, None) if all(g.bias is None for g in gates) else tuple(map(edges.bias_of, gates))
     record_of(conv).plan = "node-side Linears, gate and sum in one pass"
     large = attr is not None and streaming.large(graph, 2 * x_dst.size(1), x_dst)
-    linear = torch.nn.functional.linear
     if reduce == "sum" and attr is not None and not large and x_dst is x_src:
         made = _crystal_as_one_step(conv, graph, x_src, attr, biases)
         if made is not None:
@@ -122,13 +121,13 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
         return (out if conv.bn is None else conv.bn(out)) + root
     if reduce in ("sum", "mean") and not large:
         terms = [  # each gate's terms by themselves: halves of one product would have to be copied apart
-            (linear(x_dst, target, bias), linear(x_src, source), None if attr is None else dense(attr, edge))
+            (dense(x_dst, target, bias), dense(x_src, source), None if attr is None else dense(attr, edge))
             for (target, source, edge), bias in zip(parts, biases, strict=True)
         ]
         out = edge_messages(graph, *terms[0], *terms[1], act="sigmoid", act2="softplus", reduce=reduce)
         return (out if conv.bn is None else conv.bn(out)) + root
     target, source, edge = (torch.cat([f, s]) for f, s in zip(*parts, strict=True))
-    ends = (linear(x_dst, target, None if biases[0] is None else torch.cat(biases)), linear(x_src, source))
+    ends = (dense(x_dst, target, None if biases[0] is None else torch.cat(biases)), dense(x_src, source))
 
     def message(own: Tensor, other: Tensor, features: Tensor | None = None) -> Tensor:
         z = own + other
@@ -156,17 +155,16 @@ def _crystal_at_once(graph: Graph, x: Tensor, attr: Tensor | None, parts: Any, b
     """One product of all nodes with the four parts of both weights, one of all edges with theirs, and the gated sum."""
     (own, other, edge), (own2, other2, edge2) = parts
     bias = None if biases[0] is None else torch.cat(biases)
-    linear = torch.nn.functional.linear
     weight = torch.cat([own, own2, other, other2])
     if attr is None:
         bias = None if bias is None else torch.cat([bias, torch.zeros_like(bias)])
-        return gated_messages(graph, linear(x, weight, bias), act="sigmoid", act2="softplus")
+        return gated_messages(graph, dense(x, weight, bias), act="sigmoid", act2="softplus")
     found = None if bias is None else features_of(graph, attr, shared=False)
     if found is None:
         features = dense(attr, torch.cat([edge, edge2]), bias)
     else:
         features = linear_of_data(found.data, torch.cat([edge, edge2]), bias)
-    return gated_messages(graph, linear(x, weight), features, act="sigmoid", act2="softplus")
+    return gated_messages(graph, dense(x, weight), features, act="sigmoid", act2="softplus")
 
 
 def _only_read(graph: Graph, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from stretto.nn.base import LINEAR, Decline, hooked, record_of
 from stretto.nn.edge_norms import in_order
 from stretto.nn.gin import rest_of_mlp
 from stretto.ops.attention import attention
-from stretto.ops.dense import dense, plus_dense
+from stretto.ops.dense import dense_of_sums, plus_dense
 from stretto.ops.edge_mlp import Ends, edge_mlp
 from stretto.ops.spmm import spmm
 
@@ -58,7 +58,7 @@ def _contracted(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce: str) -
     u = _outer_in_blocks(conv, graph, x, attr, before, run)
     if u is None:
         u = _outer(graph, x, run(attr))
-    out = dense(u.reshape(-1, hidden * i), weight.reshape(hidden * i, o).t())
+    out = dense_of_sums(u.reshape(-1, hidden * i), weight.reshape(hidden * i, o).t())
     if last.bias is not None:  # a bias of the matrix multiplies the sum of x_j; as one more hidden unit it would copy h
         out = plus_dense(out, spmm(graph, x), last.bias.view(i, o).t())
     out = edges.only_reached(graph, out)

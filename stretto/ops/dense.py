@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stretto import kernels
-from stretto.kernels.cpu_dense import SKINNY, SUMMED
+from stretto.kernels.cpu_dense import MANY, SKINNY
 from stretto.ops import library, taped
 from stretto.ops.batched import one_by_one
 from stretto.ops.product import product, product_and_sums
+from stretto.ops.tall_product import narrow_product
 
 LARGE = 1 << 22  # values below which torch's one launch costs less than our two
 
@@ -40,7 +41,19 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         or not library.recorded(x, weight, bias)
     ):
         return F.linear(x, weight, bias)
-    return _Dense.apply(x, weight, bias)
+    return _Dense.apply(x, weight, bias, False)
+
+
+def dense_of_sums(x: Tensor, weight: Tensor) -> Tensor:
+    """dense for an x that sums have moved to: a row has many terms, which may cancel, and gets few columns. What stock
+    adds up edge by edge is added up here one term after the other, if it is left to torch's GEMM.
+
+    x [n, i], weight [o, i] -> [n, o]
+    """
+    own = x.device.type == "cpu" and x.dim() == 2 and x.dtype == weight.dtype and weight.size(0) < SKINNY
+    if not own or library.traced(x) or torch.is_autocast_enabled(x.device.type):
+        return dense(x, weight)
+    return _Dense.apply(x, weight, None, True) if library.recorded(x, weight) else narrow_product(x, weight.t())
 
 
 def add_bias(x: Tensor, bias: Tensor) -> Tensor:
@@ -63,25 +76,25 @@ def _skinny(x: Tensor, weight: Tensor) -> bool:
     """Whether torch's GEMM would lose digits in the gradient of W, and W learns on a CPU."""
     if x.device.type != "cpu" or x.dim() != 2 or not weight.requires_grad:
         return False
-    return x.size(0) > 2 * SUMMED and min(weight.shape) < SKINNY
+    return x.size(0) > MANY and min(weight.shape) < SKINNY
 
 
 class _Dense(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, of_sums: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return product(x, weight.t(), bias)
+        return narrow_product(x, weight.t()) if of_sums else product(x, weight.t(), bias)
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        need_x, need_weight, need_bias = ctx.needs_input_grad
+        need_x, need_weight, need_bias, _ = ctx.needs_input_grad
         dx = None
         if need_x:
             dx = grad @ weight if torch.is_grad_enabled() else product(grad, weight)
-        return dx, *linear_grads(grad, x, need_weight, need_bias)
+        return dx, *linear_grads(grad, x, need_weight, need_bias), None
 
 
 class _PlusDense(torch.autograd.Function):

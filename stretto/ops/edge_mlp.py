@@ -26,6 +26,7 @@ from stretto.ops import twice
 from stretto.ops.batched import one_by_one
 from stretto.ops.extremum import shares, with_own
 from stretto.ops.replay import Replay
+from stretto.ops.spread import Spread, spread_of
 
 BLOCK = 1 << 14  # edges: at 256 channels of fp32 a block's array takes 16 MiB, about what a core's caches hold
 REDUCTIONS = ("sum", "mean", "max", "min", "square", "each", "function")
@@ -218,15 +219,22 @@ class _EdgeMlp(torch.autograd.Function):
                 grad = grad * _mean_scale(ctx.graph, grad)
             flows.append((2 * grad if name == "square" else grad, name, extremum))
         types = [_sum_type(t, at, ctx.places) for at, t in enumerate(tensors)]
-        found = [
+        found: list[Any] = [
             torch.zeros_like(t, dtype=kind) if need else None
             for t, kind, need in zip(tensors, types, needs, strict=True)
         ]
         count = len(ctx.places)
+        sources = [at for at, place in enumerate(ctx.places) if place == 1 and needs[at]]
+        spread = spread_of(ctx.graph) if sources else None
+        apart = {} if spread is None else dict.fromkeys(sources, spread)
+        for at, places in apart.items():
+            found[at] = tensors[at].new_zeros(places.num_places, *tensors[at].shape[1:], dtype=types[at])
         learning = [t for t, need in zip(tensors[count:], needs[count:], strict=True) if need]
         with ctx.replay, _as_in_forward(learning):
             for part in _blocks(ctx.graph, ctx.block):
-                _block_gradients(ctx, part, tensors, needs, flows, found)
+                _block_gradients(ctx, part, tensors, needs, flows, found, spread)
+        for at, places in apart.items():
+            found[at] = places.collected(found[at])
         made = [None if d is None else d.to(t.dtype) for d, t in zip(found, tensors, strict=True)]
         return None, None, None, None, None, None if down is None else down.to(own.dtype), *made
 
@@ -269,7 +277,9 @@ def _sum_type(tensor: Tensor, at: int, places: Sequence[int]) -> torch.dtype:
     return tensor.dtype if places[at] == 2 else kernels.accumulate_type(tensor.dtype)
 
 
-def _block_gradients(ctx: Any, part: _Block, tensors: Any, needs: Any, flows: Any, found: list[Any]) -> None:
+def _block_gradients(
+    ctx: Any, part: _Block, tensors: Any, needs: Any, flows: Any, found: list[Any], spread: Spread | None
+) -> None:
     """Compute a block's messages again and add their gradients to `found`."""
     places, count = ctx.places, len(ctx.places)
     with torch.enable_grad():
@@ -301,12 +311,14 @@ def _block_gradients(ctx: Any, part: _Block, tensors: Any, needs: Any, flows: An
         if d is None:
             continue
         at = places[i] if i < count else None
-        if at == 0 and d.dim() == 2:  # the block's own rows; those of a cut row meet in later blocks again
-            into[part.first : part.last] += kernels.backend(d.device).spmm(part.graph.csr, d.to(into.dtype))[0]
+        if at == 0:  # the block's own rows; those of a cut row meet in later blocks again
+            here, flat = into[part.first : part.last], d.reshape(d.size(0), math.prod(d.shape[1:])).to(into.dtype)
+            here += kernels.backend(d.device).spmm(part.graph.csr, flat)[0].view(here.shape)
         elif at == 2:  # each edge is met here and nowhere else
             into.index_copy_(0, part.ids, d)
-        elif at == 0 or at == 1:
-            into.index_add_(0, part.where(at), d.to(into.dtype))
+        elif at == 1:
+            where = part.columns if spread is None else spread.places(part.columns, part.ids)
+            into.index_add_(0, where, d.to(into.dtype))
         else:
             into += d
 

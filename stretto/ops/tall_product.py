@@ -19,6 +19,7 @@ from stretto.tune import Variant, picker
 from stretto.tune.variants import legal
 
 LEAST_WORK = 1 << 24  # products below take no longer than it takes to choose
+TERMS = 256  # of a sum that are taken together, of a narrow product
 SAMPLE_WORK = 1 << 28  # products of what is measured: a few milliseconds a call
 
 
@@ -27,6 +28,19 @@ def tall_product(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, 
     if _own_shape(x, w, bias, add) is None:
         return cpu_dense.product(x, w, bias, add=add, factor=factor)
     return tall.tall_product(x, w, bias, add=add, factor=factor)
+
+
+def narrow_product(x: Tensor, w: Tensor) -> Tensor:
+    """x w of many terms and few columns by our kernel, which adds up a block of terms at a time: torch's GEMM adds them
+    one after the other. By torch where our kernel does not take them; no autograd. x [m, k], w [k, n] -> [m, n]"""
+    plain = kernels.backend(x.device) is not kernels.cpu or x.dtype not in tall.DTYPES or x.stride(1) != 1
+    if plain or x.size(1) < TERMS or x.size(0) < TERMS or w.size(1) >= cpu_dense.SKINNY or not w.numel():
+        return x @ w
+    out = None
+    for terms in zip(x.split(TERMS, 1), w.split(TERMS), strict=True):
+        out = tall.tall_product(*terms, add=out)
+    assert out is not None
+    return out
 
 
 def two_products(x: Tensor, w: Tensor, y: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:

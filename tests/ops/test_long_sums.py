@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stretto import Graph, ops
 from stretto.kernels import cpu_attention, tall
-from stretto.ops.dense import dense, plus_dense
+from stretto.ops.dense import dense, dense_of_sums, plus_dense
 from stretto.ops.edge_mlp import edge_mlp
 from stretto.ops.relu_dense import relu_dense
 
@@ -76,7 +76,7 @@ def test_row_dots():
     close(cpu_attention.row_dot(a, a, sums=True)[1], a.double().sum(0).flatten())
 
 
-@pytest.mark.parametrize("shape", [(3, 64), (64, 3), (8, 8)])
+@pytest.mark.parametrize("shape", [(3, 64), (64, 3), (8, 8), (16, 32), (4096, 2)])
 def test_a_narrow_weight(shape):
     """torch's GEMM adds up such a gradient one row after the other."""
     o, i = shape
@@ -87,6 +87,35 @@ def test_a_narrow_weight(shape):
         weight.grad = None
         out.backward(grad)
         close(weight.grad, true)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_narrow_product_of_sums(learns):
+    """Of few columns torch's GEMM adds up all terms one after the other, forward too."""
+    x, weight = values(1000, 4096), values(4, 4096).requires_grad_(learns)
+    close(dense_of_sums(x, weight).detach(), x.double() @ weight.detach().double().t())
+
+
+@pytest.mark.parametrize("every", [1, 4, 128])
+@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+def test_sources_over_many_blocks(every, shape):
+    """Of every so many edges one leaves node 0: they come in the order of their destinations."""
+    count = MANY // 8
+    number = torch.arange(count)
+    source = torch.where(number % every == 0, 0, 1 + number % 1000)
+    graph = Graph.of(torch.stack([source, number // 8]), (1001, count // 8))
+    x, grad = values(1001, *shape).requires_grad_(), values(count, *shape)
+    edge_mlp(graph, lambda other: other * 1, None, x, reduce="each").backward(grad)
+    close(x.grad[0], grad[source == 0].double().sum(0))
+
+
+def test_a_destination_over_many_blocks():
+    """Whose own term is a matrix."""
+    count = MANY // 8
+    graph = Graph.of(torch.zeros(2, count, dtype=torch.long), (1, 1))
+    x, grad = values(1, 2, 3).requires_grad_(), values(count, 2, 3)
+    edge_mlp(graph, lambda own: own * 1, x, None, reduce="each").backward(grad)
+    close(x.grad[0], grad.double().sum(0))
 
 
 def test_parameters_over_many_blocks():
