@@ -90,8 +90,7 @@ class Slice:
 def running_weights(colptr: Tensor, weight: Tensor) -> Tensor:
     """Running sums of the weights within each target, both in CSC order. weight [edges] -> [edges] float64."""
     lib = library()
-    if weight.is_complex() or weight.is_meta:
-        fail(f"sampler: the weights of edges are {checks.shape_of(weight)}, wanted real numbers")
+    weight = checks.real("sampler", "weight", weight)
     weight = weight.detach().to("cpu", torch.float64).contiguous().view(-1)
     checks.vector("sampler", "colptr", colptr, (torch.int64,))
     checks.pointers("sampler", "colptr", colptr, max(colptr.numel() - 1, 0), weight.numel(), rising=False)

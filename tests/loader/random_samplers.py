@@ -46,7 +46,7 @@ def native(calls: Calls) -> None:
     seeds = calls.spoil("seeds", calls.integers(n, calls.choose.choice((0, 1, 9))))
     times = calls.spoil("times", calls.integers(50, len(seeds))) if calls.choose.random() < 0.2 else None
     slot = sampler.sample(3, 0, 0, [seeds], [times])
-    _check_slot(slot, row, colptr, relation.edge_id, x, scale, of_edges)
+    _check_slot(slot, row, colptr, relation.edge_id, x, slices[0].scale, of_edges)
     engine = Engine(sampler, threads=calls.spoil("threads", 2), memory=calls.spoil("memory", 1 << 20))
     engine.submit(3, 0, 0, [seeds], [times])
     right(torch.equal(engine.next().n_id(), slot.n_id()), "the engine's batch is another")

@@ -27,10 +27,9 @@ def replaced(name, value, *, hetero=False):
     return first(loader)
 
 
-def sparse(layout, a, b, values=None):
-    values = torch.ones(len(b if layout == torch.sparse_csr else a)) if values is None else values
+def sparse(layout, a, b, *, memory=torch.clone):
     if layout == torch.sparse_coo:
-        return torch.sparse_coo_tensor(torch.stack([a, b]), values, (N, N), check_invariants=False)
+        return torch.sparse_coo_tensor(memory(torch.stack([a, b])), torch.ones(E), (N, N), check_invariants=False)
     make = torch.sparse_csr_tensor if layout == torch.sparse_csr else torch.sparse_csc_tensor
     return make(a, b, torch.ones(b.numel()), (N, N), check_invariants=False)
 
@@ -68,9 +67,19 @@ LOADERS = {
     "csr pointers": (adj(sparse(torch.sparse_csr, decreasing(COLPTR), ROW.long())), "'adj_t' decreases"),
     "csc pointers": (adj(sparse(torch.sparse_csc, decreasing(COLPTR), ROW.long())), "'adj_t' decreases"),
     "csc row": (adj(sparse(torch.sparse_csc, COLPTR, ROW.long() - 1)), "'adj_t' has target -1"),
+    "csr pointers of floats": (adj(sparse(torch.sparse_csr, COLPTR.float(), ROW.float())), "'adj_t' is float32"),
+    "csc pointers of floats": (adj(sparse(torch.sparse_csc, COLPTR.float(), ROW.float())), "'adj_t' is float32"),
+    "csr pointers, complex": (adj(sparse(torch.sparse_csr, COLPTR + 0j, ROW + 0j)), "'adj_t' is complex64"),
+    "csc pointers, gone": (adj(sparse(torch.sparse_csc, gone(COLPTR), ROW.long())), "'adj_t' is int64 of shape"),
+    "csr col, gone": (adj(sparse(torch.sparse_csr, COLPTR, gone(ROW.long()))), "'adj_t' is int64 of shape"),
+    "csc row, sparse": (adj(sparse(torch.sparse_csc, COLPTR, ROW.long().to_sparse())), "'adj_t' cannot be read"),
+    "coo, gone": (adj(sparse(torch.sparse_coo, EDGES[1], EDGES[0], memory=gone)), "'adj_t' cannot be read"),
     "adj_t of another size": (lambda: NeighborLoader(Data(adj_t=torch.eye(3).to_sparse(), num_nodes=N), [2]), "adj_t"),
     "stores, coo": (lambda: graph_stores("coo", EDGES[0] + 2**40, EDGES[1]), "has source"),
     "stores, coo target": (lambda: graph_stores("coo", EDGES[0], EDGES[1] - 1), "has target -1"),
+    "stores, coo of floats": (lambda: graph_stores("coo", EDGES[0].float(), EDGES[1]), "' is float32"),
+    "stores, csc, gone": (lambda: graph_stores("csc", ROW.long(), gone(COLPTR)), "' is int64 of shape"),
+    "stores, csr, a list": (lambda: graph_stores("csr", COLPTR, ROW.tolist()), "' is list"),
     "stores, csc": (lambda: graph_stores("csc", ROW.long() - 1, COLPTR), "has source -1"),
     "stores, csc pointers": (lambda: graph_stores("csc", ROW.long(), decreasing(COLPTR)), "decreases"),
     "stores, csr pointers": (lambda: graph_stores("csr", decreasing(COLPTR), ROW.long()), "decreases"),
@@ -88,6 +97,11 @@ LOADERS = {
         lambda: NeighborLoader(data(when=torch.zeros(N, 2, dtype=INT)), [2], time_attr="when"), "80 times, wanted 40",
     ),
     "time of fractions": (lambda: NeighborLoader(data(when=torch.rand(N)), [2], time_attr="when"), "wanted integers"),
+    "time, sparse": (lambda: NeighborLoader(data(t=torch.arange(N).to_sparse()), [2], time_attr="t"), "sparse_coo"),
+    "time, gone": (lambda: NeighborLoader(data(when=gone(torch.arange(N))), [2], time_attr="when"), "wanted integers"),
+    "weights, sparse": (lambda: NeighborLoader(data(w=torch.rand(E).to_sparse()), [2], weight_attr="w"), "sparse_coo"),
+    "weights on meta": (lambda: NeighborLoader(data(w=torch.rand(E, device="meta")), [2], weight_attr="w"), "on meta"),
+    "weights, gone": (lambda: NeighborLoader(data(w=gone(torch.rand(E))), [2], weight_attr="w"), "real numbers"),
     "weights of two columns": (
         lambda: NeighborLoader(data(w=torch.rand(E, 2)), [2], weight_attr="w"), "'weight_attr' has 400",
     ),
@@ -133,6 +147,8 @@ LOADERS = {
     "engine memory": (lambda: Engine(native(), threads=1, memory=2**63), "'memory'"),
     "running_weights, pointers": (lambda: running_weights(decreasing(COLPTR), torch.rand(E)), "colptr does not rise"),
     "running_weights, end": (lambda: running_weights(COLPTR, torch.rand(E - 1)), "to 200, wanted from 0 to 199"),
+    "running_weights, none": (lambda: running_weights(COLPTR, None), "'weight' is NoneType"),
+    "running_weights, gone": (lambda: running_weights(COLPTR, gone(torch.rand(E))), "'weight' is float32"),
     "running_weights, type": (lambda: running_weights(COLPTR.int(), torch.rand(E)), "'colptr' is int32"),
     "shadow, root": (lambda: ShaDowKHopSampler(data(), 2, 3, torch.tensor([N])), "'node_idx' has node 40"),
     "shadow, depth": (lambda: ShaDowKHopSampler(data(), 2.5, 3), "'depth' is 2.5"),
