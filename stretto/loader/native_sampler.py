@@ -26,6 +26,8 @@ from stretto.loader.slot import Slot
 
 MOST_HOPS = 1 << 10
 MOST_DRAWN = 2**31 - 1  # nodes and edges of one batch
+# Neighbours of one node with replacement, which are drawn however few there are: beyond, one node takes gigabytes.
+MOST_REPLACED = 2**24
 
 
 class Sampling(IntFlag):
@@ -104,7 +106,7 @@ def _fanout(fanout: Sequence[int], num_hops: int, flags: Sampling) -> list[int]:
     """The fan-out of every hop; beyond what a batch holds it is all there are, or refused with replacement."""
     if len(fanout) != num_hops:
         fail(f"sampler: 'fanout' has {len(fanout)} hops, wanted {num_hops}")
-    most = MOST_DRAWN if Sampling.REPLACE in flags else 2**64
+    most = MOST_REPLACED if Sampling.REPLACE in flags else 2**64
     return [min(checks.count("sampler", "fanout", k, -1, most), MOST_DRAWN) for k in fanout]
 
 

@@ -122,10 +122,14 @@ LOADERS = {
         lambda: NeighborLoader(data(when=torch.arange(N)), [2], time_attr="when", input_time=torch.rand(N)),
         "'input_time' is float32",
     ),
-    "fan-out, replaced": (lambda: NeighborLoader(data(), [2**60], replace=True), "at most 2147483647 with 'replace'"),
+    "fan-out, replaced": (lambda: NeighborLoader(data(), [2**60], replace=True), "at most 16777216 with 'replace'"),
     "fan-out, the largest, replaced": (lambda: NeighborLoader(data(), [2**63 - 1], replace=True), "with 'replace'"),
     "fan-out that no batch holds": (
-        lambda: first(NeighborLoader(data(), [2**31 - 1], replace=True, batch_size=8)), "more than 2\\^31 nodes",
+        lambda: first(NeighborLoader(data(), [2**31 - 1], replace=True, batch_size=8)), "at most 16777216 with",
+    ),
+    "fan-out that no batch holds, of another type": (
+        lambda: first(NeighborLoader(heterogeneous(), [2**31 - 1], replace=True, input_nodes=("paper", None))),
+        "at most 16777216 with",
     ),
     "fan-out of float": (lambda: NeighborLoader(data(), [1.5]), "'num_neighbors' holds 1.5"),
     "num_threads": (lambda: NeighborLoader(data(), [2], num_threads=2**31), "'num_threads' is 2147483648"),
