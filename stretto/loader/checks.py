@@ -68,6 +68,12 @@ def is_dense(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta and is_whole(value)
 
 
+def whole(who: str, name: str, value: Any) -> None:
+    """All values of an array are in memory, where it is an array."""
+    if isinstance(value, Tensor) and not is_whole(value):
+        fail(f"{who}: {name!r} is {shape_of(value)}, but its memory was let go or made smaller")
+
+
 def row_stride(value: Tensor) -> int | None:
     """Bytes from one row (along dimension 0) to the next, where the values of a row lie side by side; else None."""
     if not readable(value) or value.dim() == 0:

@@ -57,6 +57,9 @@ LOADERS = {
     "replaced x, longer": (lambda: replaced("x", torch.cat([X, X])), "'x' has 80 rows, wanted 40"),
     "replaced x, gone": (lambda: replaced("x", gone(X)), "memory was let go"),
     "replaced x of a type": (lambda: replaced("x", torch.zeros(3, 2), hetero=True), "'x' of 'paper' has 3 rows"),
+    "x, gone, in PyG's filter": (
+        lambda: first(NeighborLoader(data(x=gone(X)), [2], subgraph_type="bidirectional")), "memory was let go",
+    ),
     "edge_index of float": (lambda: NeighborLoader(data(edge_index=EDGES.float()), [2]), "'edge_index' is float32"),
     "edge_index of int8": (lambda: NeighborLoader(data(edge_index=EDGES.to(torch.int8)), [2]), "'edge_index' is int8"),
     "edge_index of 3 rows": (lambda: NeighborLoader(data(edge_index=EDGES[[0, 1, 0]]), [2]), "shape \\[3, 200\\]"),
