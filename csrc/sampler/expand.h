@@ -123,7 +123,7 @@ class Expansion {
             if (n == 0 || fanout_ < 0 || (n <= fanout_ && !replace_ && relation_.running == nullptr)) {
                 pick_all(low, std::max(n, steps), out);
                 __builtin_prefetch(row_ + low);
-                __builtin_prefetch(row_ + low + n - 1);
+                __builtin_prefetch(row_ + std::max(low + n - 1, int64_t{0}));  // no neighbours: none before the first
             } else if (draw_ != nullptr && !(unsettled_ >> i & 1)) {
                 taken = fanout_;
                 for (int64_t e = 0; e < taken; ++e) {

@@ -11,6 +11,7 @@
 namespace stretto {
 namespace {
 
+constexpr int64_t kMostReplaced = int64_t{1} << 24;  // draws of one node, however few neighbours it has
 // Above this many nodes a table entry per node no longer stays in cache, and a hash table of the batch's size wins.
 constexpr int64_t kMostDirect = int64_t{1} << 24;
 
@@ -47,8 +48,8 @@ Sampler::Sampler(const stretto_sampling_plan& plan)
         temporal_ |= relation.time != nullptr;
         fanouts.emplace_back(relation.fanout, relation.fanout + num_hops);
         for (auto& fanout : fanouts.back()) {  // sums over targets must not overflow
-            if (fanout > INT32_MAX && has(STRETTO_REPLACE))
-                throw std::invalid_argument("a fan-out of " + number(fanout) + " draws is more than a batch holds");
+            if (fanout > kMostReplaced && has(STRETTO_REPLACE))
+                throw std::invalid_argument("a fan-out of " + number(fanout) + " draws with replacement is too large");
             fanout = std::min<int64_t>(fanout, INT32_MAX);
         }
         const int64_t num_targets = node_types[relation.target].num_nodes;

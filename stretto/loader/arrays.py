@@ -190,21 +190,35 @@ def by_target(adjacency: Tensor, num_sources: int, num_targets: int) -> Tensor:
         )
     matrix = adjacency.detach().cpu()
     if matrix.layout == torch.sparse_coo:
-        target, source = matrix._indices()[:2]
-        checks.in_range(WHO, "adj_t", target, num_targets, of="target")
-        checks.in_range(WHO, "adj_t", source, num_sources, of="source")
+        target, source = _indices(matrix)
+        checks.indices(WHO, "adj_t", target, num_targets, of="target")
+        checks.indices(WHO, "adj_t", source, num_sources, of="source")
         matrix = matrix.to_sparse_csr()
     elif matrix.layout == torch.sparse_csc:
-        pointers, target = matrix.ccol_indices(), matrix.row_indices()
+        pointers, target = _indices(matrix)
+        checks.indices(WHO, "adj_t", target, num_targets, of="target")
         checks.pointers(WHO, "adj_t", pointers, num_sources, target.numel())
-        checks.in_range(WHO, "adj_t", target, num_targets, of="target")
         matrix = matrix.to_sparse_csr()
     elif matrix.layout == torch.sparse_csr:
-        checks.pointers(WHO, "adj_t", matrix.crow_indices(), num_targets, matrix.col_indices().numel())
-        checks.in_range(WHO, "adj_t", matrix.col_indices(), num_sources, of="source")
+        pointers, source = _indices(matrix)
+        checks.indices(WHO, "adj_t", source, num_sources, of="source")
+        checks.pointers(WHO, "adj_t", pointers, num_targets, source.numel())
     else:
         fail(f"{WHO}: 'adj_t' is {checks.shape_of(adjacency)}, wanted a sparse tensor in COO, CSR or CSC")
     return matrix
+
+
+def _indices(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The two tensors of indices in a sparse one: the pointers first, or the rows."""
+    try:
+        if matrix.layout == torch.sparse_coo:
+            rows, cols = matrix._indices()[:2]
+            return rows, cols
+        if matrix.layout == torch.sparse_csc:
+            return matrix.ccol_indices(), matrix.row_indices()
+        return matrix.crow_indices(), matrix.col_indices()
+    except RuntimeError as error:  # made of indices that are no dense tensor, which torch found out only now
+        fail(f"{WHO}: the indices of 'adj_t' cannot be read: {error}")
 
 
 def own(who: str, colptr: Tensor, row: Tensor, num_sources: int, num_targets: int) -> tuple[Tensor, Tensor]:
@@ -269,12 +283,12 @@ def _attribute(store: Any, name: str | None, argument: str) -> Tensor | None:
     value = getattr(store, name, None)
     if not isinstance(value, Tensor):
         fail(f"NeighborLoader: '{argument}' is {name!r}, which 'data' does not have")
-    return value
+    return checks.real(WHO, argument, value)
 
 
 def as_times(value: Any, name: str | None, num_nodes: int | None = None) -> Tensor:
     """Times as int64 on the CPU, one for each node where these are of nodes. Fractions would be lost: refused."""
-    if not isinstance(value, Tensor) or value.dtype not in checks.INTEGERS or value.is_meta:
+    if not checks.is_dense(value) or value.dtype not in checks.INTEGERS:
         fail(f"{WHO}: time attribute {name!r} is {checks.shape_of(value)}, wanted integers")
     if num_nodes is not None and value.numel() != num_nodes:
         fail(f"{WHO}: time attribute {name!r} has {value.numel()} times, wanted {num_nodes}, one for each node")
@@ -334,13 +348,13 @@ def _read_stores(feature_store: FeatureStore, graph_store: GraphStore, time_attr
 def _check_stored(graph_store: GraphStore, attr: Any) -> None:
     """The edges of one type in a GraphStore, in the layout they are stored in."""
     stored: Any = graph_store.get_edge_index(attr)
-    row, col = stored
+    name = f"edge_index of {attr.edge_type}"
+    row, col = (checks.indices(WHO, name, index) for index in stored)
     # PyG numbers the nodes of its LocalGraphStore, which has a `meta`, without regard to their type.
     rows, cols = attr.size if attr.size is not None and not hasattr(graph_store, "meta") else (None, None)
-    name = f"edge_index of {attr.edge_type}"
     for end, index, size in (("source", row, rows), ("target", col, cols)):
         if attr.layout.value == ("csr" if end == "source" else "csc"):
             other = col if end == "source" else row
             checks.pointers(WHO, name, index, max(index.numel() - 1, 0) if size is None else size, other.numel())
         else:
-            checks.in_range(WHO, name, checks.indices(WHO, name, index), 2**62 if size is None else size, of=end)
+            checks.in_range(WHO, name, index, 2**62 if size is None else size, of=end)

@@ -138,8 +138,7 @@ class Blueprint:
             return
         edges = graph.edges[graph.edge_types[number]].row.numel() if of_edges else 0
         rows, wanted = value.size(dim), edges if of_edges else graph.num_nodes[graph.node_types[number]]
-        if not checks.is_whole(value):
-            fail(f"NeighborLoader: {name!r} is {checks.shape_of(value)}, but its memory was let go or made smaller")
+        checks.whole("NeighborLoader", name, value)
         if rows != wanted:
             fail(
                 f"NeighborLoader: {name!r}{'' if key is None else f' of {key!r}'} has {rows} rows, wanted {wanted}: "

@@ -63,6 +63,17 @@ def is_whole(value: Tensor) -> bool:
     return (value.storage_offset() + last + 1) * value.element_size() <= value.untyped_storage().nbytes()
 
 
+def is_dense(value: Any) -> bool:
+    """Whether torch can read every value of it where it is: a dense tensor, all of it there, on any device but meta."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta and is_whole(value)
+
+
+def whole(who: str, name: str, value: Any) -> None:
+    """All values of an array are in memory, where it is an array."""
+    if isinstance(value, Tensor) and not is_whole(value):
+        fail(f"{who}: {name!r} is {shape_of(value)}, but its memory was let go or made smaller")
+
+
 def row_stride(value: Tensor) -> int | None:
     """Bytes from one row (along dimension 0) to the next, where the values of a row lie side by side; else None."""
     if not readable(value) or value.dim() == 0:
@@ -85,12 +96,18 @@ def vector(who: str, name: str, value: Any, dtypes: Sequence[torch.dtype], lengt
 
 def indices(who: str, name: str, value: Any, size: int | None = None, *, of: str = "node") -> Tensor:
     """Indices on the CPU, int64, one-dimensional and contiguous; each in [0, size), where a size is given."""
-    fits = isinstance(value, Tensor) and value.layout == torch.strided and value.dim() == 1 and is_whole(value)
-    if not fits or value.dtype not in INTEGERS or value.is_meta:
+    if not is_dense(value) or value.dim() != 1 or value.dtype not in INTEGERS:
         fail(f"{who}: '{name}' is {shape_of(value)}, wanted integers of shape [n]")
     value = value.detach().to("cpu", torch.int64).contiguous()
     if size is not None:
         in_range(who, name, value, size, of=of)
+    return value
+
+
+def real(who: str, name: str, value: Any) -> Tensor:
+    """Real numbers that torch can read, of whatever type and shape."""
+    if not is_dense(value) or value.is_complex():
+        fail(f"{who}: '{name}' is {shape_of(value)}, wanted real numbers in a dense tensor")
     return value
 
 
@@ -102,8 +119,10 @@ def in_range(who: str, name: str, index: Tensor, size: int, *, of: str = "node")
         raise IndexRangeError(f"{who}: '{name}' has {of} {wrong}, wanted 0 <= {of} < {size}")
 
 
-def pointers(who: str, name: str, value: Tensor, num_rows: int, num_edges: int, *, rising: bool = True) -> None:
+def pointers(who: str, name: str, value: Any, num_rows: int, num_edges: int, *, rising: bool = True) -> None:
     """Pointers of rows: num_rows + 1 of them, from 0 to num_edges; rising: and none below the one before it."""
+    if not is_dense(value) or value.dtype not in INTEGERS:
+        fail(f"{who}: '{name}' is {shape_of(value)}, wanted integers of shape [{num_rows + 1}], one more than rows")
     if value.dim() != 1 or value.numel() != num_rows + 1:
         fail(f"{who}: '{name}' has shape {list(value.shape)}, wanted [{num_rows + 1}], one more than rows")
     first, last = int(value[0]), int(value[-1])
@@ -116,8 +135,7 @@ def pointers(who: str, name: str, value: Tensor, num_rows: int, num_edges: int, 
 
 def edges(who: str, name: str, edge_index: Any, num_sources: int, num_targets: int) -> tuple[Tensor, Tensor]:
     """Sources and targets of an edge_index [2, E] of int64 or int32, all of them nodes."""
-    fits = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dim() == 2
-    fits = fits and edge_index.size(0) == 2 and not edge_index.is_meta and is_whole(edge_index)
+    fits = is_dense(edge_index) and edge_index.dim() == 2 and edge_index.size(0) == 2
     if not fits or (edge_index.dtype not in INDEX and edge_index.numel()):  # an empty list makes a tensor of floats
         fail(f"{who}: '{name}' is {shape_of(edge_index)}, wanted int64 or int32 of shape [2, E]")
     edge_index = edge_index.detach().cpu()

@@ -38,14 +38,14 @@ def metis(edge_index: Tensor, num_nodes: int, num_parts: int, *, recursive: bool
 
     METIS wants both directions of every edge, and no self-loops: a directed graph is cut as if it were undirected.
     """
-    try:
-        import pymetis
-    except ImportError:
-        fail("ClusterData: cutting a graph needs METIS: pip install pymetis (or pyg-lib, or torch-sparse)")
     checks.count("ClusterData", "num_parts", num_parts, 1, 2**31 - 1)
     if num_parts == 1 or num_nodes == 0:
         return torch.zeros(num_nodes, dtype=torch.int64)
     ends = checks.edges("ClusterData", "edge_index", edge_index, num_nodes, num_nodes)
+    try:
+        import pymetis
+    except ImportError:
+        fail("ClusterData: cutting a graph needs METIS: pip install pymetis (or pyg-lib, or torch-sparse)")
     source, target = (end.long().numpy() for end in ends)
     rows, cols = np.concatenate([source, target]), np.concatenate([target, source])
     pairs = np.unique(rows[rows != cols] * num_nodes + cols[rows != cols])

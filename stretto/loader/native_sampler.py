@@ -26,6 +26,8 @@ from stretto.loader.slot import Slot
 
 MOST_HOPS = 1 << 10
 MOST_DRAWN = 2**31 - 1  # nodes and edges of one batch
+# Neighbours of one node with replacement, which are drawn however few there are: beyond, one node takes gigabytes.
+MOST_REPLACED = 2**24
 
 
 class Sampling(IntFlag):
@@ -90,8 +92,7 @@ class Slice:
 def running_weights(colptr: Tensor, weight: Tensor) -> Tensor:
     """Running sums of the weights within each target, both in CSC order. weight [edges] -> [edges] float64."""
     lib = library()
-    if weight.is_complex() or weight.is_meta:
-        fail(f"sampler: the weights of edges are {checks.shape_of(weight)}, wanted real numbers")
+    weight = checks.real("sampler", "weight", weight)
     weight = weight.detach().to("cpu", torch.float64).contiguous().view(-1)
     checks.vector("sampler", "colptr", colptr, (torch.int64,))
     checks.pointers("sampler", "colptr", colptr, max(colptr.numel() - 1, 0), weight.numel(), rising=False)
@@ -105,7 +106,7 @@ def _fanout(fanout: Sequence[int], num_hops: int, flags: Sampling) -> list[int]:
     """The fan-out of every hop; beyond what a batch holds it is all there are, or refused with replacement."""
     if len(fanout) != num_hops:
         fail(f"sampler: 'fanout' has {len(fanout)} hops, wanted {num_hops}")
-    most = MOST_DRAWN if Sampling.REPLACE in flags else 2**64
+    most = MOST_REPLACED if Sampling.REPLACE in flags else 2**64
     return [min(checks.count("sampler", "fanout", k, -1, most), MOST_DRAWN) for k in fanout]
 
 

@@ -22,7 +22,7 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from stretto.errors import expect, fail
 from stretto.loader import arrays
-from stretto.loader.native_sampler import MOST_DRAWN, NativeSampler, NodeType, Relation, Sampling, Slice
+from stretto.loader.native_sampler import MOST_REPLACED, NativeSampler, NodeType, Relation, Sampling, Slice
 from stretto.loader.slot import Slot
 from stretto.loader.store import Store
 
@@ -246,8 +246,8 @@ class NeighborSampler(BaseSampler):
             for k in fanout:
                 if not isinstance(k, int) or k < -1:
                     fail(f"NeighborLoader: 'num_neighbors' holds {k!r}, wanted integers >= 0, or -1 for all")
-                if self.replace and k > MOST_DRAWN:
-                    fail(f"NeighborLoader: 'num_neighbors' holds {k}, wanted at most {MOST_DRAWN} with 'replace'")
+                if self.replace and k > MOST_REPLACED:
+                    fail(f"NeighborLoader: 'num_neighbors' holds {k}, wanted at most {MOST_REPLACED} with 'replace'")
             out[edge_type] = list(fanout)
         return out
 

@@ -89,6 +89,10 @@ class Threaded:
         stream, self._stream = self._stream, None
         if stream is None or stream.process != os.getpid() or not self._unchanged():
             stream = self._new_stream()
+        if self._blueprint is None and isinstance(self.data, (Data, HeteroData)):
+            for store in self.data.stores:  # which PyG's own filter_fn reads
+                for name, value in store.items():
+                    checks.whole(WHO, name, value)
         made = _Pass(self, stream, seed, epoch)
         self._lent = weakref.ref(made), stream
         return made
