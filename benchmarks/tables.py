@@ -121,6 +121,15 @@ TABLES = {
         over_torch_compile=cells.over("torch.compile of stock ms"),
     ),
     "gpu-ceilings": plain("gpu", ceiling=cells.words("name"), rate=cells.words("best", "unit")),
+    "breadth": plain(
+        "breadth",
+        layer=cells.words("layer", "width", "precision"),
+        graph=cells.words("graph"),
+        stock_ms=cells.stock,
+        ours_ms=cells.ours,
+        ratio=cells.ratio("ratio"),
+        memory_stock_over_ours=cells.words("memory"),
+    ),
     "batches": several("batches", cells.batches, "batch", *cells.BATCHES),
     "errors": several(
         "errors", cells.errors, "layer", "results and gradients", "largest error, ours", "stock",
