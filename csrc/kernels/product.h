@@ -34,12 +34,15 @@ STRETTO_INLINE void product_tile(const T* a, int64_t row_stride, int64_t k_strid
     Vec<T> before[R][NV];
     for (int64_t first = 0, last; first < k; first = last) {
         last = first + size < k ? first + size : k;
-        if (first)
+        if (first) {
+#pragma GCC unroll 24
             for (int r = 0; r < R; ++r)
-                for (int v = 0; v < NV; ++v) {
+#pragma GCC unroll 4
+                for (int v = 0; v < NV; ++v) {  // unrolled, or the sums would leave their registers
                     before[r][v] = first > size ? before[r][v] + sums[r][v] : sums[r][v];
                     sums[r][v] = Vec<T>{};
                 }
+        }
         for (int64_t i = first; i < last; ++i) {
             fetch(i);
             Vec<T> row[NV];
@@ -54,9 +57,12 @@ STRETTO_INLINE void product_tile(const T* a, int64_t row_stride, int64_t k_strid
             }
         }
     }
-    if (blocks > 1)
+    if (blocks > 1) {
+#pragma GCC unroll 24
         for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
             for (int v = 0; v < NV; ++v) sums[r][v] += before[r][v];
+    }
 #pragma GCC unroll 24
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
