@@ -6,7 +6,8 @@ same graph a few times, its step is written down (ops/program.py), and from then
 decided it is as it was: options, hooks, parameters and modules inside; the tensor of the graph; types, shapes and
 layouts of the arguments; what torch and the environment are set to. Whatever else is met takes the long way.
 
-On 100 nodes, calls of Python functions before and since, forward and backward: `stretto bench latency`.
+`stretto bench latency` counts the calls of Python functions of a layer on 100 nodes: 22 forward and 22 backward for
+GCNConv, where there were 171 and 111.
 """
 
 from __future__ import annotations

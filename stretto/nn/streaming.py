@@ -4,8 +4,8 @@ All at once an array of edges x channels exists for every layer of that network,
 (ops.edge_mlp) no more than a block's share of it ever does, and backward computes it again.
 
 On a processor blocks of 16 MiB stay in its caches and cost little. On a card every block is a dozen launches, and
-messages that are made twice cost twice: GINE, EdgeConv and GATv2 with edge features took 9, 5 and 3 times stock's time
-there in such blocks, and 0.36, 0.23 and 0.16 of it all at once (`python -m stretto.bench.breadth --device cuda`).
+messages that are made twice cost twice: GINE, EdgeConv and GATv2 with edge features took 11, 5 and 3 times stock's time
+there in such blocks, and take 0.37, 0.23 and 0.18 of it all at once (benchmarks/results/breadth.csv).
 So a card makes all at once what its memory holds, and blocks as large as that where it does not.
 """
 
