@@ -89,7 +89,7 @@ class Writer(TorchDispatchMode):
             return out
         if not all(_strided(value) for value in (*args, *kwargs.values(), out)):
             self.refuse(f"{packet} has to do with a tensor that is not plain")
-        elif packet in LOOKS:
+        elif packet in LOOKS or _shaped_by_values(func, args):
             self.refuse(f"{packet} looks at values")
         elif packet in SAME:
             self.slots.append(out)  # its key is that of its argument
@@ -267,6 +267,16 @@ def _failed() -> None:
 
 def _plus(name: str, offset: int) -> str:
     return f"{name} + {offset}" if offset else name
+
+
+def _shaped_by_values(func: Any, args: Any) -> bool:
+    """Whether values decide how large a result is: sizes that are written down would not be those of other values."""
+    if torch.Tag.data_dependent_output in func.tags:
+        return True
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    masks = (torch.bool, torch.uint8)  # of index.Tensor; places, however many, make as large a result
+    return func.overloadpacket is not aten.index or any(t is not None and t.dtype in masks for t in args[1])
 
 
 def _strided(value: Any) -> bool:
