@@ -14,7 +14,7 @@ from torch_geometric.nn import GraphSAGE
 
 from stretto.datasets import load_graph
 from stretto.loader import NeighborLoader  # was: from torch_geometric.loader import NeighborLoader
-from stretto.plugin import accelerate
+from stretto.plug.accelerate import accelerate
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--graph", default="cora")

@@ -5,10 +5,10 @@ import importlib as _importlib
 from stretto import ops
 from stretto.errors import StrettoError
 from stretto.graph import Graph
-from stretto.inference import inference
 from stretto.loader import LinkNeighborLoader, NeighborLoader, NeighborSampler, Store
-from stretto.plugin import accelerate, accelerated, forget, is_patched, patch, restore, unpatch
-from stretto.report import explain, report
+from stretto.plug.accelerate import accelerate, accelerated, forget, is_patched, patch, restore, unpatch
+from stretto.plug.inference import inference
+from stretto.plug.report import explain, report
 
 __version__ = "0.1.0"
 

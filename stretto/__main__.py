@@ -1,7 +1,6 @@
 """`python -m stretto SCRIPT args` runs the script with the plug-in on; anything else is the command line."""
 
 import importlib
-import importlib.util
 import runpy
 import sys
 from pathlib import Path
@@ -13,13 +12,12 @@ def run_script(script: str, arguments: list[str]) -> None:
     """Run `script` as `python SCRIPT arguments` would, with the plug-in on, also in processes that it starts."""
     try:
         expect(Path(script).is_file(), f"no script {script!r}")
-        expect(importlib.util.find_spec("stretto.plugin") is not None, "this build has no plug-in to run a script with")
     except StrettoError as error:
         sys.exit(f"stretto: {error}")
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
-    importlib.import_module("stretto.plugin").patch()
-    importlib.import_module("stretto.spawned").reach()
+    importlib.import_module("stretto.plug.accelerate").patch()
+    importlib.import_module("stretto.cli.spawned").reach()
     runpy.run_path(script, run_name="__main__")
 
 

@@ -10,7 +10,7 @@ import torch
 
 from stretto import Graph
 from stretto.kernels import native
-from stretto.tune import picker
+from stretto.ops.pick import picker
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto import memory as memory_state
 from stretto.analyze.depth import depth
 from stretto.analyze.graph_stats import Partitioner, graph_stats
 from stretto.analyze.layer_costs import layer_costs, text
@@ -20,6 +19,7 @@ from stretto.analyze.strategies import refusals, strategies
 from stretto.analyze.strategy import Problem
 from stretto.errors import expect
 from stretto.machine.file import Machine
+from stretto.memory import allocator
 from stretto.observe import this_machine
 from stretto.observe.inputs import Inputs, inputs_of
 from stretto.observe.layer import Layer
@@ -100,7 +100,7 @@ def analyze(
         refusals=refusals(problem, partitions),
         rewrites=ways,
         seconds=seconds,
-        memory_kept=memory_state.is_kept(),
+        memory_kept=allocator.is_kept(),
         workload=workload,
         inputs=subject,
         on_edges=on_edges,

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from stretto import memory
 from stretto.analyze.graph_stats import Partition, Partitioner
 from stretto.analyze.strategies import OVERLAPPED, STALE, strategies
 from stretto.analyze.strategy import Strategy
@@ -23,6 +22,7 @@ from stretto.dist.layers import why_not
 from stretto.errors import StrettoError
 from stretto.machine.timing import call_clock
 from stretto.machine.timing import threads as limited
+from stretto.memory import allocator
 from stretto.observe import this_machine
 from stretto.observe.look import memory_here
 from stretto.observe.peak_memory import card_peak_bytes, peak_bytes
@@ -60,12 +60,12 @@ def _row(
 @contextmanager
 def memory_as(keeps: bool) -> Iterator[None]:
     """The allocator as a process has it that keeps freed memory, or does not; as it was at the end."""
-    before = memory.is_kept()
-    memory.switch(keeps)
+    before = allocator.is_kept()
+    allocator.switch(keeps)
     try:
         yield
     finally:
-        memory.switch(before)
+        allocator.switch(before)
 
 
 def peak_memory(workload: Workload) -> int:
@@ -98,7 +98,7 @@ def counted_rows(splitter: Partitioner, parts: int, method: str) -> int:
 def plans(workload: Workload) -> dict[str, Workload]:
     """The same step as stock and, where the plug-in takes the model, accelerated."""
     from stretto import accelerate
-    from stretto.nn.classes import fast_of
+    from stretto.layers.classes import fast_of
 
     result = {"as given": workload}
     if any(fast_of(type(module)) is not None for module in workload.model.modules()):
@@ -113,7 +113,7 @@ def validate(report: Report, *, repeats: int = 5, workers: int = 2) -> list[dict
     What is predicted is what the report says. workers: processes in which the partitioned step runs, if it can; 0:
     none. What cannot run has a note that says why.
     """
-    with put_back(report.workload.model), memory_as(memory.is_kept()):
+    with put_back(report.workload.model), memory_as(allocator.is_kept()):
         splitter = Partitioner(report.inputs.edge_index, report.graph.num_nodes)
         rows = _work(report) + _halos(report, splitter) + _steps(report, repeats)
         if workers > 1:

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stretto import memory
 from stretto.dist import PartitionParallel, Schedule, Staleness, launch
 from stretto.errors import StrettoError, fail
+from stretto.memory import allocator
 from stretto.observe.workload import Workload
 
 logger = logging.getLogger("stretto")
@@ -81,7 +81,7 @@ def _flat(model: nn.Module) -> Tensor:
 
 def _timed(step: Callable[[], Any], warmup: int, repeats: int) -> float:
     """Median seconds of a step that all workers begin together."""
-    memory.switch(True)  # no worker should pay for new memory in every step: the prediction does not either
+    allocator.switch(True)  # no worker should pay for new memory in every step: the prediction does not either
     samples = []
     for _ in range(warmup + repeats):
         dist.barrier()

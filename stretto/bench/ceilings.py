@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from stretto.bench.case import Case
-from stretto.kernels import cpu, native, pages
+from stretto.kernels import cpu, native
+from stretto.memory import pages
 
 KINDS = ("copy", "gemm", "gather", "random gather")
 COPY_BYTES = 256 << 20

@@ -23,8 +23,8 @@ from stretto import datasets
 from stretto.bench import models, report, results
 from stretto.bench.run import settle
 from stretto.compile.choose import CHOOSER, MOST_STEPS, Decision
+from stretto.layers.base import record_of
 from stretto.machine.timing import as_alone, measure, timed
-from stretto.nn.base import record_of
 from stretto.page.terminal import console
 
 MODELS = ("gcn", "sage", "gin", "gat", "tag", "sgc")

@@ -24,7 +24,7 @@ from torch import nn
 from stretto.bench import results
 from stretto.errors import expect
 from stretto.machine.timing import measure
-from stretto.plugin import accelerate
+from stretto.plug.accelerate import accelerate
 
 pyg: Any = torch_geometric.nn
 NODES, EDGES, WIDTH, HEADS = 100, 500, 16, 4

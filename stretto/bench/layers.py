@@ -22,11 +22,11 @@ from stretto import datasets
 from stretto.bench import report, results, scenes
 from stretto.bench.case import Outcome, details, reasons
 from stretto.bench.scenes import BATCHES, CUTOFF, Scene
+from stretto.layers import gat, record_of
 from stretto.machine import facts as machine
 from stretto.machine.timing import as_alone, measure
-from stretto.nn import gat, record_of
 from stretto.observe.peak_memory import peak_bytes, tensor_bytes
-from stretto.plugin import accelerate
+from stretto.plug.accelerate import accelerate
 
 OURS, STOCK = "stretto", "stock edge_index"
 UPDATE_FIRST = "stretto, update first"

@@ -25,10 +25,11 @@ from stretto.bench.ceilings import LINE
 from stretto.bench.loader_setting import OURS, Row, Setting, make_data, per_batch, published, to_row
 from stretto.bench.stock import optional
 from stretto.errors import expect
-from stretto.kernels import cpu, pages
+from stretto.kernels import cpu
 from stretto.loader import NeighborLoader, NeighborSampler
 from stretto.loader.native_sampler import NativeSampler, NodeType, Sampling, Slice
 from stretto.machine.timing import Timing, measure
+from stretto.memory import pages
 from stretto.page.terminal import console
 
 
@@ -148,7 +149,7 @@ def gather(setting: Setting) -> list[Row]:
     slot = native.sample(0, 0, 0, [batches[0]], [None])
     expect(torch.equal(slot.slice(0), x[batches[0]]), "gather: a row is not the right one")
     del slot
-    plain = x.clone()  # the loader's features are moved into large pages (kernels/pages.py), stock's are not
+    plain = x.clone()  # the loader's features are moved into large pages (memory/pages.py), stock's are not
     out = torch.empty(batches[0].numel(), x.size(1), dtype=x.dtype)
     turn = itertools.cycle(batches)
     # The ceilings: as many cache lines in the same order, added up, nothing stored; and as much stored, nothing read.

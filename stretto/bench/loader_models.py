@@ -25,11 +25,11 @@ from torch_geometric.nn.models import GraphSAGE
 
 from stretto import accelerate
 from stretto.bench.loader_setting import OURS, Row, Setting, per_batch
-from stretto.convert import read
+from stretto.cli.convert import read
 from stretto.errors import expect, fail
-from stretto.inference import inference as run_inference
 from stretto.loader import NeighborLoader, NeighborSampler, run_trimmed
 from stretto.machine.timing import Timing, measure
+from stretto.plug.inference import inference as run_inference
 
 HIDDEN, CLASSES, WORKERS = 256, 16, 2
 NODES, FANOUT = 4096, 20  # of inference

@@ -2,7 +2,7 @@
 
 A step is forward, cross-entropy, backward and Adam. Candidates: stock with edge_index, with a torch CSR adjacency (norm
 precomputed), with EdgeIndex, torch.compile of stock; ours; and, to show what comes from where, our plans on torch's own
-kernels, our kernels in stock's order of evaluation, and stock with freed memory kept (stretto.memory). All start from
+kernels, our kernels in stock's order of evaluation, and stock with freed memory kept. All start from
 the same weights; loss and gradients are compared with stock before anything is timed.
 """
 
@@ -39,7 +39,7 @@ from stretto.machine.timing import as_alone, measure
 from stretto.machine.timing import threads as use_threads
 from stretto.observe.peak_memory import peak_bytes
 from stretto.page.terminal import console
-from stretto.plugin import accelerate
+from stretto.plug.accelerate import accelerate
 
 OURS, STOCK, COMPILED = "stretto", "stock edge_index", "stock torch.compile"
 SAMPLE = 0.2  # seconds: shorter steps are timed several in a row, as in training, all after one that is not timed
@@ -207,7 +207,7 @@ def candidates(model: str, data: Any, x: Tensor, compiled: bool, ablation: bool)
         found["stock EdgeIndex"] = (lambda net: net, (x, sorted_index), {})
     if compiled:
         found[COMPILED] = (torch.compile, plain, {})
-    plain = (x.clone(), data.edge_index)  # ours are moved into large pages (kernels/pages.py), stock's are not
+    plain = (x.clone(), data.edge_index)  # ours are moved into large pages (memory/pages.py), stock's are not
     found[OURS] = (accelerate, plain, {})
     if ablation:
         found["our plans, torch kernels"] = (accelerate, plain, {"STRETTO_BACKEND": "torch"})

@@ -179,7 +179,7 @@ def _check(
 def _call(candidate: Candidate, case: Case, grad: Tensor | None) -> Callable[[], tuple[Tensor, ...]]:
     """The candidate as a function of nothing: output, and gradients where `grad` is given.
 
-    Each has inputs of its own: ours are moved into large pages (kernels/pages.py), which stock's would not be.
+    Each has inputs of its own: ours are moved into large pages (memory/pages.py), which stock's would not be.
     """
     inputs = [t.to(candidate.dtype or t.dtype, copy=True) for t in case.inputs]
     if grad is None:

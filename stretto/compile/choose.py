@@ -25,11 +25,11 @@ from stretto.compile.expr import Diagonal, Expression, Leaf, MatMul, Sizes, Spar
 from stretto.compile.layer import run
 from stretto.compile.plan import Plan, Ranking, Request, plans, rank
 from stretto.compile.powers import chain_of, fewer_edges
-from stretto.kernels.recording import unsettled
 from stretto.machine import facts as machine
 from stretto.machine import store
 from stretto.machine.rates import Profile, profile
 from stretto.ops.autograd_state import saved_elsewhere
+from stretto.recording import unsettled
 
 logger = logging.getLogger("stretto")
 

@@ -31,7 +31,7 @@ from stretto.compile.expr import (
 )
 from stretto.compile.hoist import HOIST, Beside
 from stretto.compile.rules import forms, multiply
-from stretto.graph_kept import lasting
+from stretto.graph.derived import lasting
 
 
 def constant_nodes(

@@ -19,13 +19,13 @@ from stretto.compile.plan import Plan
 from stretto.compile.powers import FORMED, multiplied
 from stretto.compile.together import Groups, worth_it
 from stretto.graph import Graph
-from stretto.graph_kept import kept_with
-from stretto.kernels.recording import finite
+from stretto.graph.derived import kept_with
 from stretto.ops import taped
 from stretto.ops.product import product, product_and_sums, two_products
 from stretto.ops.rows import all_reached
 from stretto.ops.spmm import run as run_spmm
 from stretto.ops.spmm import spmm
+from stretto.recording import finite
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch_geometric.nn.norm import MessageNorm
 
 from stretto.dist.part import Part, Piece
 from stretto.errors import expect, fail
-from stretto.nn.classes import stock_of
+from stretto.layers.classes import stock_of
 from stretto.ops import spmm
 
 REDUCES = ("sum", "add", "mean", "max", "min")

@@ -12,9 +12,10 @@ import hashlib
 import torch
 from torch import Tensor
 
-from stretto.kernels import cpu, native, pages
+from stretto.kernels import cpu, native
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import CPU
+from stretto.memory import pages
 
 
 def minmax(index: Tensor) -> tuple[int, int]:

@@ -7,13 +7,14 @@ import ctypes
 import torch
 from torch import Tensor
 
-from stretto.kernels import native, pages
+from stretto.kernels import native
 from stretto.kernels.csr import Csr
 from stretto.kernels.looks import settled
-from stretto.kernels.pool import empty
-from stretto.kernels.recording import recorder
 from stretto.kernels.schema import CPU, DTYPES, REDUCES, accumulate_type
 from stretto.lifetime import popped_from
+from stretto.memory import pages
+from stretto.memory.pool import empty
+from stretto.recording import recorder
 
 # From this many edges on, weights are brought into the order of the rows before they are used.
 MANY_EDGES = 1 << 14

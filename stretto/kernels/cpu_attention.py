@@ -7,11 +7,12 @@ import ctypes
 import torch
 from torch import Tensor
 
-from stretto.kernels import native, pages
+from stretto.kernels import native
 from stretto.kernels.attention import FORMS, TENSORS, Attention
 from stretto.kernels.cpu import _lib, _pointer, _rows, empty, struct
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import CPU, DTYPES, accumulate_type
+from stretto.memory import pages
 
 BIAS_WIDTH = 1 << 30  # columns of a head up to which a bias is added on the way: any
 ROWS_PER_TASK = 128  # of row_dot, whose sums over them are made one row after the other

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from stretto.kernels import native, pool
+from stretto.kernels import native
 from stretto.kernels.denormals import DenormalsAreZero, matter
 from stretto.kernels.schema import CPU
+from stretto.memory import pool
 
 BLOCK = 1 << 20  # bytes of z and of the result in a block
 LEAST_ROWS = 1024  # below, a GEMM spends its time on packing W

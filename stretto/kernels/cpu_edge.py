@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.kernels import native, pages
+from stretto.kernels import native
 from stretto.kernels.cpu import _lib, _pointer, empty, struct
 from stretto.kernels.csr import Csr
 from stretto.kernels.reference_edge import ACTS
 from stretto.kernels.schema import CPU, DTYPES, accumulate_type
+from stretto.memory import pages
 
 FORWARD, BY_COLUMN, BY_ROW, _, SUM_BY_ROW, PAIRS = range(6)  # stretto_messages_pass of csrc/abi.h
 

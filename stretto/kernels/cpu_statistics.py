@@ -7,11 +7,12 @@ import ctypes
 import torch
 from torch import Tensor
 
-from stretto.kernels import native, pages
+from stretto.kernels import native
 from stretto.kernels.cpu import _lib, _pointer, empty, struct
 from stretto.kernels.csr import Csr
 from stretto.kernels.reference_statistics import STATISTICS
 from stretto.kernels.schema import DTYPES, accumulate_type
+from stretto.memory import pages
 
 
 class _Struct(ctypes.Structure):

@@ -13,8 +13,8 @@ import torch
 
 from stretto import settings
 from stretto.errors import StrettoError
-from stretto.kernels.recording import Recorded, recorder
 from stretto.kernels.schema import RESULTS, SIGNATURES
+from stretto.recording import Recorded, recorder
 
 logger = logging.getLogger("stretto")
 

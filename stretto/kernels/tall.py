@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stretto.kernels import native, pool
+from stretto.kernels import native
 from stretto.kernels.schema import CPU
+from stretto.memory import pool
 
 TALL = 4096  # rows
 MOST_SUMMED = 1024  # terms of a sum

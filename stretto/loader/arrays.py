@@ -13,8 +13,8 @@ from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, remote_backend_utils
 from torch_geometric.sampler.utils import to_csc
 
-from stretto import graph_formats
 from stretto.errors import expect, fail
+from stretto.graph import formats
 from stretto.kernels import build
 from stretto.kernels.looks import look
 from stretto.lifetime import popped_from
@@ -151,7 +151,7 @@ def _compress(
     else:
         if node_time is None and edge_time is None and weight is None:
             return _remembered(edge_index, num_sources, num_targets)
-        edge_index = graph_formats.plain(edge_index)
+        edge_index = formats.plain(edge_index)
         source, target = checks.edges(WHO, "edge_index", edge_index, num_sources, num_targets)
         _one_each("time_attr", edge_time, source.numel())
         by_time = None
@@ -249,7 +249,7 @@ _known: dict[int, tuple[weakref.ref[Tensor], tuple[Any, ...], EdgeArrays]] = {}
 
 def _remembered(edge_index: Tensor, num_sources: int, num_targets: int) -> EdgeArrays:
     """The CSC of an edge_index without times and weights, sorted once."""
-    edge_index = graph_formats.plain(edge_index)
+    edge_index = formats.plain(edge_index)
     now = look(edge_index) if isinstance(edge_index, Tensor) else None
     state = None if now is None else (now, num_sources, num_targets)
     known = _known.get(id(edge_index))

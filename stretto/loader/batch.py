@@ -17,13 +17,14 @@ from torch_geometric.typing import SparseTensor
 
 from stretto.errors import fail
 from stretto.graph import Graph
-from stretto.kernels import Csr, build, pages
+from stretto.kernels import Csr, build
 from stretto.loader import checks
 from stretto.loader.arrays import by_target
 from stretto.loader.native_sampler import Slice
 from stretto.loader.sampler import NeighborSampler
 from stretto.loader.slot import Slot
 from stretto.loader.store import Store
+from stretto.memory import pages
 
 
 @dataclass

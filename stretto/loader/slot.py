@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stretto.kernels import pages
 from stretto.loader.abi import tensor_of
+from stretto.memory import pages
 
 if TYPE_CHECKING:
     from stretto.loader.native_sampler import NativeSampler

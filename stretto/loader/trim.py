@@ -175,5 +175,5 @@ def why_not_local(model: Any) -> str:
 
 def _written_by_user(model: Any) -> Any:
     """The model's forward as it was before accelerate() put a class of its own in front."""
-    own = (vars(c).get("forward") for c in type(model).__mro__ if not c.__module__.startswith("stretto.nn."))
+    own = (vars(c).get("forward") for c in type(model).__mro__ if not c.__module__.startswith("stretto.layers."))
     return next((forward for forward in own if forward is not None), None)

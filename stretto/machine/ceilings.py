@@ -20,11 +20,12 @@ from typing import Any
 import torch
 
 from stretto import kernels
-from stretto.kernels import cpu, native, pages, tall
+from stretto.kernels import cpu, native, tall
 from stretto.machine import half_products as half
 from stretto.machine.file import Machine
 from stretto.machine.rates import sparse
 from stretto.machine.timing import by_wall, call_clock, work_clock
+from stretto.memory import pages
 
 logger = logging.getLogger("stretto")
 

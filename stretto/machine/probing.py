@@ -20,12 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stretto import kernels, memory
+from stretto import kernels
 from stretto.errors import expect
 from stretto.machine import ceilings, facts
 from stretto.machine.file import Machine
 from stretto.machine.rates import sparse
 from stretto.machine.timing import by_wall, call_clock, work_clock
+from stretto.memory import allocator
 
 softmax_grad = torch.ops.aten._log_softmax_backward_data
 ROWS = (4, 32, 256, 1024)  # bytes of a gathered row
@@ -105,16 +106,16 @@ def typical(
 @contextmanager
 def probing(threads: int | None = None, device: torch.device | str = "cpu") -> Iterator[Probe]:
     """A block that measures with `threads` threads (None: as many as torch uses now), or on a card."""
-    before, saved = torch.get_num_threads(), memory.is_kept()
+    before, saved = torch.get_num_threads(), allocator.is_kept()
     if threads is not None:
         expect(threads >= 1, f"analyze: 'threads' is {threads}, wanted at least 1")
         torch.set_num_threads(threads)
-    memory.switch(False)  # new memory is part of what is measured
+    allocator.switch(False)  # new memory is part of what is measured
     try:
         with torch.no_grad():
             yield Probe(torch.device(device))
     finally:
-        memory.switch(saved)
+        allocator.switch(saved)
         torch.set_num_threads(before)
 
 

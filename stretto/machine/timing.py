@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from stretto import memory
 from stretto.errors import expect
+from stretto.memory import allocator
 
 R = TypeVar("R")
 
@@ -218,7 +218,7 @@ def as_alone(name: str, call: Callable[[], object]) -> Callable[[], object]:
     """The call with the allocator as a process has it: as it always was for stock, keeping freed memory for us."""
 
     def go() -> object:
-        memory.switch(not name.startswith("stock"))
+        allocator.switch(not name.startswith("stock"))
         return call()
 
     return go

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from stretto.kernels import pool
+from stretto.memory import pool
 
 # What torch's profiler writes to the error stream of a healthy run.
 CHATTER = (b"USDT:", b"CPUAllocator.cpp")

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from stretto import memory
 from stretto.machine import ceilings
 from stretto.machine.file import Machine, Table, near, near_row
+from stretto.memory import allocator
 from stretto.observe.specs import matrices, tensors
 from stretto.observe.trace import OpRecord, Trace
 
@@ -234,7 +234,7 @@ def times(trace: Trace, machine: Machine) -> list[float]:
 def clearing(trace: Trace, machine: Machine, *, kept: bool | None = None) -> dict[int, float]:
     """Op -> seconds of clearing new memory for its results; none where the process keeps what is freed (None: this
     one, now)."""
-    if machine.device == "cuda" or (memory.is_kept() if kept is None else kept):
+    if machine.device == "cuda" or (allocator.is_kept() if kept is None else kept):
         return {}
     return {op: size / machine.fresh for op, size in fresh_bytes(trace).items()}
 

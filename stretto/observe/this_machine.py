@@ -25,7 +25,7 @@ from stretto.machine.timing import call_clock
 from stretto.observe.models import make
 from stretto.observe.workload import Workload
 from stretto.ops import OPS, attention, tall_product
-from stretto.plugin import accelerate
+from stretto.plug.accelerate import accelerate
 
 logger = logging.getLogger("stretto")
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from stretto.graph import Graph
-from stretto.kernels import cpu_chain, cpu_edge, pool, reference_chain, reference_edge
+from stretto.kernels import cpu_chain, cpu_edge, reference_chain, reference_edge
 from stretto.kernels.cpu_chain import Stage
+from stretto.memory import pool
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
 from stretto.ops.edge_messages import backend

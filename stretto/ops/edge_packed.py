@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from stretto.graph import Graph
-from stretto.kernels import Csr, cpu_edge, pool, reference_edge
+from stretto.kernels import Csr, cpu_edge, reference_edge
 from stretto.kernels.cpu_dense import product_in_blocks
+from stretto.memory import pool
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
 from stretto.ops.dense import dense

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from stretto.kernels.attention import backend
-from stretto.kernels.recording import recorder
 from stretto.ops.autograd_state import saved_elsewhere
+from stretto.recording import recorder
 
 ROWS = 16  # of the values that are looked at
 EVERY = 256  # calls between two looks on a device, where the host would wait for each; at first more often

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from stretto import kernels
 from stretto.graph import Graph
-from stretto.kernels import pool
 from stretto.kernels.schema import accumulate_type
+from stretto.memory import pool
 from stretto.ops.autograd_state import saved_elsewhere
-from stretto.tune.pick import picker
-from stretto.tune.variants import VARIANTS, Variant
+from stretto.ops.pick import picker
+from stretto.ops.variants import VARIANTS, Variant
 
 FORMS = ("gat", "gatv2", "dot")  # whose scores are computed at all
 LEAST = 1 << 22  # gathered values below which timing would measure noise

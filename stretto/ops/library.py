@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from stretto.graph import Graph
-from stretto.graph_traced import TracedGraph
+from stretto.graph.traced import TracedGraph
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 LIBRARY = torch.library.Library("stretto", "DEF")

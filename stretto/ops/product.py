@@ -15,8 +15,8 @@ from stretto import kernels, settings
 from stretto.machine.timing import on_card
 from stretto.ops import tall_product as tall
 from stretto.ops import taped
-from stretto.tune import Variant, picker
-from stretto.tune.variants import legal
+from stretto.ops.pick import picker
+from stretto.ops.variants import Variant, legal
 
 LEAST_ROWS = 1 << 15  # below, a product takes no longer than its launch
 MOST_INNER = 4096

@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stretto.graph import Graph
 from stretto.kernels import cpu_chain, cpu_edge, native
 from stretto.kernels.csr import Csr
-from stretto.kernels.recording import recorder
 from stretto.kernels.schema import SIGNATURES
+from stretto.recording import recorder
 
 aten: Any = torch.ops.aten
 LOOKS = {aten._local_scalar_dense, aten.nonzero, aten.unique_dim, aten._unique2, aten.masked_select, aten.equal}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.kernels import pool
+from stretto.memory import pool
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
 from stretto.ops.dense import add_bias, dense, linear_grads, row_sum

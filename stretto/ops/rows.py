@@ -12,7 +12,7 @@ from torch import Tensor
 from stretto import kernels
 from stretto.errors import IndexRangeError, fail
 from stretto.graph import Graph
-from stretto.graph_formats import plain
+from stretto.graph.formats import plain
 from stretto.kernels import build, reference
 from stretto.kernels.schema import CPU
 from stretto.ops import library

@@ -14,8 +14,8 @@ from torch import Tensor
 from stretto import kernels
 from stretto.errors import fail
 from stretto.graph import Graph
-from stretto.graph_formats import plain
-from stretto.graph_traced import TracedGraph
+from stretto.graph.formats import plain
+from stretto.graph.traced import TracedGraph
 from stretto.kernels import Reduce, reference
 from stretto.kernels.schema import CPU
 from stretto.ops import extremum, library, rows, softmax, twice

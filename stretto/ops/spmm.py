@@ -17,9 +17,9 @@ from stretto.ops import extremum, library
 from stretto.ops.batched import one_by_one
 from stretto.ops.checks import check_values
 from stretto.ops.op import Op, Sample
+from stretto.ops.pick import picker
 from stretto.ops.sddmm import sddmm
-from stretto.tune import Variant, picker
-from stretto.tune.variants import legal
+from stretto.ops.variants import Variant, legal
 
 REDUCES = (Reduce.SUM, Reduce.MEAN, Reduce.MAX, Reduce.MIN)
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from stretto import kernels, settings
 from stretto.kernels import cpu_dense, tall
-from stretto.kernels.recording import unsettled
 from stretto.machine.timing import measure
-from stretto.tune import Variant, picker
-from stretto.tune.variants import legal
+from stretto.ops.pick import picker
+from stretto.ops.variants import Variant, legal
+from stretto.recording import unsettled
 
 LEAST_WORK = 1 << 24  # products below take no longer than it takes to choose
 TERMS = 256  # of a sum that are taken together, of a narrow product

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.kernels import pool
 from stretto.kernels.cpu_dense import product_in_blocks
+from stretto.memory import pool
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
 from stretto.ops.product import product, product_and_sums

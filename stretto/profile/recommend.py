@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from stretto import memory
 from stretto.compile.choose import MOST_STEPS
 from stretto.machine.timing import Timing, as_alone, measure, ratio
+from stretto.memory import allocator
 from stretto.observe.agreement import relative_error
 from stretto.observe.classify import layer_paths
 from stretto.observe.put_back import put_back
 from stretto.observe.trace import device_of
 from stretto.observe.workload import Workload
 from stretto.page.text import duration
+from stretto.plug.report import explain
 from stretto.profile import in_step
 from stretto.profile.call_site import Site, each_tensor, indices
 from stretto.profile.captured import operands
 from stretto.profile.in_step import with_new_graph
 from stretto.profile.words import ALIKE
-from stretto.report import explain
 
 if TYPE_CHECKING:
     from stretto.profile.profiling import Profile
@@ -105,12 +105,12 @@ def _in_turns(
     steps: dict[str, Callable[[], object]], repeats: int, budget: float | None, device: torch.device
 ) -> dict[str, Timing]:
     """Time the steps, then leave the allocator as it was."""
-    kept = memory.is_kept()
-    memory.give_back()  # large blocks kept from before would serve stock too
+    kept = allocator.is_kept()
+    allocator.give_back()  # large blocks kept from before would serve stock too
     try:
         return measure(steps, repeats=repeats, warmup=2, budget=budget, device=device)
     finally:
-        memory.switch(kept)
+        allocator.switch(kept)
 
 
 def recommend(profile: Profile, *, repeats: int = REPEATS, budget: float | None = 60.0) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ def layer_advice(
     workload: of the whole model, whose step is timed in the same turns; "share" of it is what a layer saves, whatever
     the machine does by the time that the advice is followed. On a card it is also timed with each layer accelerated.
     """
-    from stretto.nn.classes import fast_of, stock_of
+    from stretto.layers.classes import fast_of, stock_of
 
     rows: list[dict[str, Any]] = []
     steps: dict[str, Callable[[], object]] = {}

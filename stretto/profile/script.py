@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 
-from stretto import memory
 from stretto.errors import StrettoError, expect, fail, told_by
 from stretto.machine.file import Machine
 from stretto.machine.timing import Timing
+from stretto.memory import allocator
 from stretto.observe import this_machine
 from stretto.observe.put_back import put_back
 from stretto.observe.trace import Recorder, Trace
 from stretto.observe.workload import Workload, merge_times, same_ops
-from stretto.plugin import restore
+from stretto.plug.accelerate import restore
 from stretto.profile import in_step
 from stretto.profile.profiling import Profile, make
 from stretto.profile.recommend import (
@@ -186,7 +186,7 @@ class _Turns(Steps):
         self._classes: list[tuple[torch.nn.Module, type, type]] = []
         self._coming: list[str] = []  # sides of the steps to come
         self._side = ""
-        self._kept = memory.is_kept()
+        self._kept = allocator.is_kept()
 
     def ended(self, seconds: float) -> None:
         if self._side:
@@ -201,7 +201,7 @@ class _Turns(Steps):
         fast = self._side != "stock"  # the first steps of the tuner are accelerated, and not counted
         for module, slow_class, fast_class in self._classes:
             module.__class__ = fast_class if fast else slow_class
-        memory.switch(fast)  # each with the allocator that it would have alone
+        allocator.switch(fast)  # each with the allocator that it would have alone
 
     def _prepare(self) -> None:
         model, workload = self.model, self.workload
@@ -226,7 +226,7 @@ class _Turns(Steps):
         super().close()
         for module, _, _ in self._classes:
             restore(module)
-        memory.switch(self._kept)
+        allocator.switch(self._kept)
 
 
 def apply_script(profile: Profile, script: str, arguments: list[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from stretto.observe import kernel_costs
 from stretto.observe.watched_kernels import _kernel_modules
 from stretto.observe.workload import Workload
 from stretto.ops import tall_product
-from stretto.tune import VARIANTS
+from stretto.ops.variants import VARIANTS
 
 # Exported function -> the kernel that calls it; None: it builds a graph or sets a mode, once.
 WATCHED = {

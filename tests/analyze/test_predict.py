@@ -155,9 +155,9 @@ def test_rows_of_an_index_and_sums_of_a_row():
 
 def test_new_memory_is_part_of_a_step_unless_it_is_kept(monkeypatch):
     trace = traced(lambda: torch.ones(12 << 20))
-    from stretto import memory
+    from stretto.memory import allocator
 
-    monkeypatch.setattr(memory, "is_kept", lambda: False)
+    monkeypatch.setattr(allocator, "is_kept", lambda: False)
     clears = step_seconds(trace, Machine(fresh=1e6))
-    monkeypatch.setattr(memory, "is_kept", lambda: True)
+    monkeypatch.setattr(allocator, "is_kept", lambda: True)
     assert clears - step_seconds(trace, Machine(fresh=1e6)) == pytest.approx(48 * 1.048576, rel=1e-6)

@@ -190,9 +190,9 @@ def test_without_gradients_every_node_is_a_target(mode):
 
 
 def test_clearing_memory_for_edges_is_work_on_edges(monkeypatch):
-    from stretto import memory
+    from stretto.memory import allocator
 
-    monkeypatch.setattr(memory, "is_kept", lambda: False)
+    monkeypatch.setattr(allocator, "is_kept", lambda: False)
     data = as_data(datasets.load_graph("er:500:40000"), width=24)
     reports = [
         report_of("gcn", data, Machine(memory=1e10, host=0.0, host_far=0.0, fresh=rate), procs=[1])

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import stretto.analyze
-from stretto import datasets, memory
+from stretto import datasets
 from stretto.analyze import Machine, validate, workers
 from stretto.analyze.strategies import STALE
 from stretto.dist import link as between
+from stretto.memory import allocator
 from stretto.observe.models import as_data, make
 
 FREE = {"flops", "compulsory bytes", "peak memory of the step", "step, as given"}
@@ -28,18 +29,18 @@ def test_the_reported_prediction_is_the_one_that_is_checked(monkeypatch):
     seen = []
 
     def seconds(workload, repeats):
-        seen.append((type(workload.model).__name__, memory.is_kept()))
+        seen.append((type(workload.model).__name__, allocator.is_kept()))
         return 1.0
 
     monkeypatch.setattr(validate, "seconds", seconds)
-    memory.switch(False)
+    allocator.switch(False)
     # A machine on which new memory is dear: a prediction for a process that keeps memory would be another.
     report = stretto.analyze(make("edgeconv", 24, 16, 7), cora(), machine=Machine(memory=1e10, fresh=1e7), procs=[1])
     assert not report.memory_kept
     rows = rows_of(report, workers=0)
     assert rows["step, as given"]["predicted"] == report.seconds
     assert seen[0] == ("Stack", False)
-    assert not memory.is_kept()
+    assert not allocator.is_kept()
     if "step, accelerated" in rows and not torch.cuda.is_available():
         assert seen[1] == ("Stack", True)
 

@@ -192,7 +192,7 @@ def test_a_model_of_nothing(option):
 
 @pytest.mark.parametrize("option", ["--html", "--json", "--save-machine"])
 def test_a_folder_that_is_not_there_is_told_before_the_work(option, tmp_path, monkeypatch):
-    monkeypatch.setattr("stretto.analyze.command.subject", lambda *args: pytest.fail("the work has begun"))
+    monkeypatch.setattr("stretto.cli.analyze.subject", lambda *args: pytest.fail("the work has begun"))
     place = str(tmp_path / "nowhere" / "out")
     finished = CliRunner().invoke(app, ["analyze", "gcn", option, place])
     assert finished.exit_code != 0

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from stretto import datasets
 from stretto.bench import layers, results
 from stretto.cli import app
-from stretto.kernels import pool
+from stretto.memory import pool
 from stretto.observe.peak_memory import peak_bytes
 
 

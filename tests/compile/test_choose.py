@@ -6,7 +6,7 @@ import torch
 from stretto import Graph
 from stretto.compile import CHOOSER, HOIST, Adjacency, linear
 from stretto.compile import choose as choosing
-from stretto.nn.gcn import EXPRESSION
+from stretto.layers.gcn import EXPRESSION
 
 
 @pytest.fixture(autouse=True)
@@ -195,7 +195,7 @@ def test_calibration_leaves_the_users_random_numbers_alone():
 
 
 def test_a_sum_with_one_weight_is_kept_whole_and_made_anew_when_its_number_changes():
-    from stretto.nn.gin import OWN_ROOT
+    from stretto.layers.gin import OWN_ROOT
 
     graph, x, w = _layer(i=8, o=32)
     sizes = {"n": 300, "m": 300, "E": 3000, "i": 8, "o": 32}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-import stretto.nn
+import stretto.layers
 from stretto import Graph
 from stretto.compile import Adjacency, Leaf, Request, Sparse, Term, Transpose, plans
 from stretto.compile.constants import candidates
@@ -23,7 +23,7 @@ from stretto.compile.layer import run
 from stretto.compile.plan import Plan
 from stretto.compile.powers import chain_of
 from stretto.compile.rules import forms
-from stretto.nn import gcn, hops
+from stretto.layers import gcn, hops
 
 PRIME = 1_000_003
 SCALED = (("A", True, True),)
@@ -34,8 +34,8 @@ SIZES = {"n": 5, "m": 4, "i": 3, "o": 2, "r": 3}
 def _found():
     """Every expression a module of nn/ declares, those that are made per number of hops, and those of joint plans."""
     found = {"joint.PRODUCT": PRODUCT, "joint.ROOT": ROOT}
-    for info in pkgutil.iter_modules(stretto.nn.__path__):
-        module = importlib.import_module(f"stretto.nn.{info.name}")
+    for info in pkgutil.iter_modules(stretto.layers.__path__):
+        module = importlib.import_module(f"stretto.layers.{info.name}")
         for name, value in vars(module).items():
             if isinstance(value, tuple) and value and all(isinstance(term, Term) for term in value):
                 found[f"{info.name}.{name}"] = value

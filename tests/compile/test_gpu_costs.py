@@ -6,8 +6,8 @@ import pytest
 
 from stretto.compile.cost import Work, sum_first_on_gpu
 from stretto.compile.plan import Request, rank
+from stretto.layers import gcn, gin
 from stretto.machine.rates import TYPICAL, TYPICAL_GPU
-from stretto.nn import gcn, gin
 
 
 def test_a_call_hides_behind_work_on_a_gpu_only():

@@ -13,8 +13,8 @@ from stretto.compile.execute import Call
 from stretto.compile.expr import Diagonal
 from stretto.compile.layer import run
 from stretto.compile.plan import _bag, _contains, rank, ways
+from stretto.layers import gcn, hops
 from stretto.machine.rates import TYPICAL
-from stretto.nn import gcn, hops
 
 SCALED = (("A", True, True),)
 SIZES = {"n": 100_000, "m": 100_000, "E": 2_000_000, "i": 64, "o": 16, "weighted": 1}

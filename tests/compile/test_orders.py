@@ -10,9 +10,9 @@ import stretto
 from stretto.compile import CHOOSER, Order, Trial, best_order
 from stretto.compile import choose as choosing
 from stretto.compile.cost import gat_on_cpu, rgcn_seconds
+from stretto.layers import gat, record_of, rgcn
 from stretto.machine.rates import TYPICAL
-from stretto.nn import gat, record_of, rgcn
-from stretto.report import explain
+from stretto.plug.report import explain
 
 N, EDGES = 40, 300
 

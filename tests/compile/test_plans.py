@@ -19,8 +19,8 @@ from stretto.compile.expr import gradient, leaves
 from stretto.compile.layer import run
 from stretto.compile.plan import rank
 from stretto.compile.rules import forms
+from stretto.layers import gcn, gin, hops, sage
 from stretto.machine.rates import TYPICAL
-from stretto.nn import gcn, gin, hops, sage
 
 EXPRESSIONS = {
     "gcn": gcn.EXPRESSION,

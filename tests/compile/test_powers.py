@@ -13,7 +13,7 @@ from stretto.compile import CHOOSER, HOIST, Adjacency, Request, plans
 from stretto.compile import choose as choosing
 from stretto.compile.powers import USES, fewer_edges, multiplied
 from stretto.graph import Graph
-from stretto.nn import hops, record_of
+from stretto.layers import hops, record_of
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import stretto
-from stretto.nn import folds, record_of
-from stretto.nn.classes import class_of, stock_of
+from stretto.layers import folds, record_of
+from stretto.layers.classes import class_of, stock_of
 from tests.graphs import random_edges
-from tests.nn.test_left_behind import IN, Net, explained
+from tests.layers.test_left_behind import IN, Net, explained
 
 N = 30
 DOORS = ("accelerate first", "accelerate then", "restore between", "accelerated", "patch")

@@ -7,8 +7,8 @@ import torch
 import torch_geometric.nn as pyg
 
 import stretto
-from stretto.nn import compiled
-from stretto.nn.compiled import COMPILED, OURS, TRIES
+from stretto.layers import compiled
+from stretto.layers.compiled import COMPILED, OURS, TRIES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,7 +48,7 @@ def test_turns_are_valid_steps_and_the_choice_stands(kind, wins, monkeypatch):
     for _ in range(compiled.WARM + 2 * TRIES + 2):
         for one, other in zip(both(layer, x, edge_index), wanted, strict=True):
             assert (one - other).norm() <= 1e-3 * other.norm()
-    found = stretto.nn.record_of(layer).race
+    found = stretto.layers.record_of(layer).race
     assert found.chosen == wins, str(found)
     assert all(0 < seconds < 1 for seconds in found.best.values())
     assert stretto.report(layer).rows[0].path == ("compiled" if wins == COMPILED else "fast")
@@ -70,7 +70,7 @@ def test_a_captured_step_runs_ours_whatever_was_chosen(monkeypatch):
     monkeypatch.setenv("STRETTO_TUNE", "full")
     for _ in range(compiled.WARM + 2 * TRIES + 2):
         step()
-    assert stretto.nn.record_of(layer).race.chosen == COMPILED
+    assert stretto.layers.record_of(layer).race.chosen == COMPILED
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):

@@ -14,7 +14,7 @@ from stretto import Graph, kernels, ops
 from stretto.kernels import reference, vendor
 from stretto.machine import rates as profile
 from stretto.ops import OPS, Sample
-from stretto.tune.variants import legal
+from stretto.ops.variants import legal
 from tests.gpu.inputs import SETTLED, edges, no_batch_is_passed_by  # noqa: F401 -- a fixture
 
 pytestmark = [
@@ -166,7 +166,7 @@ def test_report_explain_and_doctor_speak_of_the_device(tmp_path):
     assert "MiB of messages never built" in str(stretto.explain(attention, x, edge_index))
     profile.forget()  # another test may have measured, and kept it in a folder of its own
     profile.profile(CUDA, measure=True)
-    said = importlib.import_module("stretto.doctor").gpu()
+    said = importlib.import_module("stretto.cli.doctor").gpu()
     assert torch.cuda.get_device_name() in said
     assert "kernels: triton" in said
     assert "TB/s" in said
@@ -261,7 +261,7 @@ def test_a_new_batch_looks_at_the_device_once():
 
 
 def test_a_small_new_batch_is_left_to_stock_and_one_seen_again_is_not(monkeypatch):
-    adjacency = importlib.import_module("stretto.nn.adjacency")
+    adjacency = importlib.import_module("stretto.layers.adjacency")
     monkeypatch.setattr(adjacency, "PASSING", 400_000)
     monkeypatch.setattr(adjacency, "SMALL", {})
     conv = stretto.accelerate(torch_geometric.nn.SAGEConv(8, 8).cuda())
@@ -284,7 +284,7 @@ def test_a_small_new_batch_is_left_to_stock_and_one_seen_again_is_not(monkeypatc
 
 
 def test_averaged_heads_of_a_small_graph_are_left_to_stock(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("stretto.nn.adjacency"), "PASSING_EDGEWISE", 10_000)
+    monkeypatch.setattr(importlib.import_module("stretto.layers.adjacency"), "PASSING_EDGEWISE", 10_000)
     x, edge_index = torch.randn(50, 8, device=CUDA), edges(50, 300).cuda()
     for concat, path in ((True, "fast"), (False, "stock")):
         conv = stretto.accelerate(torch_geometric.nn.GATConv(8, 8, heads=2, concat=concat).cuda())

@@ -11,7 +11,7 @@ from torch import nn
 
 import stretto
 from stretto import Graph, kernels
-from stretto.tune import VARIANTS
+from stretto.ops.variants import VARIANTS
 from tests.gpu.inputs import SETTLED
 
 pytestmark = [

@@ -6,7 +6,7 @@ import torch
 from stretto.graph import Graph
 from stretto.kernels import accumulate_type, cpu, reference
 from stretto.ops import Sample
-from stretto.tune.variants import VARIANTS
+from stretto.ops.variants import VARIANTS
 from tests.compare import DTYPES, cast, judge
 from tests.graphs import ZOO, graph_of
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
+from stretto.cli.train import Run, train
 from stretto.datasets import load_graph, names
-from stretto.inference import inference
 from stretto.loader import NeighborLoader
-from stretto.train import Run, train
+from stretto.plug.inference import inference
 
 logger = logging.getLogger("stretto")
 

@@ -51,6 +51,7 @@ for number in range(count):
         begun.release()
         loops(number)
     except KeyboardInterrupt:
+        torch.set_grad_enabled(True)  # torch leaves it off where an interrupt falls into no_grad's own __enter__
         heard.release()
 print(len(lost), fell_into)
 """

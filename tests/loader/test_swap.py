@@ -8,7 +8,7 @@ import torch_geometric.loader
 from torch_geometric.data.lightning import datamodule
 
 from stretto.loader import LinkNeighborLoader, NeighborLoader, NeighborSampler, swap
-from stretto.plugin import patch, unpatch
+from stretto.plug.accelerate import patch, unpatch
 from tests.loader.data import check, homogeneous
 
 

@@ -9,7 +9,7 @@ from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 from stretto.graph import Graph
 from stretto.loader import NeighborLoader, run_trimmed
 from stretto.loader.trim import why_not_trimmed
-from stretto.plugin import accelerate
+from stretto.plug.accelerate import accelerate
 from tests.loader.data import homogeneous
 
 MODELS = {

@@ -7,7 +7,7 @@ from torch_geometric.nn import Node2Vec
 
 from stretto.errors import StrettoError
 from stretto.loader import random_walk, walk
-from stretto.plugin import patch, unpatch
+from stretto.plug.accelerate import patch, unpatch
 from tests.loader.graphs import AWKWARD, awkward
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stretto.errors import IndexRangeError, StrettoError
-from tests.nn.inputs import Data, flat
-from tests.nn.options import SPECS
-from tests.nn.test_convs import data_for, name_of, pair_of
+from tests.layers.inputs import Data, flat
+from tests.layers.options import SPECS
+from tests.layers.test_convs import data_for, name_of, pair_of
 from tests.odd.changes import BROKEN, change_of, leaves, replaced
 from tests.odd.running import Case, main
 

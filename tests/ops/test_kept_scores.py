@@ -5,8 +5,7 @@ import torch
 
 from stretto.ops import kept_scores
 from stretto.ops.kept_scores import AGAIN, KEPT
-from stretto.tune import picker
-from stretto.tune.pick import TRIES, WARM
+from stretto.ops.pick import TRIES, WARM, picker
 from tests.graphs import graph_of
 from tests.ops.test_attention import call, inputs
 

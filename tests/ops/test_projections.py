@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from stretto.kernels import pool
+from stretto.memory import pool
 from stretto.ops import projections as module
 from stretto.ops.projections import plus, projections
 

@@ -7,8 +7,9 @@ from stretto.kernels import cpu_dense, native, tall
 from stretto.kernels.tall import TALL, shape_of
 from stretto.kernels.tall import tall_product as own_product
 from stretto.ops import tall_product
+from stretto.ops.pick import picker
 from stretto.ops.product import product
-from stretto.tune import VARIANTS, picker
+from stretto.ops.variants import VARIANTS
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="libstretto is not loaded")
 TORCH, TILES = VARIANTS["product"]["cpu"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stretto.ops import tall_product, widened
-from stretto.tune.variants import VARIANTS
+from stretto.ops.variants import VARIANTS
 
 
 def _inputs(n, i, o, dtype):

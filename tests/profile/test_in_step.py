@@ -6,8 +6,8 @@ import torch
 import stretto
 from stretto import datasets
 from stretto.analyze import Machine
+from stretto.layers.classes import STOCK
 from stretto.machine.timing import Timing
-from stretto.nn.classes import STOCK
 from stretto.observe.models import as_data, make
 from stretto.profile import in_step, recommend, script
 from stretto.profile.words import advice_line

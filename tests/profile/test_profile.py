@@ -12,8 +12,8 @@ from torch_geometric.data import Data, HeteroData
 import stretto.profile
 from stretto import StrettoError, datasets
 from stretto.analyze import Machine
+from stretto.layers.classes import STOCK
 from stretto.machine.timing import Timing
-from stretto.nn.classes import STOCK
 from stretto.observe.models import as_data, make
 from stretto.observe.trace import Trace
 from stretto.observe.workload import Workload

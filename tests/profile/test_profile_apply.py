@@ -12,8 +12,8 @@ from stretto import StrettoError, datasets
 from stretto.analyze import Machine
 from stretto.analyze.graph_stats import graph_stats
 from stretto.compile.hoist import HOIST
+from stretto.layers.classes import STOCK
 from stretto.machine.timing import Timing
-from stretto.nn.classes import STOCK
 from stretto.observe.models import as_data, make
 from stretto.observe.put_back import put_back
 from stretto.profile import recommend
@@ -148,7 +148,7 @@ def test_every_output_is_compared(monkeypatch, kind):
 
 
 def test_other_outputs_are_noticed(monkeypatch):
-    from stretto.nn.classes import fast_of
+    from stretto.layers.classes import fast_of
 
     fast = fast_of(pyg.SAGEConv)
     monkeypatch.setattr(fast, "forward", lambda self, x, edge_index: 2 * pyg.SAGEConv.forward(self, x, edge_index))

@@ -77,7 +77,7 @@ WRONG = {
 @pytest.mark.parametrize("option", WRONG)
 @pytest.mark.parametrize("target", ["gcn", "script"])
 def test_options_are_checked_before_any_work(option, target, monkeypatch, tmp_path):
-    from stretto.profile import command
+    from stretto.cli import profile as command
 
     def work(*args, **kwargs):
         raise AssertionError("worked first")
@@ -92,7 +92,7 @@ def test_options_are_checked_before_any_work(option, target, monkeypatch, tmp_pa
 
 
 def test_only_a_script_takes_arguments(monkeypatch):
-    from stretto.profile import command
+    from stretto.cli import profile as command
 
     monkeypatch.setattr(command, "subject", lambda *_: pytest.fail("worked first"))
     result = CliRunner().invoke(cli.app, ["profile", "gcn", "--graph", "er:50:200", "30", "epochs"])
@@ -117,7 +117,7 @@ def test_names_with_brackets_are_printed(capsys):
 
 
 def test_analyze_looks_where_it_will_write_first(monkeypatch, tmp_path):
-    from stretto.analyze import command
+    from stretto.cli import analyze as command
 
     monkeypatch.setattr(command, "subject", lambda *_: pytest.fail("worked first"))
     result = CliRunner().invoke(cli.app, ["analyze", "gcn", "--html", str(tmp_path)])

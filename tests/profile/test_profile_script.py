@@ -6,9 +6,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from stretto import StrettoError, cli, graph, memory
+from stretto import StrettoError, cli, graph
 from stretto.analyze import Machine
 from stretto.machine.timing import Timing
+from stretto.memory import allocator
 from stretto.profile import script as scripts
 from stretto.profile.recommend import NOTHING
 from stretto.profile.script import alone, apply_script, profile_script
@@ -324,10 +325,10 @@ def test_stock_and_accelerated_steps_take_turns(written, monkeypatch):
 
     def begins(self):
         plain(self)
-        seen.append((self._side, type(self.model.convs[0]).__module__, memory.is_kept()))
+        seen.append((self._side, type(self.model.convs[0]).__module__, allocator.is_kept()))
 
     monkeypatch.setattr(scripts._Turns, "begins", begins)
-    kept = memory.is_kept()
+    kept = allocator.is_kept()
     done = apply_script(found, script, ["60"])
     counted = [(side, module) for side, module, _ in seen if side]
     assert {(side, "stretto" in module) for side, module in counted} == {("stock", False), ("accelerated", True)}
@@ -338,7 +339,7 @@ def test_stock_and_accelerated_steps_take_turns(written, monkeypatch):
     assert done["error"] < 1e-4
     assert done["speedup"][1] <= done["speedup"][0] <= done["speedup"][2]
     assert done["applied"] is (done["speedup"][1] > 1)
-    assert memory.is_kept() == kept
+    assert allocator.is_kept() == kept
 
 
 def test_a_tie_in_the_script_is_not_applied(written, monkeypatch):
@@ -353,7 +354,7 @@ def test_a_tie_in_the_script_is_not_applied(written, monkeypatch):
 def test_other_outputs_are_noticed(written, monkeypatch):
     from torch_geometric.nn import SAGEConv
 
-    from stretto.nn.classes import fast_of
+    from stretto.layers.classes import fast_of
 
     found, script = advised(written, monkeypatch)
     wrong = lambda self, x, edge_index: 2 * SAGEConv.forward(self, x, edge_index)  # noqa: E731

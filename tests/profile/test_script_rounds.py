@@ -293,7 +293,7 @@ def test_what_was_seen_of_a_script_that_fails_is_kept(written, tmp_path, paced, 
 
 
 def test_a_stage_that_is_interrupted_loses_nothing(written, tmp_path, paced, monkeypatch):
-    from stretto.profile import command as stages
+    from stretto.cli import profile as stages
 
     def interrupted(out, result):
         raise KeyboardInterrupt

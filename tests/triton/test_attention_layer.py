@@ -9,7 +9,7 @@ import torch
 import torch_geometric.nn as pyg
 
 from stretto import Graph, accelerate, kernels
-from stretto.nn import record_of
+from stretto.layers import record_of
 
 FORMS = ("gat", "gatv2", "dot")
 HEADS, WIDTH, INNER, NODES = 2, 4, 8, 11
@@ -185,7 +185,7 @@ def test_a_large_bias_costs_no_digits(conv, bias, graph, device, triton_kernels,
     """As one step while the bias is small; beyond the values it is added afterwards."""
     monkeypatch.setenv("STRETTO_TUNE", "off")  # an interpreter's rates are not worth the minutes they take
     monkeypatch.setattr(
-        import_module("stretto.nn.adjacency"), "PASSING_EDGEWISE", 0
+        import_module("stretto.layers.adjacency"), "PASSING_EDGEWISE", 0
     )  # a card leaves small batches to stock
     torch.manual_seed(0)
     stock = getattr(pyg, conv)(INNER, WIDTH, heads=HEADS).to(device)

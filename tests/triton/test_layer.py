@@ -11,7 +11,7 @@ from stretto.compile import Adjacency, Request, linear, plans
 from stretto.compile.execute import Call
 from stretto.compile.expr import leaves
 from stretto.compile.layer import run
-from stretto.nn import gcn, gin, sage
+from stretto.layers import gcn, gin, sage
 
 NODES, INNER, OUT, LAST = 11, 8, 12, 4
 CALLS = 4  # the first, the recorded one, and two that are played

@@ -1,0 +1,214 @@
+"""From what a user hands to a conv (edge_index in any format, weights, sizes) to the Adjacency a plan multiplies by.
+
+Everything that depends on the graph alone is kept on the Graph: it is computed in the first step and looked up after.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from stretto.compile import Adjacency
+from stretto.graph import Graph
+from stretto.graph.derived import lasting
+from stretto.kernels.looks import settled
+from stretto.layers import base
+from stretto.layers.base import Decline, Small
+from stretto.lifetime import popped_from
+from stretto.ops.autograd_state import saved_elsewhere
+
+# Edges below which a new edge_index on a GPU costs the host more to sort than stock's step takes (docs/gpu.md): a layer
+# takes it as stock the first time it sees it. A loader that knows its batches' CSR, or a graph used again, runs fast.
+PASSING = 600_000
+PASSING_EDGEWISE = 260_000  # of layers whose stock form makes several arrays an edge: attention and the like
+SMALL = {"SAGEConv": 260_000, "GraphConv": 260_000, "GINConv": 260_000}  # edges below which few launches decide, always
+_glimpsed: weakref.WeakKeyDictionary[Any, dict[int, weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()
+
+
+def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int, flow: str) -> None:
+    """Decline a small edge_index on a GPU that this layer has not seen before and nobody has built the graph of."""
+    if not isinstance(edge_index, Tensor) or not edge_index.is_cuda or edge_index.layout != torch.strided:
+        return
+    if edge_index.size(1) < min(fewest, SMALL.get(type(conv).__name__, 0)):
+        raise Small(base.SMALL)
+    if edge_index.size(1) >= fewest or saved_elsewhere() or Graph.is_known(edge_index, sizes, flow=flow):
+        return
+    seen = _glimpsed.setdefault(conv, {})
+    known = seen.get(id(edge_index))
+    if known is not None and known() is edge_index:
+        return
+    if len(seen) >= 64:
+        seen.clear()
+    seen[id(edge_index)] = weakref.ref(edge_index)
+    raise Small("a small batch not seen before: stock costs a GPU's host less than building its graph")
+
+
+def graph_of(
+    conv: Any, edge_index: Any, num_src: int, num_dst: int, passing: int | None = None, flow: str | None = None
+) -> Graph:
+    """The graph of a conv's input, rows the nodes that receive messages under the conv's flow, or the one given."""
+    flow = conv.flow if flow is None else flow
+    sizes = (num_dst, num_src) if flow == "target_to_source" else (num_src, num_dst)
+    pass_by(conv, edge_index, sizes, PASSING if passing is None else passing, flow)
+    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dtype not in INDEX:
+        raise Decline(f"edge_index is {edge_index.dtype}")
+    if isinstance(edge_index, Tensor) and edge_index.dim() != 2:
+        raise Decline("edge_index is a sparse matrix of vectors")
+    if isinstance(edge_index, Tensor):
+        _coalesced(edge_index)
+        if type(edge_index) is not Tensor:
+            sizes_agree(edge_index, num_src, num_dst)
+    else:
+        values = values_of(edge_index)
+        if values is not None and values.dim() > 1:  # stock hands them to message() as edge_attr
+            raise Decline("a SparseTensor with a vector of values per entry")
+    if flow == "target_to_source":
+        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+            raise Decline("flow target_to_source with a sparse matrix")
+        return Graph.of(edge_index, (num_dst, num_src), flow="target_to_source")
+    return Graph.of(edge_index, (num_src, num_dst))
+
+
+def sizes_agree(edge_index: Any, num_src: int, num_dst: int) -> None:
+    """Decline an EdgeIndex that knows of other numbers of nodes."""
+    known = edge_index.sparse_size() if hasattr(edge_index, "sparse_size") else (None, None)
+    if known[0] not in (None, num_src) or known[1] not in (None, num_dst):
+        raise Decline("the EdgeIndex and x disagree on the number of nodes")
+
+
+INDEX = (torch.int64, torch.int32)
+
+
+def values_of(edge_index: Any) -> Tensor | None:
+    """The values of a sparse adjacency, in the order its Graph counts edges; None for a plain edge_index."""
+    if isinstance(edge_index, Tensor):
+        if edge_index.layout == torch.strided:
+            return None
+        _coalesced(edge_index)
+        return edge_index.values()  # not _values(): gradients flow through these
+    return edge_index.coo()[2] if hasattr(edge_index, "coo") else None
+
+
+def _coalesced(edge_index: Tensor) -> None:
+    """Decline a COO matrix with duplicates: stock adds them up first, which a mean or a maximum notices."""
+    if edge_index.layout == torch.sparse_coo and not edge_index.is_coalesced():
+        raise Decline("a sparse matrix that is not coalesced")
+
+
+def weights_in(graph: Graph, edge_index: Any, x: Tensor) -> Tensor | None:
+    """What a layer without edge weights multiplies by: the values of a torch sparse matrix, None where all are 1.
+
+    A SparseTensor's values such layers drop. That all are 1 is looked up once, until the matrix is edited.
+    """
+    if not isinstance(edge_index, Tensor) or edge_index.layout == torch.strided:
+        return None
+    values = values_of(edge_index)
+    assert values is not None
+    if not values.requires_grad and kept_for(graph, "values are 1", edge_index, lambda: bool((values == 1).all())):
+        return None
+    return weighted(graph, values, x)
+
+
+def plain(
+    conv: Any, edge_index: Any, num_src: int, num_dst: int, *, mean: bool = False, dtype: torch.dtype
+) -> Adjacency:
+    """The adjacency as it is, unweighted; mean: rows divided by their number of edges."""
+    graph = graph_of(conv, edge_index, num_src, num_dst)
+    return Adjacency(graph, row_scale=graph.mean_scale(_scale_type(dtype)) if mean else None)
+
+
+def weighted(graph: Graph, edge_weight: Tensor | None, x: Tensor) -> Tensor | None:
+    """An edge weight fit for spmm: one per edge, of x's type."""
+    if edge_weight is None:
+        return None
+    if not isinstance(edge_weight, Tensor) or edge_weight.layout != torch.strided or edge_weight.device != x.device:
+        raise Decline("edge_weight is no dense tensor where the input is")
+    if edge_weight.numel() != graph.num_edges:
+        raise Decline(f"edge_weight has {edge_weight.numel()} entries for {graph.num_edges} edges")
+    if edge_weight.dtype != x.dtype and torch.promote_types(edge_weight.dtype, x.dtype) != x.dtype:
+        raise Decline(f"edge_weight is {edge_weight.dtype}, the input {x.dtype}")
+    return edge_weight.reshape(-1).to(x.dtype)
+
+
+def gcn(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None, **options: Any) -> Adjacency:
+    """GCN's normalised adjacency. options: improved, add_self_loops, as gcn_norm takes them.
+
+    Without weights it is the graph with self-loops and two scalings, fused into the kernel: no array of edge weights.
+    With weights, PyG's own gcn_norm makes them, once per weight tensor.
+    """
+    n = x.size(0)
+    graph = graph_of(conv, edge_index, n, n)
+    loops = options.get("add_self_loops", True)
+    if (
+        values_of(edge_index) is None
+        and edge_weight is None
+        and isinstance(edge_index, Tensor)
+        and edge_index.layout == torch.strided
+    ):
+        target = graph.with_self_loops if loops else graph
+        scale = target.degree_power(-0.5, _scale_type(x.dtype))
+        return Adjacency(target, scale, scale)
+    normalised, weight = _normalised(conv, graph, x, edge_index, edge_weight, options)
+    return Adjacency(normalised, weight=weight)
+
+
+def _normalised(
+    conv: Any, graph: Graph, x: Tensor, edge_index: Any, edge_weight: Tensor | None, options: dict[str, Any]
+) -> tuple[Graph, Tensor]:
+    n = x.size(0)
+    if edge_weight is not None and not isinstance(edge_weight, Tensor):
+        raise Decline(f"edge_weight is a {type(edge_weight).__name__}")
+
+    def make() -> tuple[Graph, Tensor]:
+        found = gcn_norm(_plain(edge_index), edge_weight, n, flow=conv.flow, dtype=x.dtype, **options)
+        found, weight = found if isinstance(found, tuple) else (found, None)  # of a SparseTensor it returns one
+        if weight is None:
+            weight = values_of(found)
+        assert weight is not None
+        if weight.dim() != 1:
+            raise Decline("edge_weight is not one number an edge")
+        of_found = graph_of(conv, found, n, n)
+        of_edges = weighted(of_found, weight, x)
+        assert of_edges is not None
+        return of_found, of_edges
+
+    if isinstance(edge_index, Tensor) and edge_index.requires_grad and torch.is_grad_enabled():
+        raise Decline("the values of a sparse matrix need a gradient, and are to be normalised")
+    key = ("gcn_norm", x.dtype, tuple(sorted(options.items())))
+    own = edge_weight is None or values_of(edge_index) is not None  # beside which gcn_norm reads no other weights
+    return kept_for(graph, key, edge_index if own else edge_weight, make)
+
+
+def kept_for(graph: Any, key: Hashable, source: Any, make: Callable[[], Any]) -> Any:
+    """make()'s result, kept on the graph (or in another's `_derived`) while `source` is the same unchanged object.
+
+    It goes with its source: a graph that is remembered longer does not hold what nobody can ask for again. What is made
+    of a source that is trained is not kept, and carries its gradient where one is wanted.
+    """
+    value = _plain(source) if isinstance(source, Tensor) else values_of(source)  # those may be set anew
+    look = () if value is None else settled(value)
+    known = graph._derived.get(key)
+    if known is not None and known[1] == look and known[0]() is source and known[2]:
+        return known[2][0]
+    if value is not None and value.requires_grad and torch.is_grad_enabled():
+        return make()
+    with lasting(), torch.no_grad():  # what an evaluation makes, training saves for backward
+        made = make()
+    if look is not None:
+        cell = {0: made}  # emptied when the source is gone
+        graph._derived[key] = (popped_from(cell, 0, source), look, cell)
+    return made
+
+
+def _plain(edge_index: Any) -> Any:
+    """EdgeIndex as the plain tensor it wraps; the rest as it is."""
+    return edge_index.as_tensor() if type(edge_index) is not Tensor and hasattr(edge_index, "as_tensor") else edge_index
+
+
+def _scale_type(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

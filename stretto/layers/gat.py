@@ -1,0 +1,301 @@
+"""GATConv. The logits are x (W a): the attention vectors are folded into the weight, so the projected features serve
+the values alone, and the weighted sum may be taken before the projection: one gather of x serves all heads. Where x is
+much wider than what it becomes, they are (x W) a instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor
+from torch_geometric.utils import add_self_loops, remove_self_loops
+
+from stretto import settings
+from stretto.compile import CHOOSER, Order, Trial, best_order
+from stretto.compile.cost import gat_on_cpu, gat_on_gpu
+from stretto.graph import Graph
+from stretto.layers import adjacency, edges, folds
+from stretto.layers.base import SMALL, Decline, Small, hooked, note_attention, note_order, weight_of, why_stock
+from stretto.layers.declines import same_type
+from stretto.layers.features import linear_of_nonzeros
+from stretto.machine.rates import Profile
+from stretto.ops import library, widened
+from stretto.ops.attention import attention
+from stretto.ops.attention_layer import attention_layer, takes
+from stretto.ops.autograd_state import saved_elsewhere
+from stretto.ops.dense import dense
+from stretto.ops.folded_bias import larger, some_rows
+from stretto.ops.projections import plus, projections
+from stretto.ops.rows import all_reached
+
+SMALLEST = 1e-6  # scale of a channel below which its attention vector cannot be divided by it
+
+
+def fast(
+    conv: Any,
+    x: Any,
+    edge_index: Any,
+    edge_attr: Tensor | None = None,
+    size: Any = None,
+    return_attention_weights: Any = None,
+    *,
+    norm: Any = None,
+) -> Any:
+    """What GATConv.forward computes; norm: a BatchNorm with fixed statistics that follows it, folded into it."""
+    x_src, x_dst, own = edges.ends(x)
+    edges.check_aggr(conv, *edges.SUM)
+    shared = conv.lin is not None
+    weight = weight_of(conv.lin if shared else conv.lin_src, x_src)
+    weight_dst = None if x_dst is None else weight_of(conv.lin if shared else conv.lin_dst, x_dst)
+    att_src, att_dst, bias = conv.att_src, conv.att_dst, conv.bias
+    same_type(x_src, att_src, att_dst, bias, conv.att_edge)
+    if weight.size(0) != conv.heads * conv.out_channels:
+        raise Decline("the weight does not fit the layer")
+    if norm is not None:
+        weight, att_src, att_dst, bias = _normalised(conv, norm, weight)
+        weight_dst = weight
+    if size is not None and None in size:
+        raise Decline("size is not complete")
+    given = edges.graph_between(conv, edge_index, x_src, x_dst, size)
+    edge_attr = edge_features(conv, given, edge_index, edge_attr, x_src)
+    edges.no_infinity(edge_attr)
+    check_weights_wanted(edge_index, return_attention_weights)
+    graph, edge_attr = looped(conv, given, edge_attr)
+    if graph.num_edges == 0:
+        edge_attr = None  # stock does not look at it either: what it would have met has no gradient
+    heads, width = conv.heads, conv.out_channels
+    one = own and weight_dst is weight  # the two ends share features and weight
+    first, trial = ordered(conv, graph, x_src, weight)
+    if trial is not None and not return_attention_weights:
+        x_src, weight = trial.enter(x_src, weight)
+        x_dst, weight_dst = x_src if own else x_dst, weight if one else weight_dst
+    else:
+        trial = None
+    parts = (weight, att_src, att_dst)
+    if one and not first and whole(conv, graph, x_src, edge_attr, return_attention_weights, parts, (weight, None)):
+        note_attention(conv, f"{REUSE}, one step", graph.num_edges, heads * width, x_src)
+        drop = conv.dropout if conv.training else 0.0
+        return attention_layer(graph, "gat", heads, x_src, bias, parts, slope=conv.negative_slope, dropout=drop)
+    if one and not first and few_launches_decide(conv, graph):
+        raise Small(SMALL)
+    if first or x_src.size(1) < 2 * heads * width:
+        logits = fold_both(weight, att_src, att_dst) if one else fold(weight, att_src)
+        scores, *projected = projections(x_src, [(logits, None)] + ([] if first else [(weight, None)]))
+        right, left = scores.split(heads, dim=1) if one else (scores, scores)
+    else:  # wide inputs, narrow outputs: reading x again would cost more than the logits of what it becomes
+        of_nonzeros = linear_of_nonzeros(x_src, weight)
+        projected = [*projections(x_src, [(weight, None)])] if of_nonzeros is None else [of_nonzeros]
+        vectors = per_head(att_src) if not one else torch.cat([per_head(att_src), per_head(att_dst)], 1)
+        scores = dense(projected[0], vectors.t())
+        right, left = scores.split(heads, dim=1) if one else (scores, scores)
+    if x_dst is None or weight_dst is None:
+        left = right.new_zeros(graph.num_rows, heads)
+    elif not one:
+        left = dense(x_dst, fold(weight_dst, att_dst))
+    edge = None if edge_attr is None else dense(edge_attr, fold(conv.lin_edge.weight, conv.att_edge))
+    wanted = bool(return_attention_weights)
+    v = x_src.unsqueeze(1) if first else projected[0].view(-1, heads, width)
+    found = attention(
+        graph,
+        v,
+        left,
+        right,
+        edge,
+        form="gat",
+        negative_slope=conv.negative_slope,
+        dropout=conv.dropout if conv.training else 0.0,
+        return_weights=wanted,
+        dropped=True,
+        bias=bias if conv.concat and not first else None,
+    )
+    out, alpha = found if isinstance(found, tuple) else (found, None)
+    note_attention(conv, FOLDED if first else REUSE, graph.num_edges, heads * width, x_src)
+    rest = bias
+    reached = not first or (conv.add_self_loops and graph.num_rows <= graph.num_cols) or all_reached(graph)
+    if first and heads == 1 and rest is not None and reached and widened.takes(out.flatten(1), weight):
+        out, rest = widened.widened(out.flatten(1), weight, rest), None
+    elif first:
+        out = project(out, weight, conv.concat)
+        out = out if reached else edges.only_reached(graph, out)
+    elif out.dim() == 3:
+        out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
+    if conv.res is not None and x_dst is not None:
+        out = out + conv.res(x_dst)
+    if rest is not None and (first or not conv.concat):
+        out = plus(out, rest)
+    if trial is not None:
+        out = trial.leave(out)
+    return (out, (edges_of(conv, graph, edge_index), alpha)) if wanted else out
+
+
+def takes_norm(conv: Any, norm: Any) -> bool:
+    """Whether a BatchNorm with fixed statistics after this layer can be folded into it."""
+    if not edges.is_stock(conv, pyg.GATConv) or getattr(conv, "res", None) is not None or conv.lin is None:
+        return False
+    if hooked(conv, conv.lin) or torch.nn.modules.module._has_any_global_hook():
+        return False
+    return why_stock(conv) is None and bool((folds.scale_and_shift(norm)[0].abs() > SMALLEST).all())
+
+
+def _normalised(conv: Any, norm: Any, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weight, attention vectors and bias with the norm's scale in the weight, and out of the vectors: equal logits."""
+    scale, shift = folds.scale_and_shift(norm)
+    bias = shift if conv.bias is None else torch.addcmul(shift, conv.bias, scale)
+    each = scale if conv.concat else scale.repeat(conv.heads)
+    vectors = (att / each.view(1, conv.heads, -1) for att in (conv.att_src, conv.att_dst))
+    return weight * each.unsqueeze(1), *vectors, bias
+
+
+def whole(conv: Any, graph: Graph, x: Tensor, edge_attr: Any, wanted: Any, parameters: Any, values: Any) -> bool:
+    """Whether the whole layer, of one set of nodes, runs as one step. values: weight and bias that make them of x."""
+    if edge_attr is not None or wanted or conv.bias is None or conv.res is not None:
+        return False
+    if not conv.concat and conv.heads > 1:
+        return False
+    if not takes(graph, x, conv.out_channels, conv.bias, *parameters):
+        return False
+    learns = library.recorded(x, conv.bias, *parameters)
+    return not learns or not larger(conv.bias, lambda: torch.nn.functional.linear(some_rows(x), *values).detach())
+
+
+def few_launches_decide(conv: Any, graph: Graph) -> bool:
+    """Whether heads are averaged on a GPU (several steps of ours) and edges are so few that launches are all it costs.
+
+    Measured: 13,000 to 60,000 edges, two layers of 4 x 64, 5 to 6.5 ms, stock's 0.8 of ours.
+    """
+    averaged = not conv.concat and conv.heads > 1
+    return graph.device.type == "cuda" and averaged and graph.num_edges < adjacency.PASSING_EDGEWISE
+
+
+def per_head(att: Tensor) -> Tensor:
+    """Attention vectors as one matrix, each acting on its own head's channels. att [1, h, c] -> [h * c, h]."""
+    heads, width = att.shape[-2:]
+    own = torch.eye(heads, dtype=att.dtype, device=att.device).unsqueeze(1)
+    return (att.view(heads, width, 1) * own).view(heads * width, heads)
+
+
+def fold(weight: Tensor, att: Tensor) -> Tensor:
+    """Attention vectors times the weight they act on. weight [h * c, i], att [1, h, c] -> [h, i]."""
+    heads, width = att.shape[-2:]
+    return torch.einsum("hci,hc->hi", weight.view(heads, width, weight.size(1)), att.view(heads, width))
+
+
+def fold_both(weight: Tensor, att_src: Tensor, att_dst: Tensor) -> Tensor:
+    """fold() with the attention vectors of both ends, one below the other. -> [2 h, i]"""
+    if not library.recorded(weight, att_src, att_dst) or library.traced(weight):
+        return torch.cat([fold(weight, att_src), fold(weight, att_dst)])
+    return _FoldBoth.apply(weight, att_src, att_dst)
+
+
+class _FoldBoth(torch.autograd.Function):
+    """One step of autograd where two einsums and a cat would be a dozen launches each way."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, att_src: Tensor, att_dst: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, att_src, att_dst)
+        heads, width = att_src.shape[-2:]
+        stacked = weight.view(heads, width, -1)
+        out = weight.new_empty(2 * heads, weight.size(1))
+        for k, att in enumerate((att_src, att_dst)):
+            torch.bmm(att.view(heads, 1, width), stacked, out=out[k * heads : (k + 1) * heads].unsqueeze(1))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        weight, att_src, att_dst = ctx.saved_tensors
+        heads, width = att_src.shape[-2:]
+        both = grads[0].view(2, heads, -1).transpose(0, 1)
+        atts = torch.stack([att_src.view(heads, width), att_dst.view(heads, width)], dim=2)
+        datts = torch.bmm(weight.view(heads, width, -1), both.transpose(1, 2))
+        dweight = torch.bmm(atts, both).view_as(weight)
+        return dweight, datts[..., 0].reshape(att_src.shape), datts[..., 1].reshape(att_dst.shape)
+
+
+# Equal orders of evaluation. (alpha X) W' with logits of X W', which the literature calls recompute, is the folded one
+# and another GEMM besides: no input makes it the better one.
+REUSE, FOLDED = "alpha (X W'), logits X (W' a)", "(alpha X) W', logits X (W' a)"
+
+
+def ordered(conv: Any, graph: Graph, x: Tensor, weight: Tensor) -> tuple[bool, Trial | None]:
+    """Whether to sum x (one gather of i, heads * i products per edge) before the GEMM rather than x W' after it; and
+    what times it, while that is not settled."""
+    i, heads, columns = x.size(1), conv.heads, weight.size(0)
+    wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    # with all that a decision rests on
+    fixed, threads, saved = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), saved_elsewhere()
+    mark = ("order of GAT", i, heads, columns, x.dtype, wanted, settings.torch_kernels(), saved, fixed, threads)
+    key = graph._derived.get(mark)
+    decision = None if key is None else CHOOSER.decision(key)
+    if decision is not None:
+        order = decision.steady if saved else decision.chosen
+        note_order(conv, order, key)
+        return order.name == FOLDED, None
+    sizes = {"n": graph.num_rows, "m": graph.num_cols, "E": graph.num_edges, "i": i, "o": columns, "h": heads}
+    size = x.element_size()
+    reuse = Order(REUSE, (columns,), graph.num_cols * columns * size)
+    folded = Order(FOLDED, (heads * i,), graph.num_rows * heads * i * size)
+
+    def priced(rates: Profile) -> list[tuple[float, Order]]:
+        if x.device.type == "cuda":
+            times = gat_on_gpu(rates, graph.num_edges, graph.num_rows, i, heads, columns // heads)
+        else:
+            times = gat_on_cpu(rates, sizes, heads, size, 3 if wanted else 1)
+        few = graph.num_edges <= 2 * graph.num_rows  # a sum that hardly adds anything saves nothing
+        return list(zip(times, (reuse,) if few and x.device.type == "cpu" else (reuse, folded), strict=False))
+
+    order, trial, key = best_order("GAT", priced, sizes, x, wanted)
+    note_order(conv, order, key)
+    if trial is None:
+        graph._derived[mark] = key
+    return order.name == FOLDED, trial
+
+
+def project(u: Tensor, weight: Tensor, concat: bool) -> Tensor:
+    """Head h of u times head h of the weight, side by side or averaged. u [n, h, i], weight [h * c, i] -> [n, ...]."""
+    n, heads, i = u.shape
+    stacked = weight.view(heads, -1, i)
+    if concat:
+        return torch.einsum("nhi,hci->nhc", u, stacked).reshape(n, weight.size(0))
+    return u.reshape(n, heads * i) @ stacked.permute(0, 2, 1).reshape(heads * i, -1) / heads
+
+
+def edge_features(conv: Any, graph: Graph, edge_index: Any, edge_attr: Any, x: Tensor) -> Tensor | None:
+    """Edge attributes [E, d] where the layer has a use for them, or Decline."""
+    if conv.lin_edge is None:
+        return None
+    if not edges.is_plain(edge_index):
+        raise Decline("edge_dim with a sparse matrix")
+    if edge_attr is None:
+        return None
+    found = edges.one_per_edge(graph, edge_attr, x)
+    weight_of(conv.lin_edge, found.view(found.size(0), -1) if found.numel() else conv.lin_edge.weight)
+    return found
+
+
+def check_weights_wanted(edge_index: Any, wanted: Any) -> None:
+    """Attention weights are handed out beside edges [2, E] only: stock writes them into a sparse matrix."""
+    if wanted is not None and wanted is not False and not edges.is_plain(edge_index):
+        raise Decline("return_attention_weights with a sparse matrix")
+
+
+def looped(conv: Any, graph: Graph, edge_attr: Tensor | None) -> tuple[Graph, Tensor | None]:
+    """The graph and its edge attributes with self-loops, if the layer adds them."""
+    if conv.add_self_loops:
+        loops = min(graph.num_cols, graph.num_rows)
+        edge_attr = edges.loop_attributes(conv, graph, edge_attr, loops, conv.fill_value)
+        graph = edges.with_loops(conv, graph, loops)
+    if edge_attr is not None and edge_attr.dim() == 1:
+        edge_attr = edge_attr.view(-1, 1)
+    return graph, edge_attr
+
+
+def edges_of(conv: Any, graph: Graph, edge_index: Tensor) -> Tensor:
+    """The edge_index that belongs to the attention weights, as stock hands it out."""
+    if not conv.add_self_loops:
+        return edge_index
+    if type(edge_index) is not Tensor:  # an EdgeIndex: what it knows of itself is for PyG to say
+        loops = min(graph.num_cols, graph.num_rows)
+        return add_self_loops(remove_self_loops(edge_index)[0], num_nodes=loops)[0]
+    found = graph.edge_index.to(edge_index.dtype)
+    return found.flip(0) if conv.flow == "target_to_source" else found.clone()

@@ -1,0 +1,178 @@
+"""ResGatedGraphConv and CGConv: gated sums. Their Linears act on nodes (and, narrower, on edge features) instead of on
+the concatenation at every edge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.graph import Graph
+from stretto.layers import edges, streaming
+from stretto.layers.base import Decline, hooked, record_of
+from stretto.layers.chains import chain_of
+from stretto.layers.edge_pairs import features_of
+from stretto.ops.dense import dense, plus_dense
+from stretto.ops.edge_layer import gated_layer, takes
+from stretto.ops.edge_messages import edge_messages
+from stretto.ops.edge_packed import gated_messages, linear_of_data
+
+
+def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
+    """What ResGatedGraphConv.forward computes: sum of act(k_i + q_j) v_j, root and bias."""
+    edge_index, edge_attr, _ = edges.unpacked(conv, edge_index, edge_attr)
+    x_src, x_dst = edges.both_ends(x)
+    reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
+    if (edge_attr is None) != (conv.edge_dim is None):
+        raise Decline("edge_attr and edge_dim disagree")
+    graph = (edges.graph_between if edge_attr is None else edges.plain_graph)(conv, edge_index, x_src, x_dst)
+    finite = edges.no_infinity(x_src, None if x_dst is x_src else x_dst)
+    record_of(conv).plan = "node-side Linears, gate and sum in one pass"
+    if edge_attr is None:
+        key, query, value = conv.lin_key(x_dst), conv.lin_query(x_src), conv.lin_value(x_src)
+        if type(conv.act) is torch.nn.Sigmoid and reduce in ("sum", "mean") and not hooked(conv.act):
+            options = {"act": "sigmoid", "act2": "identity", "reduce": reduce}
+            out = edge_messages(graph, key, query, None, None, value, None, **options)
+        else:
+            out = _gated(conv, graph, key, torch.cat([query, value], dim=1), None, None, reduce)
+    else:
+        attr = edges.one_per_edge(graph, edge_attr, x_src)
+        if attr.dim() != 2:
+            raise Decline("edge_attr is not a matrix")
+        edges.no_infinity(attr)
+        dim = attr.size(1)
+        target, other = (x_dst, x_src) if finite else _only_read(graph, x_src, x_dst)
+        key_x, key_e = edges.split_weight(conv.lin_key, x_dst, x_dst.size(1), dim)
+        query_x, query_e = edges.split_weight(conv.lin_query, x_src, x_src.size(1), dim)
+        value_x, value_e = edges.split_weight(conv.lin_value, x_src, x_src.size(1), dim)
+        key = dense(target, key_x, _sum(conv.lin_key.bias, conv.lin_query.bias))
+        source = dense(other, torch.cat([query_x, value_x]))
+        if conv.lin_value.bias is not None:
+            source = source + torch.cat([torch.zeros_like(conv.lin_value.bias), conv.lin_value.bias])
+        weight = torch.cat([key_e + query_e, value_e])
+        out = _gated(conv, graph, key, source, attr, weight, reduce)
+    if conv.root_weight:
+        out = out + conv.lin_skip(x_dst)
+    return out if conv.bias is None else out + conv.bias
+
+
+def _gated(
+    conv: Any, graph: Graph, key: Tensor, source: Tensor, attr: Tensor | None, weight: Tensor | None, reduce: str
+) -> Tensor:
+    """Reduce act(key_i + query_j [+ e W_1']) (value_j [+ e W_2']). source [m, 2 k], attr [E, d], weight [2 k, d]."""
+    width = key.size(1)
+    fused = type(conv.act) is torch.nn.Sigmoid and reduce in ("sum", "mean") and not hooked(conv.act)
+    if fused and attr is not None and weight is not None and not streaming.large(graph, 2 * width, key):
+        (query, value), (gate_e, value_e) = source.chunk(2, dim=1), dense(attr, weight).chunk(2, dim=1)
+        options = {"act": "sigmoid", "act2": "identity", "reduce": reduce}
+        return edge_messages(graph, key, query, gate_e, None, value, value_e, **options)
+
+    act = conv.act
+
+    def message(own: Tensor, other: Tensor, edge: Tensor | None = None) -> Tensor:
+        sums = other if edge is None or weight is None else plus_dense(other, edge, weight)
+        query, value = sums.split(width, dim=1)
+        return act(own + query) * value
+
+    acts = [act]
+    (out,), how = streaming.reduced(
+        graph,
+        message,
+        key,
+        source,
+        attr,
+        (reduce,),
+        width=2 * width,
+        parameters=[*([] if weight is None else [weight]), *streaming.parameters_of(acts)],
+        modules=acts,
+        steady=streaming.row_by_row(acts, random=True),
+    )
+    record_of(conv).plan = f"node-side Linears, gates {how}"
+    return out
+
+
+def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
+    """What CGConv.forward computes: x_i + sum of sigmoid(lin_f z) softplus(lin_s z) with z = [x_i, x_j, e]."""
+    edge_index, edge_attr, _ = edges.unpacked(conv, edge_index, edge_attr)
+    x_src, x_dst = edges.both_ends(x)
+    reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
+    graph = (edges.graph_between if edge_attr is None else edges.plain_graph)(conv, edge_index, x_src, x_dst)
+    attr = None if edge_attr is None else edges.one_per_edge(graph, edge_attr, x_src)
+    if attr is not None and attr.dim() != 2:
+        raise Decline("edge_attr is not a matrix")
+    root = x_dst
+    if not edges.no_infinity(x_src, None if x_dst is x_src else x_dst, attr):
+        x_dst, x_src = _only_read(graph, x_src, x_dst)
+    widths = (x_dst.size(1), x_src.size(1), 0 if attr is None else attr.size(1))
+    gates = (conv.lin_f, conv.lin_s)
+    parts = [edges.split_weight(gate, x_src, *widths) for gate in gates]
+    if any(gate.weight.size(0) != x_dst.size(1) for gate in gates):
+        raise Decline("the weights do not fit the layer")
+    biases = (None, None) if all(g.bias is None for g in gates) else tuple(map(edges.bias_of, gates))
+    record_of(conv).plan = "node-side Linears, gate and sum in one pass"
+    large = attr is not None and streaming.large(graph, 2 * x_dst.size(1), x_dst)
+    if reduce == "sum" and attr is not None and not large and x_dst is x_src:
+        made = _crystal_as_one_step(conv, graph, x_src, attr, biases)
+        if made is not None:
+            return made if conv.bn is None else conv.bn(made) + root
+    if reduce == "sum" and not large and x_dst is x_src:
+        out = _crystal_at_once(graph, x_src, attr, parts, biases)
+        return (out if conv.bn is None else conv.bn(out)) + root
+    if reduce in ("sum", "mean") and not large:
+        terms = [  # each gate's terms by themselves: halves of one product would have to be copied apart
+            (dense(x_dst, target, bias), dense(x_src, source), None if attr is None else dense(attr, edge))
+            for (target, source, edge), bias in zip(parts, biases, strict=True)
+        ]
+        out = edge_messages(graph, *terms[0], *terms[1], act="sigmoid", act2="softplus", reduce=reduce)
+        return (out if conv.bn is None else conv.bn(out)) + root
+    target, source, edge = (torch.cat([f, s]) for f, s in zip(*parts, strict=True))
+    ends = (dense(x_dst, target, None if biases[0] is None else torch.cat(biases)), dense(x_src, source))
+
+    def message(own: Tensor, other: Tensor, features: Tensor | None = None) -> Tensor:
+        z = own + other
+        gate, core = (z if features is None else plus_dense(z, features, edge)).chunk(2, dim=1)
+        return gate.sigmoid() * torch.nn.functional.softplus(core)
+
+    (out,), how = streaming.reduced(
+        graph, message, *ends, attr, (reduce,), width=2 * x_dst.size(1), parameters=[edge], steady=True
+    )
+    record_of(conv).plan = f"node-side Linears, gates {how}"
+    return (out if conv.bn is None else conv.bn(out)) + root
+
+
+def _crystal_as_one_step(conv: Any, graph: Graph, x: Tensor, attr: Tensor, biases: Any) -> Tensor | None:
+    """The whole layer but its BatchNorm as one step, where it is small; else None."""
+    chain = chain_of(conv.lin_f, conv.lin_s)
+    if chain is None or not takes(graph, x, attr, chain):
+        return None
+    weights = (conv.lin_f.weight, conv.lin_s.weight)
+    root = 1.0 if conv.bn is None else None
+    return gated_layer(graph, x, attr, weights, () if biases[0] is None else biases, root)
+
+
+def _crystal_at_once(graph: Graph, x: Tensor, attr: Tensor | None, parts: Any, biases: Any) -> Tensor:
+    """One product of all nodes with the four parts of both weights, one of all edges with theirs, and the gated sum."""
+    (own, other, edge), (own2, other2, edge2) = parts
+    bias = None if biases[0] is None else torch.cat(biases)
+    weight = torch.cat([own, own2, other, other2])
+    if attr is None:
+        bias = None if bias is None else torch.cat([bias, torch.zeros_like(bias)])
+        return gated_messages(graph, dense(x, weight, bias), act="sigmoid", act2="softplus")
+    found = None if bias is None else features_of(graph, attr, shared=False)
+    if found is None:
+        features = dense(attr, torch.cat([edge, edge2]), bias)
+    else:
+        features = linear_of_data(found.data, torch.cat([edge, edge2]), bias)
+    return gated_messages(graph, dense(x, weight), features, act="sigmoid", act2="softplus")
+
+
+def _only_read(graph: Graph, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor]:
+    """What Linears of x_dst and x_src act on, where one of them is not finite."""
+    return edges.only_read(graph, x_dst, target=True), edges.only_read(graph, x_src, target=False)
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b

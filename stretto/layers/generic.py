@@ -1,0 +1,313 @@
+"""Any other MessagePassing layer, a user's own included: where its message() is x_j or w * x_j, propagate() is one
+sparse product; where it is a network of both ends, the network's first Linear acts on nodes (edge_propagate.py). Its
+forward and its update() stay its own; what cannot be traced stays stock, its aggregation over the cached index.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Container, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import aggr as stock_aggr
+
+from stretto import settings
+from stretto.errors import StrettoError
+from stretto.graph import Graph
+from stretto.layers import adjacency, edge_propagate, edges, inside_compile, shadow, tracing
+from stretto.layers.base import (
+    Decline,
+    check_input,
+    hooked,
+    in_place_of,
+    note_attention,
+    note_path,
+    owned,
+    record_of,
+    stock_wanted,
+    why_stock,
+)
+from stretto.layers.own_class import behind, templates_of
+from stretto.ops import spmm
+from stretto.ops.edge_messages import edge_messages
+
+KNOWN = {
+    stock_aggr.SumAggregation: "sum",
+    stock_aggr.MeanAggregation: "mean",
+    stock_aggr.MaxAggregation: "max",
+    stock_aggr.MinAggregation: "min",
+}
+OWN = ("__reduce__", "__reduce_ex__", "__deepcopy__", "__getstate__", "__class_getitem__")
+
+
+def why_not(kind: type) -> str | None:
+    """Why no layer of this class can run as a product, or None."""
+    if not isinstance(kind, type) or not issubclass(kind, MessagePassing):
+        return "not a MessagePassing layer"
+    made = _own_propagate(kind)
+    if (
+        made is None
+        or made is not kind.__dict__.get("_jinja_propagate")
+        or not made.__module__.startswith(_prefix(kind))
+    ):
+        return "propagate() is its own"
+    if kind.aggregate is not MessagePassing.aggregate:
+        return "aggregate() is its own"
+    if any(name in base.__dict__ for base in kind.__mro__[: kind.__mro__.index(MessagePassing)] for name in OWN):
+        return "it is copied or pickled in its own way"
+    reason = tracing.impure(kind.message)
+    if reason is None:
+        return None
+    detail = edge_propagate.why_not(kind.message)
+    return None if detail is None else f"{reason}: {detail}"
+
+
+def stock_edge_update(kind: type) -> str:
+    """What report() says of a class that computes on edges before it propagates; empty: it does not."""
+    own = getattr(kind, "edge_update", MessagePassing.edge_update) is not MessagePassing.edge_update
+    return "edge_updater() runs as stock: edge_update() is its own" if own else ""
+
+
+def _own_propagate(kind: type) -> Any:
+    """The propagate() of a class as it is without install(), or None where it inherits one."""
+    found = kind.__dict__.get("propagate")
+    stock, ours = _patched.get(kind, (None, None))
+    return found if ours is None or found is not ours else stock
+
+
+def _prefix(kind: type) -> str:
+    return f"{kind.__module__}_{kind.__name__}"
+
+
+def fast_propagate(kind: type) -> Callable[..., Any]:
+    """A propagate() for exactly this class (and the one accelerate() makes of it): fast where it may, else stock."""
+    stock_propagate: Any = _own_propagate(kind)
+    summed = product if tracing.impure(kind.message) is None else _network  # type: ignore[attr-defined]
+
+    def compute(self: Any, edge_index: Any, given: dict[str, Any]) -> Any:
+        wanted = _update_arguments(self, given)
+        out = summed(self, edge_index, given)
+        return out if wanted is None else self.update(owned(out), **wanted)
+
+    def again(self: Any, edge_index: Any, **kwargs: Any) -> Tensor:
+        return compute(self, edge_index, kwargs)
+
+    def _changed() -> str | None:
+        own = kind.aggregate is MessagePassing.aggregate  # type: ignore[attr-defined]
+        return None if own else "aggregate() is its own"
+
+    def run(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+        own = behind(type(self))
+        mine = own is kind or stock_class(own) is kind
+        if torch.compiler.is_compiling():
+            inside_compile.note(self)
+            return stock_propagate(self, edge_index, *args, **kwargs)
+        if args or not mine or stock_wanted():
+            return stock_propagate(self, edge_index, *args, **kwargs)
+        reason = why_stock(self, aggregates_itself=True) or _changed()
+        if reason is None:
+            watch = None
+            if settings.get("STRETTO_SHADOW") != "0":
+                record = record_of(self)
+                watch = shadow.watch(self, record, (edge_index,), kwargs, record.calls + 1)
+            try:
+                out = owned(compute(self, edge_index, kwargs))
+            except Decline as decline:
+                reason = decline.reason
+            else:
+                note_path(self, None)
+                return out if watch is None else watch.judged(out, again, stock_propagate)
+        note_path(self, reason)
+        return stock_propagate(self, edge_index, **kwargs)
+
+    return in_place_of(stock_propagate, run)
+
+
+def _update_arguments(conv: Any, given: dict[str, Any]) -> dict[str, Any] | None:
+    """What update() takes besides the aggregated messages, or Decline; None: it is PyG's own, which does nothing."""
+    if type(conv).update is MessagePassing.update:
+        return None
+    names = conv.inspector.get_param_names("update")
+    if any(n not in given or n in tracing.SPECIAL or n.endswith(("_i", "_j")) for n in names):
+        raise Decline("update() takes special arguments or defaults")
+    return {name: given[name] for name in names}
+
+
+def product(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:
+    """What conv.propagate(edge_index, **given) computes, or Decline."""
+    values = dict(given)
+    size = values.pop("size", None)
+    names = tuple(conv.inspector.get_param_names("message"))
+    needed = [name[:-2] if name.endswith(("_i", "_j")) else name for name in names if name not in tracing.SPECIAL]
+    if any(name in tracing.SPECIAL for name in names) or any(name not in values for name in needed):
+        raise Decline("message() takes special arguments or defaults")
+    if sum(name.endswith(("_i", "_j")) for name in conv._user_args) != 1:
+        raise Decline("message() reads more than one end")
+    absent = frozenset(n for n, key in zip(names, needed, strict=True) if values[key] is None)
+    message = tracing.message_of(type(conv).message, names, absent)
+    if isinstance(message, str):
+        raise Decline(message)
+    reduce = _reduction(conv)
+    x, graph = _ends(conv, edge_index, values[message.source[:-2]], size)
+    weight = None if message.weight is None else values[message.weight]
+    if weight is None:
+        note_attention(conv, f"{reduce}(A, X)", graph.num_edges, x.size(1), x)
+        return spmm(graph, x, reduce=reduce)
+    if type(weight) not in (Tensor, torch.nn.Parameter) or weight.layout != torch.strided or weight.dtype != x.dtype:
+        raise Decline(f"{message.weight} is no plain tensor of the input's type")
+    count = graph.num_edges
+    one_each = weight.shape == (count,) if message.column else weight.shape == (count, 1)
+    if one_each or (message.column == "view" and weight.shape == (count, 1)):
+        note_attention(conv, f"{reduce}(A, w X)", count, x.size(1), x)
+        return spmm(graph, x, weight.reshape(-1), reduce=reduce)
+    if not message.column and weight.shape == (count, x.size(1)) and reduce in ("sum", "mean"):
+        note_attention(conv, f"{reduce} of W_e X_j, one pass", count, x.size(1), x)
+        return edge_messages(graph, None, x, None, None, None, weight, act="identity", act2="identity", reduce=reduce)
+    raise Decline(f"{message.weight} has shape {list(weight.shape)}")
+
+
+def _network(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:
+    """What conv.propagate(edge_index, **given) computes where message() calls a network of conv, or Decline."""
+    return edge_propagate.propagated(conv, edge_index, given, _reduction(conv))
+
+
+def _reduction(conv: Any) -> str:
+    """The name of the layer's aggregation, or Decline."""
+    reduce = next((name for kind, name in KNOWN.items() if edges.is_stock(conv.aggr_module, kind)), None)
+    if reduce is None or hooked(conv.aggr_module):
+        raise Decline(f"the aggregation is {conv.aggr}")
+    return reduce
+
+
+def _ends(conv: Any, edge_index: Any, data: Any, size: Any) -> tuple[Tensor, Graph]:
+    """The features of the sending nodes and the graph, as PyG infers its sizes, or Decline."""
+    if type(edge_index) is not Tensor or edge_index.layout != torch.strided or edge_index.shape[:1] != (2,):
+        raise Decline("edge_index is no plain [2, E]")
+    sender = 0 if conv.flow == "source_to_target" else 1
+    sizes = [None, None] if size is None else list(size)
+    pair = data if isinstance(data, (tuple, list)) else None
+    if pair is not None and (len(pair) != 2 or sender == 1):  # PyG itself reads such a pair in two ways
+        raise Decline("two ends with flow target_to_source")
+    x = data if pair is None else pair[sender]
+    other = None if pair is None else pair[1 - sender]
+    check_input(x, *([] if other is None else [other]))
+    if torch.is_autocast_enabled(x.device.type):
+        raise Decline("autocast is on")
+    for at, tensor in ((sender, x), (1 - sender, other)):
+        if tensor is not None:
+            if sizes[at] not in (None, tensor.size(0)):
+                raise Decline("size and x disagree")
+            sizes[at] = tensor.size(0)
+    receivers = sizes[1 - sender] if sizes[1 - sender] is not None else sizes[sender]
+    assert receivers is not None
+    try:
+        return x, adjacency.graph_of(conv, edge_index, x.size(0), int(receivers))
+    except StrettoError as error:  # an edge out of range, say: stock has its own words for it
+        raise Decline(str(error)) from error
+
+
+_classes: WeakKeyDictionary[type, type] = WeakKeyDictionary()
+
+
+def fast_class(kind: type) -> type | None:
+    """The subclass accelerate() gives to layers of this class, or None where nothing is to be gained."""
+    if why_not(kind) is not None:
+        return None
+    if kind not in _classes:
+        body = {
+            "propagate": fast_propagate(kind),
+            "_stretto_stock": kind,
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            "__doc__": kind.__doc__,
+            "__reduce_ex__": _reduce,
+            "_set_jittable_templates": templates_of(kind),
+        }
+        _classes[kind] = type(kind)(kind.__name__, (kind,), body)
+    return _classes[kind]
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    """Pickled as the user's class, and made ours again when it is read."""
+    if "_stretto_stock" not in vars(type(self)):  # torch has derived it from ours, and pickles it or not
+        return object.__reduce_ex__(self, protocol)
+    reduced: Any = object.__reduce_ex__(self, 2)
+    return _rebuilt, (type(self).__dict__["_stretto_stock"],), *reduced[2:]
+
+
+def _rebuilt(kind: type) -> Any:
+    made: Any = fast_class(kind)
+    if made is None:  # a new process: PyG writes propagate() of a class when its first layer gets its state
+        made = type(kind)(kind.__name__, (kind,), {"__module__": kind.__module__, "__setstate__": _awake})
+    return made.__new__(made)
+
+
+def _awake(self: Any, state: Any) -> None:
+    """The state of a layer that was pickled accelerated; then its class, as it was."""
+    kind = type(self).__base__
+    assert kind is not None
+    self.__class__ = kind
+    self.__setstate__(state)
+    self.__class__ = fast_class(kind) or kind
+
+
+def stock_class(kind: type) -> type | None:
+    """The user's class of an accelerated one, or None."""
+    found: type | None = kind.__dict__.get("_stretto_stock")
+    return found
+
+
+_patched: dict[type, tuple[Any, Any]] = {}  # class -> (its propagate, ours)
+_templates: list[Any] = []  # MessagePassing._set_jittable_templates as it was, while installed
+
+
+def install(known: Container[type]) -> None:
+    """Give every MessagePassing class but those in `known` our propagate, and those to come. Undone by remove()."""
+    if _templates:
+        return
+    stock: Any = MessagePassing._set_jittable_templates
+    _templates.append(stock)
+
+    @functools.wraps(stock)
+    def set_templates(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        if _templates and type(self) not in known:
+            _patch(type(self))
+
+    for kind in _subclasses(MessagePassing):
+        if kind not in known:
+            _patch(kind)
+    MessagePassing._set_jittable_templates = set_templates  # type: ignore[method-assign]
+
+
+def remove() -> None:
+    """Put every propagate back."""
+    if not _templates:
+        return
+    MessagePassing._set_jittable_templates = _templates.pop()  # type: ignore[method-assign]
+    for kind, (stock, ours) in _patched.items():
+        if kind.__dict__.get("propagate") is ours:
+            kind.propagate = stock  # type: ignore[attr-defined]
+    _patched.clear()
+
+
+def _patch(kind: type) -> None:
+    if kind not in _patched and stock_class(kind) is None and why_not(kind) is None:
+        stock, ours = kind.__dict__["propagate"], fast_propagate(kind)
+        _patched[kind] = stock, ours
+        kind.propagate = ours  # type: ignore[attr-defined]
+
+
+def is_patched(kind: type) -> bool:
+    """Whether layers of this class run with our propagate because of install()."""
+    return kind in _patched
+
+
+def _subclasses(kind: Any) -> Iterator[type]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _subclasses(child)

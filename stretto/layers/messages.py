@@ -1,0 +1,156 @@
+"""What stock builds and we do not: an array of messages [edges, width]. For explain(); nothing of it runs in a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor
+from torch_geometric.nn.models.schnet import CFConv
+
+from stretto.layers.base import Record, record_of
+
+BUILT = ("at once", "over the cached index")  # in the words of a plan: its messages are built
+SIDE_BY_SIDE = "side by side"
+
+FROM_X = (
+    *(
+        pyg.SAGEConv,
+        pyg.GraphConv,
+        pyg.GINConv,
+        pyg.GINEConv,
+        pyg.SGConv,
+        pyg.SSGConv,
+        pyg.TAGConv,
+        pyg.LGConv,
+        pyg.APPNP,
+    ),
+    *(pyg.ChebConv, pyg.GCN2Conv, pyg.ClusterGCNConv, pyg.MFConv, pyg.AGNNConv, pyg.RGCNConv),
+)
+FROM_RESULT = (
+    *(pyg.GCNConv, pyg.LEConv, pyg.FastRGCNConv, pyg.FiLMConv, pyg.ResGatedGraphConv, pyg.EdgeConv, pyg.CGConv),
+    *(pyg.NNConv, pyg.HypergraphConv, pyg.HANConv, pyg.HGTConv),
+)
+# layer -> the width of the message that its stock form builds for every edge, from the widths of x and of the result
+WIDTH: dict[type, Callable[[Any, int, int], int]] = {
+    **dict.fromkeys(FROM_X, lambda conv, i, o: i),
+    **dict.fromkeys(FROM_RESULT, lambda conv, i, o: o),
+    pyg.ARMAConv: lambda conv, i, o: conv.num_stacks * conv.out_channels,
+    pyg.GMMConv: lambda conv, i, o: conv.kernel_size * conv.out_channels,
+    pyg.GENConv: lambda conv, i, o: conv.out_channels,
+    pyg.PNAConv: lambda conv, i, o: conv.towers * conv.F_in,
+    pyg.SuperGATConv: lambda conv, i, o: conv.heads * conv.out_channels,
+    CFConv: lambda conv, i, o: conv.lin1.weight.size(0),
+}
+
+
+@dataclass
+class Seen:
+    """One call of a layer: its arguments, its result, and how long its forward took."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+    seconds: float
+
+    @property
+    def features(self) -> Tensor | None:
+        """The first matrix of floating-point numbers among the arguments."""
+        given = _tensors((*self.args, *self.kwargs.values()))
+        return next((t for t in given if t.is_floating_point() and t.layout == torch.strided), None)
+
+
+@contextmanager
+def observed(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, Seen]]:
+    """id(module) -> its last call inside. The classes' forward is replaced meanwhile: no hook, nothing on a module."""
+    seen: dict[int, Seen] = {}
+    kinds = {type(module) for module in modules}
+    watched = {id(module) for module in modules}
+    before = {kind: kind.__dict__.get("forward") for kind in kinds}
+    for kind in kinds:
+        kind.forward = _timed(kind.forward, watched, seen)
+    try:
+        yield seen
+    finally:
+        for kind, forward in before.items():
+            if forward is None:
+                del kind.forward
+            else:
+                kind.forward = forward
+
+
+def _timed(forward: Any, watched: set[int], seen: dict[int, Seen]) -> Callable[..., Any]:
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(self) not in watched:
+            return forward(self, *args, **kwargs)
+        _wait()
+        start = time.perf_counter()
+        out = forward(self, *args, **kwargs)
+        _wait()
+        seen[id(self)] = Seen(args, kwargs, out, time.perf_counter() - start)
+        return out
+
+    return run
+
+
+def _wait() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def avoided(conv: Any, kind: type, record: Record, seen: Seen | None) -> int:
+    """Bytes of the messages that the stock class `kind` would have built in this call and we have not; at least."""
+    if record.path != "fast" or seen is None or any(words in record.plan for words in BUILT):
+        return 0
+    if record.avoided:
+        return record.avoided
+    if kind is pyg.HeteroConv:
+        return _of_relations(conv, seen)
+    x, out = seen.features, next(_tensors(seen.out), None)
+    if kind not in WIDTH or out is None:
+        return 0
+    i, size = (x.size(-1), x.element_size()) if x is not None else (out.size(-1), out.element_size())
+    given = (*seen.args, *seen.kwargs.values())
+    count = next((n for value in given if (n := _edges(value))), 0) * (out.size(0) if out.dim() == 3 else 1)
+    return count * WIDTH[kind](conv, i, out.size(-1)) * size
+
+
+def _of_relations(conv: Any, seen: Seen) -> int:
+    """Of the relations that ran side by side; those in turn are layers like any other."""
+    given = [value for value in (*seen.args, *seen.kwargs.values()) if isinstance(value, dict)]
+    total = 0
+    for relation, layer in conv.convs.items():
+        edges = next((n for values in given if (n := _edges(values.get(relation)))), 0)
+        x = next((values[relation[0]] for values in given if isinstance(values.get(relation[0]), Tensor)), None)
+        kind = next((k for k in type(layer).__mro__ if k in WIDTH), None)
+        if x is not None and kind is not None and SIDE_BY_SIDE in record_of(layer).plan:
+            total += edges * WIDTH[kind](layer, x.size(-1), layer.out_channels) * x.element_size()
+    return total
+
+
+def _edges(value: Any) -> int:
+    """The number of edges of an edge_index in any format, or of all in a dictionary; 0 for anything else."""
+    if isinstance(value, dict):
+        return sum(_edges(inner) for inner in value.values())
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        return value._nnz()
+    if isinstance(value, Tensor):
+        whole = not value.is_floating_point() and value.dim() == 2 and value.size(0) == 2
+        return value.size(1) if whole else 0
+    return value.nnz() if hasattr(value, "sparse_sizes") else 0
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for inner in value:
+            yield from _tensors(inner)
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _tensors(inner)

@@ -1,0 +1,197 @@
+"""MetaLayer: an edge_model net(cat([src, dst, e, u[batch]])) and a node_model that scatters another, read by a trace.
+
+What edge_model returns is an array of edges by definition; the arrays inside of it need not be, and its first Linear
+acts on nodes. The messages that node_model scatters are never all there; what else it computes runs as it is written.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from stretto.errors import StrettoError
+from stretto.graph import Graph
+from stretto.layers import adjacency
+from stretto.layers.base import Decline, check_input, hooked, record_of
+from stretto.layers.edge_network import EDGE, SOURCE, TARGET, Network, Value, above, check_value, execute, network
+from stretto.layers.edge_trace import Trace, scatter, traced
+from stretto.layers.functional import REDUCTIONS
+
+Result = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+def fast(
+    meta: Any,
+    x: Tensor,
+    edge_index: Any,
+    edge_attr: Tensor | None = None,
+    u: Tensor | None = None,
+    batch: Tensor | None = None,
+) -> Result:
+    """What MetaLayer.forward computes."""
+    check_input(x)
+    if type(edge_index) is not Tensor or edge_index.layout != torch.strided or edge_index.shape[:1] != (2,):
+        raise Decline("edge_index is no plain [2, E]")
+    plans = []
+    if meta.edge_model is not None:
+        try:
+            graph, made = _edge_network(meta, x, edge_index, edge_attr, u, batch)
+        except Decline as decline:
+            raise Decline(f"edge_model: {decline.reason}") from decline
+        edge_attr, how = made.run(graph, "each")
+        plans.append(f"edge_model: {how}")
+    x, how = _nodes(meta, x, edge_index, edge_attr, u, batch)
+    plans.append(f"node_model: {how}")
+    if meta.global_model is not None:
+        u = meta.global_model(x, edge_index, edge_attr, u, batch)
+    record_of(meta).plan = ", ".join(plans)
+    return x, edge_attr, u
+
+
+def _nodes(meta: Any, x: Tensor, edge_index: Tensor, edge_attr: Any, u: Any, batch: Any) -> tuple[Tensor, str]:
+    """The new features of nodes, and how they were made; Decline where nothing of the layer would be ours."""
+    if meta.node_model is None:
+        if meta.edge_model is None:
+            raise Decline("neither edge_model nor node_model")
+        return x, "none"
+    try:
+        return _node_model(meta, x, edge_index, edge_attr, u, batch)
+    except Decline as decline:
+        if meta.edge_model is None:
+            raise Decline(f"node_model: {decline.reason}") from decline
+        return meta.node_model(x, edge_index, edge_attr, u, batch), f"as stock ({decline.reason})"
+
+
+def _traced(model: Any, given: tuple[Any, ...]) -> tuple[Trace, list[fx.Node]]:
+    """What a model's forward does with its five arguments, and these, or Decline."""
+    function = type(model).forward if isinstance(model, torch.nn.Module) else None
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_argcount != 6 or code.co_kwonlyargcount or "forward" in model.__dict__:
+        raise Decline("its forward is no plain function of five arguments")
+    if hooked(model) or type(model).__call__ is not torch.nn.Module.__call__:
+        raise Decline("a hook is registered, or it is called in its own way")
+    names = code.co_varnames[1:6]
+    absent = frozenset(name for name, value in zip(names, given, strict=True) if value is None)
+    trace = traced(function, names, absent)
+    if isinstance(trace, str):
+        raise Decline(trace)
+    return trace, [trace.arguments[name] for name in names]
+
+
+def _graph(meta: Any, x: Tensor, edge_index: Tensor, flow: str = "source_to_target") -> Graph:
+    try:
+        return adjacency.graph_of(meta, edge_index, x.size(0), x.size(0), adjacency.PASSING_EDGEWISE, flow=flow)
+    except StrettoError as error:  # an edge out of range, say: stock has its own words for it
+        raise Decline(str(error)) from error
+
+
+def _check(x: Tensor, edge_index: Tensor, edge_attr: Any, u: Any, batch: Any) -> None:
+    """Decline what is no plain tensor, or does not fit x."""
+    check_value("x", Value(SOURCE, x), x, edge_index.size(1))
+    if edge_attr is not None:
+        check_value("edge_attr", Value(EDGE, edge_attr), x, edge_index.size(1))
+    if u is not None:
+        check_value("u", Value(SOURCE, u), x, edge_index.size(1))
+    if batch is not None and (type(batch) is not Tensor or batch.dtype != torch.int64 or batch.shape != x.shape[:1]):
+        raise Decline("batch is no vector of integers, one a node")
+
+
+def _edge_network(
+    meta: Any, x: Tensor, edge_index: Tensor, edge_attr: Any, u: Any, batch: Any
+) -> tuple[Graph, Network]:
+    """edge_model(x[row], x[col], edge_attr, u, batch[row]) as a network on edges."""
+    trace, (source, target, attr, of_all, at) = _traced(meta.edge_model, (x, x, edge_attr, u, batch))
+    _check(x, edge_index, edge_attr, u, batch)
+    leaves = {source: Value(SOURCE, x), target: Value(TARGET, x)}
+    if edge_attr is not None:
+        leaves[attr] = Value(EDGE, edge_attr)
+    spread = [node for node in trace.calls if _is_item(node, of_all, at)]
+    if spread:
+        leaves |= dict.fromkeys(spread, Value(SOURCE, u[batch]))
+    graph = _graph(meta, x, edge_index)
+    calls = [node for node in trace.calls if node not in leaves]
+    made = network(trace, calls, trace.output, meta.edge_model, leaves, graph)
+    made.check(graph)
+    return graph, made
+
+
+def _node_model(meta: Any, x: Tensor, edge_index: Tensor, edge_attr: Any, u: Any, batch: Any) -> tuple[Tensor, str]:
+    """node_model(x, edge_index, edge_attr, u, batch), its scattered messages made as a network on edges."""
+    model, given = meta.node_model, (x, edge_index, edge_attr, u, batch)
+    trace, (of_nodes, index, attr, of_all, at) = _traced(model, given)
+    _check(x, edge_index, edge_attr, u, batch)
+    scatters = [node for node in trace.calls if node.target is scatter]
+    if len(scatters) != 1:
+        raise Decline(f"it scatters {len(scatters)} times")
+    src, where, dim, size, reduce = scatters[0].args
+    side = _side(where, index)
+    if not isinstance(src, fx.Node) or side is None or dim not in (0, -2) or reduce not in REDUCTIONS:
+        raise Decline("it scatters in another way than by an end of the edges")
+    if not _is_count(size, of_nodes):
+        raise Decline("it scatters into another number of rows than x has")
+    leaves: dict[fx.Node, Value] = {} if edge_attr is None else {attr: Value(EDGE, edge_attr)}
+    values = {of_nodes: x}
+    for node in trace.calls:
+        what, end = _gathered(node, index, of_nodes, of_all, at)
+        if what is not None and end is not None:
+            if what is of_all and what not in values:
+                values[what] = u[batch]
+            leaves[node] = Value(TARGET if end == side else SOURCE, values[what])
+    inside = above(src, leaves)
+    calls = [node for node in trace.calls if node in inside and node not in leaves]
+    outside = above(trace.output, {scatters[0]: None})
+    if any(node in outside for node in calls):
+        raise Decline("it uses the messages elsewhere, too")
+    if any(node.op == "call_module" and node not in inside | outside for node in trace.calls):
+        raise Decline("it computes something that it does not return")
+    graph = _graph(meta, x, edge_index, "source_to_target" if side == 1 else "target_to_source")
+    made = network(trace, calls, src, model, leaves, graph)
+    if not (made.steady or made.in_passes(graph)) or len(made.shape) != 1:
+        raise Decline("its messages come from random numbers or statistics of all edges, or are no rows")
+    total, how = made.run(graph, REDUCTIONS[str(reduce)])
+    known: dict[Any, Any] = dict(zip(trace.arguments.values(), given, strict=True))
+    known[scatters[0]] = total
+    modules = {name: getattr(model, name) for name in trace.read}
+    for node in trace.calls:
+        if node in outside and node is not scatters[0]:
+            known[node] = execute(node, known, modules)
+    return known[trace.output], how
+
+
+def _is_item(node: Any, of: Any, at: Any) -> bool:
+    """Whether a node is of[at]."""
+    return isinstance(node, fx.Node) and node.target is operator.getitem and node.args == (of, at)
+
+
+def _side(node: Any, index: fx.Node) -> int | None:
+    """0 or 1, where a node is edge_index[0] or edge_index[1]."""
+    return next((side for side in (0, 1) if _is_item(node, index, side)), None)
+
+
+def _is_count(node: Any, of_nodes: fx.Node) -> bool:
+    """Whether a node is x.size(0) or x.shape[0]."""
+    if not isinstance(node, fx.Node):
+        return False
+    if node.target == "size" and node.args == (of_nodes, 0) and not node.kwargs:
+        return True
+    shape = node.args[0] if node.args and _is_item(node, node.args[0], 0) else None
+    return isinstance(shape, fx.Node) and shape.target is getattr and shape.args == (of_nodes, "shape")
+
+
+def _gathered(
+    node: fx.Node, index: fx.Node, of_nodes: fx.Node, of_all: fx.Node, at: fx.Node
+) -> tuple[fx.Node | None, int | None]:
+    """(x, end) of x[row] or x[col], (u, end) of u[batch][row] or u[batch[row]], else nothing. end: 0 or 1."""
+    if node.target is not operator.getitem or len(node.args) != 2:
+        return None, None
+    what, where = node.args
+    if what is of_nodes:
+        return of_nodes, _side(where, index)
+    if _is_item(what, of_all, at):
+        return of_all, _side(where, index)
+    if what is of_all and isinstance(where, fx.Node) and where.target is operator.getitem and where.args[0] is at:
+        return of_all, _side(where.args[1], index)
+    return None, None

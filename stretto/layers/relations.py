@@ -1,0 +1,136 @@
+"""HeteroConv: the relations that end in one type of nodes side by side.
+
+The sum over relations of A_r X_r W_r' + b_r + X V_r' is evaluated as one plan: X V' with V = sum V_r is one product
+instead of one per relation (three with its gradients), and each aggregation adds onto the sum of those before it, so
+that no stack of results is made. Layers that are no such sum run in turn, as they would anyway.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor
+from torch_geometric.nn.conv.hetero_conv import group
+
+from stretto import settings
+from stretto.compile import Product, joint
+from stretto.layers import edges, gcn, sage
+from stretto.layers.base import Decline, hooked, note_path, record_of, why_stock
+from stretto.layers.sage import Summands
+
+# What a layer adds up, for the layers that are sums of products.
+SUMS: dict[type, Callable[..., Summands]] = {
+    pyg.SAGEConv: sage.of_sage,
+    pyg.GraphConv: sage.of_graph,
+    pyg.GCNConv: gcn.of_gcn,
+}
+Part = tuple[Any, Summands]  # a layer and what it adds up
+
+
+def fast(conv: Any, *args_dict: Any, **kwargs_dict: Any) -> dict[str, Tensor | None]:
+    """What HeteroConv.forward computes."""
+    if conv.aggr not in ("sum", "mean"):
+        raise Decline(f"relations in turn: they are combined by {conv.aggr}")
+    if settings.get("STRETTO_PLAN") == "stock":
+        raise Decline("relations in turn, as stock has them")
+    calls = list(_calls(conv, args_dict, kwargs_dict))
+    parts = [summands(layer, args, kwargs) for _, layer, args, kwargs in calls]
+    of_target: dict[str, list[int]] = {}
+    for i, (target, *_) in enumerate(calls):
+        of_target.setdefault(target, []).append(i)
+    joined = {target: [i for i in of if parts[i] is not None] for target, of in of_target.items()}
+    side_by_side = {i: target for target, of in joined.items() if len(of) > 1 for i in of}
+    if not side_by_side:
+        raise Decline("relations in turn: no two of them end in one type and can be added up")
+    chosen = {
+        target: [(calls[i][1], part) for i in joined[target] if (part := parts[i]) is not None]
+        for target in dict.fromkeys(side_by_side.values())
+    }
+    for target, of_one in chosen.items():
+        if not alike([of for _, of in of_one]):
+            raise Decline(f"relations in turn: those into {target} differ in shape or type")
+    found: dict[str, list[Tensor]] = {target: [] for target in of_target}
+    for i, (target, layer, args, kwargs) in enumerate(calls):
+        if i not in side_by_side:
+            found[target].append(layer(*args, **kwargs))
+    for target, of_one in chosen.items():
+        share = 1.0 if conv.aggr == "sum" else 1.0 / len(of_target[target])
+        out = total(of_one, share)
+        for other in found[target]:
+            out = torch.add(out, other, alpha=share)
+        found[target] = [out]
+    record_of(conv).plan = f"{len(side_by_side)} of {len(calls)} relations side by side"
+    return {target: group(outs, conv.aggr) for target, outs in found.items()}
+
+
+def _calls(conv: Any, args_dict: Any, kwargs_dict: Any) -> Iterator[tuple[str, Any, list[Any], dict[str, Any]]]:
+    """(type of the destination, layer, arguments, keywords) of every relation that has a value of its own."""
+    if any(not name.endswith("_dict") for name in kwargs_dict):
+        raise Decline("a keyword does not end with _dict")
+    for kind, layer in conv.convs.items():
+        source, _, target = kind
+        has_edges = False
+        given: list[tuple[str | None, Any]] = []
+        for name, values in [*((None, v) for v in args_dict), *kwargs_dict.items()]:
+            if kind in values:
+                has_edges = True
+                given.append((name, values[kind]))
+            elif source == target and source in values:
+                given.append((name, values[source]))
+            elif source in values or target in values:
+                given.append((name, (values.get(source), values.get(target))))
+        if has_edges:
+            keywords = {name[: -len("_dict")]: value for name, value in given if name is not None}
+            yield target, layer, [value for name, value in given if name is None], keywords
+
+
+def summands(layer: Any, args: Any, kwargs: Any) -> Summands | None:
+    """What a layer would add up for this input, or None where it is not a plain sum of products."""
+    of = next((of for kind, of in SUMS.items() if edges.is_stock(layer, kind)), None)
+    if of is None or why_stock(layer) is not None or hooked(layer):
+        return None
+    if of is sage.of_sage and layer.normalize:
+        return None
+    if torch.nn.modules.module._has_any_global_hook():
+        return None
+    try:
+        found = of(layer, *args, **kwargs)
+    except Decline:
+        return None
+    if torch.is_autocast_enabled(found.x.device.type):
+        return None
+    return found if found.is_linear else None
+
+
+def alike(parts: list[Summands]) -> bool:
+    """Whether what several layers add up has one shape and type."""
+    return len({(of.adj.graph.num_rows, of.weight.size(0), of.x.dtype, of.x.device) for of in parts}) <= 1
+
+
+def total(parts: list[Part], share: float = 1.0) -> Tensor:
+    """share times the sum of what all layers add up. -> [n, o]."""
+    products = [Product(of.x, _scaled(of.weight, share), of.adj) for _, of in parts]
+    roots: dict[int, tuple[Tensor, list[Tensor]]] = {}
+    for _, of in parts:
+        if of.root is not None and of.root_weight is not None:
+            roots.setdefault(id(of.root), (of.root, []))[1].append(of.root_weight)
+    products += [Product(root, _scaled(_sum(weights), share)) for root, weights in roots.values()]
+    biases = [of.bias for _, of in parts if of.bias is not None]
+    out, plan = joint(products, _scaled(_sum(biases), share) if biases else None)
+    for layer, _ in parts:
+        note_path(layer, None).plan = f"side by side: {plan}"
+    return out
+
+
+def _sum(tensors: list[Tensor]) -> Tensor:
+    """One by one: the gradients of a stack that is summed are views of one tensor, and autograd would hand that same
+    memory to every parameter as its .grad, where the next backward adds to it once for each of them."""
+    return functools.reduce(torch.add, tensors)
+
+
+def _scaled(tensor: Tensor, share: float) -> Tensor:
+    return tensor if share == 1.0 else tensor * share

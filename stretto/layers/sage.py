@@ -1,0 +1,145 @@
+"""SAGEConv and GraphConv: aggregate(x_j) W_l + b + x_i W_r. The root term is the beta of the aggregation, or joins the
+GEMM; the bias stays outside, since a node without neighbours must still get it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, linear
+from stretto.layers import adjacency
+from stretto.layers.base import Decline, check_input, note_plan, record_of, weight_of
+from stretto.layers.declines import pair_of
+from stretto.layers.features import aggregated, linear_of_nonzeros
+from stretto.ops import spmm
+from stretto.ops.projections import plus
+
+A, X, W, V = Sparse("A", "n", "m"), Leaf("X", "m", "i"), Leaf("W", "o", "i"), Leaf("V", "o", "r")
+OWN = Leaf("X", "m", "i"), Leaf("V", "o", "i")
+OTHER = Leaf("R", "n", "r")
+NEIGHBOURS = (Term((A, X, Transpose(W))),)
+WITH_OWN_ROOT = (*NEIGHBOURS, Term((OWN[0], Transpose(OWN[1]))))
+WITH_OTHER_ROOT = (*NEIGHBOURS, Term((OTHER, Transpose(V))))
+
+
+@dataclass(frozen=True)
+class Summands:
+    """What a layer adds up: reduce(A x) weight' + bias + root root_weight'; own: root is x itself."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    adj: Adjacency
+    reduce: str
+    root: Tensor | None = None
+    root_weight: Tensor | None = None
+    own: bool = False
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is a sum of products with constant adjacency."""
+        learns = self.adj.weight is not None and self.adj.weight.requires_grad
+        return self.reduce not in ("max", "min") and not learns
+
+
+def fast_sage(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+    """What SAGEConv.forward computes."""
+    out = evaluated(conv, of_sage(conv, x, edge_index, size))
+    return torch.nn.functional.normalize(out, p=2.0, dim=-1) if conv.normalize else out
+
+
+def fast_graph(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None) -> Tensor:
+    """What GraphConv.forward computes."""
+    return evaluated(conv, of_graph(conv, x, edge_index, edge_weight, size))
+
+
+def of_sage(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Summands:
+    """The summands of a SAGEConv, before it normalises."""
+    x_src, x_dst, own = _ends(conv, x)
+    if conv.project and hasattr(conv, "lin"):
+        weight_of(conv.lin, x_src, bias=True)  # a plain one: it may run again where what follows declines
+        x_src, own = conv.lin(x_src).relu(), False
+    root = x_dst if conv.root_weight else None
+    adj = _adjacency(conv, edge_index, x_src, x_dst, size)
+    adj = replace(adj, weight=adjacency.weights_in(adj.graph, edge_index, x_src))
+    root_weight = None if root is None else weight_of(conv.lin_r, root)
+    weight = weight_of(conv.lin_l, x_src, bias=True)
+    return Summands(x_src, weight, conv.lin_l.bias, adj, conv.aggr, root, root_weight, own)
+
+
+def of_graph(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None) -> Summands:
+    """The summands of a GraphConv."""
+    x_src, x_dst, own = _ends(conv, x)
+    adj = _adjacency(conv, edge_index, x_src, x_dst, size)
+    values = adjacency.values_of(edge_index)
+    edge_weight = adjacency.weighted(adj.graph, edge_weight if values is None else values, x_src)
+    adj = replace(adj, weight=edge_weight)
+    root_weight = None if x_dst is None else weight_of(conv.lin_root, x_dst)
+    weight = weight_of(conv.lin_rel, x_src, bias=True)
+    return Summands(x_src, weight, conv.lin_rel.bias, adj, conv.aggr, x_dst, root_weight, own)
+
+
+def _ends(conv: Any, x: Any) -> tuple[Tensor, Tensor | None, bool]:
+    x_src, x_dst = pair_of(x)
+    own = x_dst is x_src
+    check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
+    if conv.aggr not in ("mean", "add", "sum", "max", "min"):
+        raise Decline(f"aggr is {conv.aggr}")
+    return x_src, x_dst, own
+
+
+def _adjacency(conv: Any, edge_index: Any, x: Tensor, x_dst: Tensor | None, size: Any) -> Adjacency:
+    graph = adjacency.graph_of(conv, edge_index, x.size(0), destinations(edge_index, size, x_dst, x))
+    scale_type = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return Adjacency(graph, graph.mean_scale(scale_type) if conv.aggr == "mean" else None)
+
+
+def evaluated(conv: Any, of: Summands) -> Tensor:
+    """reduce(A x) weight' + bias + root root_weight' of a layer."""
+    if not of.is_linear:
+        record_of(conv).plan = f"({of.reduce} A X) W'" + ("" if of.root is None else " + X V'")
+        reduced = spmm(of.adj.graph, of.x, of.adj.weight, reduce=of.reduce)
+        out = torch.nn.functional.linear(reduced, of.weight, of.bias)
+        return out if of.root is None or of.root_weight is None else torch.addmm(out, of.root, of.root_weight.t())
+    h = linear_of_nonzeros(of.x, of.weight)
+    if h is not None:
+        root = None if of.root is None or of.root_weight is None else _product(of.root, of.root_weight)
+        record_of(conv).plan = "A (X W')" + ("" if root is None else " + X V'") + ", X by its nonzeros"
+        out = aggregated(of.adj, h, root)
+        return out if of.bias is None else plus(out, of.bias)
+    tensors = {"X": of.x, "W": of.weight}
+    expression: Expression = NEIGHBOURS
+    if of.root is not None and of.root_weight is not None:
+        tensors["V"] = of.root_weight
+        expression = WITH_OWN_ROOT if of.own else WITH_OTHER_ROOT
+        if not of.own:
+            tensors["R"] = of.root
+    return linear(expression, tensors, {"A": of.adj}, bias=of.bias, note=note_plan(conv))
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    found = linear_of_nonzeros(x, weight)
+    return x @ weight.t() if found is None else found
+
+
+def destinations(edge_index: Any, size: Any, x_dst: Tensor | None, x: Tensor) -> int:
+    """How many nodes receive messages, as PyG infers it."""
+    if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
+        return edge_index.size(0)
+    if hasattr(edge_index, "sparse_sizes"):  # a SparseTensor, whose rows receive
+        return int(edge_index.sparse_sizes()[0]) if x_dst is None else x_dst.size(0)
+    if hasattr(edge_index, "sparse_size"):  # an EdgeIndex: what it knows of itself counts, and `size` does not
+        size = edge_index.sparse_size()
+    known = None
+    if size is not None:
+        num_src, known = size
+        if not all(s is None or isinstance(s, int) for s in size):
+            raise Decline("size holds no numbers")
+        if num_src not in (None, x.size(0)) or (x_dst is not None and known not in (None, x_dst.size(0))):
+            raise Decline("size and x disagree")
+    if x_dst is not None:
+        return x_dst.size(0)
+    return x.size(0) if known is None else int(known)

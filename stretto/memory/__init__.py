@@ -1,0 +1,3 @@
+"""Memory that is used again: what the process keeps, large pages, results in the place of earlier ones."""
+
+PUBLIC = ("allocator", "pages", "pool")
