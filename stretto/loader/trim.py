@@ -82,19 +82,19 @@ def trimmed(batch: Any, *, semantics: str = "frontier") -> Any:
 
 
 def run_trimmed(model: Any, batch: Any, *, semantics: str = "frontier") -> Tensor:
-    """The model's output for the seeds of a batch. -> [batch_size, ...]
+    """The model's output for the seeds of a batch. -> [batch_size, ...].
 
     Where the model allows, every layer computes only the nodes the next one reads; elsewhere the whole batch is run.
     Gradients, dropout and evaluation are the model's own either way.
     """
-    if why_not_trimmed(model):
-        return model(batch.x, batch.edge_index)[: batch.batch_size]
+    x: Tensor = batch.x
+    whole = bool(why_not_trimmed(model))
     if isinstance(batch.num_sampled_nodes, list) and not _is_as_given(batch):  # the user dropped some edges, say
-        return model(batch.x, batch.edge_index)[: batch.batch_size]
-    known = getattr(batch, "layers", None) or layers(batch, semantics=semantics)
+        whole = True
+    known = [] if whole else getattr(batch, "layers", None) or layers(batch, semantics=semantics)
     if len(known) != model.num_layers:
-        return model(batch.x, batch.edge_index)[: batch.batch_size]
-    x = batch.x
+        x = model(x, batch.edge_index)[: batch.batch_size]
+        return x
     for i, layer in enumerate(known):
         x = model.convs[i]((x, x[: layer.size[1]]), layer.edge_index)
         x = x if i == model.num_layers - 1 else _between(model, i, x)
@@ -143,7 +143,8 @@ def _between(model: Any, i: int, x: Tensor) -> Tensor:
     x = model.norms[i](x)
     if model.act is not None and not model.act_first:
         x = model.act(x)
-    return model.dropout(x)
+    x = model.dropout(x)
+    return x
 
 
 def why_not_trimmed(model: Any) -> str:
