@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
+from stretto.kernels import has_own_memory, kind_of
 from stretto.layers.base import all_stock, record_of
 from stretto.machine import facts as machine
 from stretto.machine import store
@@ -229,7 +230,7 @@ def _memory(args: Any, kwargs: Any, conv: Any) -> tuple[float, float]:
     size = max((t.element_size() for t in rows), default=4)
     needed = MESSAGES * edges * max([*widths, *sizes], default=1) * size
     device = _device(args)
-    if device.type == "cuda":
+    if has_own_memory(device):
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return needed, torch.cuda.mem_get_info(device)[0] + idle
     return needed, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -249,7 +250,7 @@ class _Lap:
         self._mark("start")
 
     def _mark(self, what: str) -> None:
-        if self.device.type == "cuda":
+        if has_own_memory(self.device):
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             self.marks[what] = event
@@ -275,7 +276,7 @@ class _Lap:
         return sum(self._between(marks[one], marks[other]) for one, other in pairs)
 
     def _between(self, one: Any, other: Any) -> float:
-        if self.device.type != "cuda":
+        if not has_own_memory(self.device):
             return other - one
         other.synchronize()
         return one.elapsed_time(other) / 1e3
@@ -338,7 +339,7 @@ def _rounded(value: Any) -> object:
     if isinstance(value, Tensor):
         counted = 0 if value.is_floating_point() else 1  # x [n, k], edge_index [2, E]
         sizes = [round(4 * math.log2(n)) if k == counted and n else n for k, n in enumerate(value.shape)]
-        return sizes, str(value.dtype), value.requires_grad, str(value.layout), value.device.type
+        return sizes, str(value.dtype), value.requires_grad, str(value.layout), kind_of(value)
     if isinstance(value, (tuple, list)):
         return [_rounded(v) for v in value]
     return _sign(value)

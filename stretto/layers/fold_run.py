@@ -16,6 +16,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 
+from stretto.kernels import autocasts
 from stretto.kernels.looks import look
 from stretto.layers import folds, models, relations
 from stretto.layers.base import hooked, is_stock
@@ -183,7 +184,7 @@ def _attended(chain: Chain, args: Any, kwargs: Any) -> tuple[Tensor | None, list
         return None, []
     x, edge_index = args
     width = conv.out_channels * (conv.heads if conv.concat else 1)
-    if torch.is_autocast_enabled(x.device.type) or not folds.pays(x.size(0), width) or not folds.fits(norm, width, x):
+    if autocasts(x) or not folds.pays(x.size(0), width) or not folds.fits(norm, width, x):
         return None, []
     out = models.attended_of(conv, norm, x, edge_index)
     return out, [] if out is None else [norm]
