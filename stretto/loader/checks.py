@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import IndexRangeError, fail
-from stretto.kernels import build
+from stretto.kernels import build, on_host
 
 INDEX = (torch.int64, torch.int32)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -38,14 +38,14 @@ def shape_of(value: Any) -> str:
     """A value in the words of an error: what kind of array it is."""
     if not isinstance(value, Tensor):
         return type(value).__name__
-    place = "" if value.device.type == "cpu" else f" on {value.device}"
+    place = "" if on_host(value) else f" on {value.device}"
     layout = "" if value.layout == torch.strided else f" {str(value.layout).removeprefix('torch.')}"
     return f"{str(value.dtype).removeprefix('torch.')}{layout} of shape {list(value.shape)}{place}"
 
 
 def readable(value: Any) -> bool:
     """Whether native code can read an array by its address: a dense tensor in memory, all of it there."""
-    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.device.type != "cpu":
+    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or not on_host(value):
         return False
     return not value.is_conj() and not value.is_neg() and is_whole(value)
 
@@ -55,7 +55,7 @@ def is_whole(value: Tensor) -> bool:
 
     torch itself reads what is no longer there.
     """
-    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.device.type != "cpu":
+    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or not on_host(value):
         return True
     if value.numel() == 0:
         return True

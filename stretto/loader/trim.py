@@ -16,6 +16,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from stretto.errors import expect
 from stretto.graph import Graph
+from stretto.kernels import on_host
 
 # Layers whose output for a node depends on its own in-edges alone. GCNConv is not one of them: it divides by the
 # neighbours' degrees too, which a part of the graph does not show.
@@ -72,7 +73,7 @@ def _ends_with(graph: Graph, num_targets: int, num_edges: int) -> bool:
     csr = graph.csr
     if csr.edge_id is not None or csr.col is None or csr.num_rows < num_targets:
         return False
-    return csr.rowptr.device.type != "cpu" or int(csr.rowptr[num_targets]) == num_edges
+    return not on_host(csr.rowptr) or int(csr.rowptr[num_targets]) == num_edges
 
 
 def trimmed(batch: Any, *, semantics: str = "frontier") -> Any:
@@ -110,7 +111,7 @@ def run_by_hops(model: Any, x: Tensor, edge_index: Tensor, nodes: list[int], edg
     """
     count = model.num_layers
     hooked = any(conv._forward_hooks or conv._forward_pre_hooks for conv in model.convs)
-    if hooked or why_not_trimmed(model) or x.device.type != "cpu" or not count <= min(len(nodes) - 1, len(edges)):
+    if hooked or why_not_trimmed(model) or not on_host(x) or not count <= min(len(nodes) - 1, len(edges)):
         return None
     n, m = x.size(0), edge_index.size(1)
     if n != sum(nodes) or m != sum(edges) or not Graph.is_known(edge_index, (n, n)):

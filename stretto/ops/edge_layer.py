@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from stretto.graph import Graph
-from stretto.kernels import cpu_chain, cpu_edge, reference_chain, reference_edge
+from stretto.kernels import backend, cpu_chain, cpu_edge, reference_chain, reference_edge
 from stretto.kernels.cpu_chain import Stage
 from stretto.memory import pool
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
-from stretto.ops.edge_messages import backend
 from stretto.ops.edge_packed import Pairs, _apart, _of
 
 COUNTS = {"dense": 1, "relu": 0, "softplus": 0, "scale": 1}  # tensors of a stage, but for a Linear's bias
@@ -57,7 +56,7 @@ def takes(graph: Graph, x: Tensor, attr: Tensor, *chains: Chain) -> bool:
         return False
     if x.dtype not in (torch.float32, torch.float64) or attr.dtype != x.dtype or not x.numel() or not attr.numel():
         return False
-    if library.traced(x) or library.traced(attr) or backend(graph.device) is not cpu_edge:
+    if library.traced(x) or library.traced(attr) or not backend(graph.device).native:
         return False
     return all(
         t.dtype == x.dtype and t.device == x.device and t.is_contiguous() for chain in chains for t in chain.tensors
