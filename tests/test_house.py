@@ -152,6 +152,11 @@ def test_two_questions_two_packages():
     assert not edges["page"] & {"profile", "analyze", "observe"}
 
 
+def test_the_package_does_without_the_suites():
+    """A wheel does not hold them: the command line finds them by name, in the source tree."""
+    assert not [name_of(p) for p in sources if any(m.split(".")[0] == "benchmarks" for m in imports_of(p))]
+
+
 @pytest.mark.parametrize("path", sources, ids=name_of)
 def test_heavy_imports_stay_where_they_belong(path):
     roots = {module.split(".")[0] for module in imports_of(path)}
