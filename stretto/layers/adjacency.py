@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from stretto import kernels
 from stretto.compile import Adjacency
 from stretto.graph import Graph
 from stretto.graph.derived import lasting
+from stretto.kernels import has_own_memory
 from stretto.kernels.looks import settled
 from stretto.layers import base
 from stretto.layers.base import Decline, Small
@@ -37,7 +37,7 @@ def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int, few
     """
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         return
-    if not kernels.has_own_memory(edge_index.device):
+    if not has_own_memory(edge_index.device):
         return
     if edge_index.size(1) < min(fewest, few):
         raise Small(base.SMALL)

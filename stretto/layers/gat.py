@@ -13,10 +13,11 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from stretto import kernels, settings
+from stretto import settings
 from stretto.compile import CHOOSER, Order, Trial, best_order
 from stretto.compile.cost import gat_on_cpu, gat_on_gpu
 from stretto.graph import Graph
+from stretto.kernels import has_own_memory
 from stretto.layers import adjacency, edges
 from stretto.layers.base import SMALL, Decline, Small, messages, note_order, weight_of
 from stretto.layers.declines import same_type
@@ -202,7 +203,7 @@ def few_launches_decide(conv: Any, graph: Graph) -> bool:
     Measured: 13,000 to 60,000 edges, two layers of 4 x 64, 5 to 6.5 ms, stock's 0.8 of ours.
     """
     averaged = not conv.concat and conv.heads > 1
-    return kernels.has_own_memory(graph.device) and averaged and graph.num_edges < adjacency.PASSING_EDGEWISE
+    return has_own_memory(graph.device) and averaged and graph.num_edges < adjacency.PASSING_EDGEWISE
 
 
 def per_head(att: Tensor) -> Tensor:
@@ -267,7 +268,7 @@ def ordered(graph: Graph, x: Tensor, weight: Tensor, heads: int) -> tuple[Order,
     if decision is not None:
         return decision.steady if saved else decision.chosen, None, key
     sizes = {"n": graph.num_rows, "m": graph.num_cols, "E": graph.num_edges, "i": i, "o": columns, "h": heads}
-    size, here = x.element_size(), kernels.has_own_memory(x.device)
+    size, here = x.element_size(), has_own_memory(x.device)
     reuse = Order(REUSE, (columns,), graph.num_cols * columns * size)
     folded = Order(FOLDED, (heads * i,), graph.num_rows * heads * i * size)
 

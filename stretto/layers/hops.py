@@ -14,6 +14,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, constant, linear
+from stretto.kernels import autocasts
 from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline, check_input, note, note_plan, weight_of
 from stretto.layers.declines import same_type
@@ -91,7 +92,7 @@ def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
 def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What SSGConv.forward computes: (alpha X + (1 - alpha) / K sum_k A^k X) W, on the better side of the weight."""
     check_input(x)
-    if torch.is_autocast_enabled(x.device.type):
+    if autocasts(x):
         raise Decline("autocast is on")
     adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
     weight = weight_of(conv.lin, x, bias=True)
@@ -135,7 +136,7 @@ def fast_appnp(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None
     if kept is not None:
         note(conv, f"kept: {conv.K} times A h + alpha X")
         return kept.clone()  # theirs to edit
-    if 0 < conv.K <= MOST_HOPS and not edges.learns(adj) and not torch.is_autocast_enabled(x.device.type):
+    if 0 < conv.K <= MOST_HOPS and not edges.learns(adj) and not autocasts(x):
         step = _scaled(adj, 1 - conv.alpha)
         scalars = {"a": conv.alpha}
         return linear(teleports(conv.K), {"X": x}, {"A": step}, scalars=scalars, note=note_plan(conv), hoist=False)

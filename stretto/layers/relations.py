@@ -18,6 +18,7 @@ from torch_geometric.nn.conv.hetero_conv import group
 
 from stretto import settings
 from stretto.compile import Product, joint
+from stretto.kernels import autocasts
 from stretto.layers.base import Decline, hooked, messages, note, note_fast, record_of
 from stretto.layers.layer import Layer, Summands
 from stretto.layers.watched import why_stock
@@ -100,7 +101,7 @@ def summands(layer: Any, args: Any, kwargs: Any) -> Summands | None:
         found = kind.summands(layer, *args, **kwargs)
     except Decline:
         return None
-    if torch.is_autocast_enabled(found.x.device.type):
+    if autocasts(found.x):
         return None
     return found if found.is_linear else None
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto import kernels, settings
+from stretto import settings
+from stretto.kernels import has_own_memory
 from stretto.kernels.looks import note_trained
 from stretto.layers import adjacency
 from stretto.layers.base import LAZY, SMALL, Decline, Quiet, Record, Small, record_of
@@ -114,7 +115,7 @@ def few_on_device(edges: Any, least: int) -> bool:
     """Whether a plain edge_index on a GPU has fewer than `least` edges."""
     return (
         type(edges) is Tensor
-        and kernels.has_own_memory(edges.device)
+        and has_own_memory(edges.device)
         and edges.layout == torch.strided
         and edges.dim() == 2
         and edges.size(1) < least

@@ -120,7 +120,8 @@ def _candidates(decision: Decision, running: Plan | Order, device: torch.device,
         measured = decision.ranking.measured.get(plan)
         widths = [w.width for w in plan.works(decision.sizes, size) if w.kind == "spmm"]
         by_spmm = plan is running and isinstance(plan, Plan) and not settings.torch_kernels()
-        variants = sorted({name for w in set(widths) for name in chosen(w, device.type)}) if by_spmm else []
+        known = kernels.backend(device).variants
+        variants = sorted({name for w in set(widths) for name in chosen(w, known)}) if by_spmm else []
         took = None if measured is None else measured * 1e3
         kept = plan.kept_bytes(decision.sizes, size)
         found.append(Candidate(plan.name, seconds * 1e3, took, plan is running, widths, kept, variants))
