@@ -305,6 +305,11 @@ class Graph:
     def device(self) -> torch.device:
         return self.csr.device
 
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of a column index."""
+        return 0 if self.csr.col is None else self.csr.col.element_size()
+
     def memory(self) -> dict[str, int]:
         """Bytes of each part held; what parts share (a symmetric transpose, say) is counted with the first."""
         seen = {id(self)}

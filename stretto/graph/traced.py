@@ -1,5 +1,5 @@
 """TracedGraph: what Graph.of gives while torch.compile traces. Sizes and a handle; the real graph is looked up when the
-compiled code runs (stretto/ops/registered.py)."""
+compiled code runs (stretto/ops/kernel.py)."""
 
 from __future__ import annotations
 

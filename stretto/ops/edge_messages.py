@@ -11,7 +11,7 @@ sum over neighbours of act(row_i + col_j + edge) * act2(row2_i + col2_j + edge2)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -22,10 +22,10 @@ from stretto import kernels
 from stretto.errors import expect, fail
 from stretto.graph import Graph
 from stretto.kernels import cpu, cpu_edge, reference_edge
-from stretto.ops import library, twice
-from stretto.ops.batched import one_by_one
+from stretto.ops import library
 from stretto.ops.checks import check_values
-from stretto.ops.op import Op, Sample
+from stretto.ops.cost import Cost, Formula, row_bytes, wide_specs
+from stretto.ops.kernel import Kernel, Sample, through
 from stretto.ops.rows import run_sum
 
 _NAMES = ("row", "col", "edge", "row2", "col2", "edge2")
@@ -53,15 +53,9 @@ def edge_messages(
     for name, tensor in zip(_NAMES, tensors, strict=True):
         if tensor is not None:
             check_values("edge_messages", name, tensor, graph.device)
-    tensors = _promoted(tensors)
+    tensors = promoted(tensors)
     _check(graph, tensors, act, act2, reduce)
-    found = [t for t in tensors if t is not None]
-    if any(library.traced(t) for t in found):
-        out = torch.ops.stretto.edge_messages(graph.handle, *tensors, act, act2, graph.num_rows)
-    elif torch.is_grad_enabled() and any(t.requires_grad for t in found):
-        out = _EdgeMessages.apply(graph, (act, act2), *tensors)
-    else:
-        out = run(graph, tensors, (act, act2))
+    out = KERNEL(graph, *tensors, act, act2)
     if reduce == "mean":
         scale = library.mean_scale(graph, kernels.accumulate_type(out.dtype))
         out = (out * scale.unsqueeze(1)).to(out.dtype)
@@ -76,52 +70,35 @@ def backend(device: torch.device) -> ModuleType:
     return module if hasattr(module, "edge_messages") else reference_edge
 
 
-def run(graph: Graph, tensors: tuple[Tensor | None, ...], acts: tuple[str, str]) -> Tensor:
-    """No autograd."""
-    return backend(graph.device).edge_messages(graph.edge_csr, tensors, acts)
+def run(graph: Graph, *arguments: Any) -> Tensor:
+    """No autograd. arguments: the six terms and two activations."""
+    out: Tensor = backend(graph.device).edge_messages(graph.edge_csr, arguments[:6], arguments[6:])
+    return out
 
 
-def run_grad(
-    graph: Graph, tensors: tuple[Tensor | None, ...], acts: tuple[str, str], grad: Tensor, needs: tuple[bool, ...]
+def gradient(
+    graph: Graph, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool], *acts: str
 ) -> tuple[Tensor | None, ...]:
     """No autograd: the gradient of every tensor that needs one.
 
     A row term's gradient is that of its edge term, summed: where the latter is made anyway, no activation is computed
     a second time.
     """
-    module = backend(grad.device)
-    sums = [needs[s] and needs[s + 2] and tensors[s + 2] is not None for s in (0, 3)]
-    if module is cpu_edge or not any(sums):
-        return module.edge_messages_grad(graph.edge_csr, graph.T.edge_csr, tensors, acts, grad, needs)
-    fewer = (needs[0] and not sums[0], *needs[1:3], needs[3] and not sums[1], *needs[4:])
-    found = list(module.edge_messages_grad(graph.edge_csr, graph.T.edge_csr, tensors, acts, grad, fewer))
-    for term, wanted in zip((0, 3), sums, strict=True):
-        if wanted:
-            found[term] = run_sum(graph.segments, found[term + 2])
-    return tuple(found)
+    (grad,), module = grads, backend(grads[0].device)
+    csrs = graph.edge_csr, graph.T.edge_csr
+    sums = [] if module is cpu_edge else [s for s in (0, 3) if needs[s] and needs[s + 2] and saved[s + 2] is not None]
+    fewer = tuple(need and at not in sums for at, need in enumerate(needs))
+    made = list(module.edge_messages_grad(*csrs, tuple(saved), acts, grad, fewer))
+    for term in sums:
+        made[term] = run_sum(graph.segments, made[term + 2])
+    return tuple(made)
 
 
-class _EdgeMessages(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, graph: Graph, acts: tuple[str, str], *tensors: Any) -> Tensor:
-        ctx.graph, ctx.acts = graph, acts
-        ctx.save_for_backward(*tensors)
-        return run(graph, tensors, acts)
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        tensors, needs = ctx.saved_tensors, tuple(ctx.needs_input_grad[2:])
-        if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
-
-            def again(*terms: Tensor | None) -> list[Tensor]:
-                return [reference_edge.edge_messages(ctx.graph.edge_csr, terms, ctx.acts)]
-
-            return None, None, *twice.gradients(again, grads, tensors, needs)
-        return None, None, *run_grad(ctx.graph, tensors, ctx.acts, grads[0], needs)
+def _plain(graph: Graph, *arguments: Any) -> Tensor:
+    return reference_edge.edge_messages(graph.edge_csr, arguments[:6], arguments[6:])
 
 
-def _promoted(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+def promoted(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     types = {t.dtype for t in tensors if t is not None}
     if len(types) <= 1:
         return tensors
@@ -188,4 +165,36 @@ def bytes_moved(graph: Graph, *tensors: Any, **options: Any) -> int:
     return 8 * (graph.num_rows + 1) + graph.num_edges * (4 + per_edge * width) + 2 * graph.num_rows * width
 
 
-OP = Op("edge_messages", edge_messages, reference, samples, flops, bytes_moved)
+def _shapes(graph: Any, *arguments: Any) -> Tensor:
+    term: Tensor = next(t for t in arguments if t is not None)
+    return term.new_empty(graph.num_rows, term.shape[1])
+
+
+def messages_cost(per_value: int, *, ways: int = 1) -> Formula:
+    """Of kernels that join terms of rows, columns and edges per edge and channel, and sum over the edges of a node."""
+
+    def cost(graph: Any, *arguments: Any, **options: Any) -> Cost:
+        inputs = wide_specs(arguments)
+        row = row_bytes(inputs[0])
+        tables = ways * max(1, len(inputs) - 1)
+        stream = ways * (graph.nbytes + 2 * graph.num_rows * row)
+        flops = ways * per_value * graph.num_edges * inputs[0].shape[1] * len(inputs)
+        return Cost("spmm", flops, stream, tables * graph.num_edges * row, row, tables * inputs[0].nbytes, None)
+
+    return cost
+
+
+KERNEL = Kernel(
+    "edge_messages",
+    "Tensor? row, Tensor? col, Tensor? edge, Tensor? row2, Tensor? col2, Tensor? edge2, str act, str act2",
+    run=run,
+    shapes=_shapes,
+    gradient=gradient,
+    again=through(_plain),
+    function=edge_messages,
+    reference=reference,
+    samples=samples,
+    flops=flops,
+    bytes=bytes_moved,
+    costs={"edge_messages": messages_cost(2), "edge_messages_grad": messages_cost(2, ways=2)},
+)
