@@ -6,8 +6,10 @@ messages node i receives. Cached backward is not a feature of its own: it is `gr
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from stretto.errors import expect, fail
 from stretto.graph import formats
-from stretto.graph.derived import bytes_of, kept, lasting
+from stretto.graph.derived import V, bytes_of, kept, lasting
 from stretto.graph.memo import Memo, MemoInfo
 from stretto.graph.traced import TracedGraph
 from stretto.kernels import Csr, build
@@ -104,9 +106,14 @@ class Graph:
 
     @staticmethod
     def remember(
-        edges: Tensor, graph: Graph, num_nodes: int | tuple[int, int], *, flow: str = "source_to_target"
+        edges: Tensor,
+        graph: Graph | functools.partial[Graph],
+        num_nodes: int | tuple[int, int],
+        *,
+        flow: str = "source_to_target",
     ) -> None:
-        """Tell Graph.of that `edges` is `graph`, so that it need not sort (a loader knows its batches' CSR)."""
+        """Tell Graph.of that `edges` is `graph`, or what `graph` makes when it is asked for, so that it need not sort
+        (a loader knows its batches' CSR)."""
         sizes = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
         _memo.put(edges, (sizes, flow), graph)
 
@@ -267,15 +274,16 @@ class Graph:
     @kept
     def kept_edges(self) -> Tensor:
         """Positions of the edges that are no self-loops, in the user's order. [E'] int64."""
-        source, target = self.edge_index
-        return (source != target).nonzero().view(-1)
+        pairs: Tensor = self.edge_index
+        return (pairs[0] != pairs[1]).nonzero().view(-1)
 
-    def derived(self, key: Any, make: Any) -> Any:
+    def derived(self, key: Any, make: Callable[[], V]) -> V:
         """What `make()` gave the first time for this key; kept as long as the graph."""
         if key not in self._derived:
             with lasting():
-                return self._derived.setdefault(key, make())
-        return self._derived[key]
+                self._derived.setdefault(key, make())
+        value: V = self._derived[key]
+        return value
 
     @staticmethod
     def forget_derived() -> None:

@@ -36,7 +36,8 @@ class TracedGraph:
     @property
     def segment_index(self) -> Tensor:
         """Destination of every edge in the user's order. [E] int64."""
-        return torch.ops.stretto.segment_index(self.handle, self.num_edges, self.device)
+        index: Tensor = torch.ops.stretto.segment_index(self.handle, self.num_edges, self.device)
+        return index
 
     @staticmethod
     def standing_for(graph: Any) -> TracedGraph:

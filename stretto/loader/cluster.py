@@ -59,7 +59,7 @@ def metis(edge_index: Tensor, num_nodes: int, num_parts: int, *, recursive: bool
 class _Cut:
     """What Blueprint reads of a sampler: here, of the whole graph that parts are taken from."""
 
-    e_id, is_hetero = True, False
+    e_id = True
 
     def __init__(self, num_nodes: int, edges: EdgeArrays) -> None:
         self.graph = GraphArrays([None], [None], {None: num_nodes}, {None: edges})
@@ -78,7 +78,7 @@ class ClusterLoader(pyg.ClusterLoader):
             kwargs.pop(name, None)
         self.num_threads = thread_count("ClusterLoader", kwargs.pop("num_threads", None), asked)
         self.memory = checks.count("ClusterLoader", "memory", kwargs.pop("memory", None) or MEMORY, 1)
-        super().__init__(cluster_data, **kwargs)
+        super().__init__(cluster_data, **kwargs)  # type: ignore[no-untyped-call]
         self._made: tuple[Blueprint, NativeSampler] | None = None
 
     def __iter__(self) -> Any:

@@ -59,7 +59,7 @@ class NeighborSampler(BaseSampler):
     ) -> None:
         if isinstance(data, Store):
             self.graph = data.read(time_attr=time_attr, weight_attr=weight_attr)
-            self.data_type = DataType.heterogeneous if self.graph.is_hetero else DataType.homogeneous
+            self.data_type = DataType.heterogeneous if self.graph.hetero else DataType.homogeneous
         else:
             self.data_type = DataType.from_data(data)
             self.graph = arrays.read(data, time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted)
@@ -116,7 +116,7 @@ class NeighborSampler(BaseSampler):
 
     @property
     def is_hetero(self) -> bool:
-        return self.graph.is_hetero
+        return self.graph.hetero
 
     @property
     def is_temporal(self) -> bool:
@@ -140,12 +140,14 @@ class NeighborSampler(BaseSampler):
     # ---- sampling ----
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput | HeteroSamplerOutput:
-        return self.finish(node_sample(index, self._sample))
+        output: SamplerOutput | HeteroSamplerOutput = self.finish(node_sample(index, self._sample))
+        return output
 
     def sample_from_edges(
         self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
     ) -> SamplerOutput | HeteroSamplerOutput:
-        return self.finish(self.edge_sample(index, self._sample, neg_sampling))
+        output: SamplerOutput | HeteroSamplerOutput = self.finish(self.edge_sample(index, self._sample, neg_sampling))
+        return output
 
     def edge_sample(
         self, index: EdgeSamplerInput, sample: Callable[..., Any], neg_sampling: NegativeSampling | None

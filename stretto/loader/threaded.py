@@ -6,7 +6,7 @@ are sampled, relabelled and sliced by native threads in this process, ahead of t
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch_geometric.sampler.base import SubgraphType
 
 from stretto.errors import fail
 from stretto.loader import checks
-from stretto.loader.batch import Blueprint
+from stretto.loader.batch import Blueprint, put
 from stretto.loader.clock import Clock, mixed
 from stretto.loader.native_sampler import Sampling
 from stretto.loader.sampler import NeighborSampler
@@ -51,7 +51,18 @@ def thread_count(who: str, asked: Any, workers: int) -> int:
 class Threaded:
     """What both loaders share: options, the stream, the iterator. Mixed into one of PyG's loader classes."""
 
+    # PyG's own
     data: Any
+    input_data: Any
+    dataset: Any
+    batch_sampler: Any
+    batch_size: Any
+    drop_last: bool
+    pin_memory: bool
+    transform: Any
+    transform_sampler_output: Any
+    filter_fn: Callable[[Any], Any]
+
     store: Store | None = None
     sampler_: NeighborSampler
     generator: torch.Generator | None
@@ -82,8 +93,10 @@ class Threaded:
     # ---- iterating ----
 
     def __iter__(self) -> Iterator[Any]:
-        if not isinstance(self.sampler_, NeighborSampler) or self.batch_sampler is None:  # type: ignore[attr-defined]
-            return super().__iter__()  # type: ignore[misc]
+        if not isinstance(self.sampler_, NeighborSampler) or self.batch_sampler is None:
+            stock: Any = super()
+            batches: Iterator[Any] = stock.__iter__()
+            return batches
         seed, epoch = self._clock.tick(self.generator)
         self._reclaim()
         stream, self._stream = self._stream, None
@@ -121,7 +134,7 @@ class Threaded:
         slices: list[Any] = []
         # Where edges are changed after sampling, or features come from a store, PyG's own filter_fn makes the batch.
         direct = isinstance(self.data, (Data, HeteroData)) and sampler.subgraph_type != SubgraphType.bidirectional
-        if direct and self.transform_sampler_output is None:  # type: ignore[attr-defined]
+        if direct and self.transform_sampler_output is None:
             self._blueprint = Blueprint(self.data, sampler, self.store)
             slices = self._blueprint.slices
             extra |= Sampling.CSR
@@ -142,34 +155,35 @@ class Threaded:
     def __call__(self, index: Any) -> Any:
         """The batch of these positions in the list of seeds, made on this thread."""
         if self.store is None:
-            return super().__call__(index)  # type: ignore[misc]
+            stock: Any = super()
+            return stock.__call__(index)
         seed, epoch = int(torch.empty((), dtype=torch.int64).random_()), 0
         self._reclaim()
         stream = self._stream if self._stream is not None and self._unchanged() else self._new_stream()
-        task = self._task(self.input_data[index], seed, epoch, 0, 0)  # type: ignore[attr-defined]
+        task = self._task(index if isinstance(index, Tensor) else torch.tensor(index), seed, epoch, 0, 0)
         return self._batch(stream.engine.sampler.sample(seed, epoch, 0, task.seeds, task.times), task)
 
     def _tasks(self, seed: int, epoch: int) -> Iterator[Task]:
         for number, index in enumerate(self._indices(seed, epoch)):
             # With batch_dependency, groups of batches share their random numbers.
-            yield self._task(self.input_data[index], seed, epoch, number, number // self.batch_dependency)  # type: ignore[attr-defined]
+            yield self._task(index, seed, epoch, number, number // self.batch_dependency)
 
     def _indices(self, seed: int, epoch: int) -> Iterator[Tensor]:
         """Positions in the list of seeds, batch by batch."""
         if not self._own_order:
-            for index in self.batch_sampler:  # type: ignore[attr-defined]
+            for index in self.batch_sampler:
                 yield index if isinstance(index, Tensor) else torch.tensor(index, dtype=torch.int64)
             return
-        n, size = len(self.dataset), self.batch_size  # type: ignore[attr-defined]
+        n, size = len(self.dataset), self.batch_size
         if self._shuffle:
             order = torch.randperm(n, generator=torch.Generator().manual_seed(mixed(seed, epoch)))
         else:
             order = torch.arange(n)
-        stop = n - n % size if self.drop_last else n  # type: ignore[attr-defined]
+        stop = n - n % size if self.drop_last else n
         for start in range(0, stop, size):
             yield order[start : min(start + size, stop)]
 
-    def _task(self, inputs: Any, seed: int, epoch: int, number: int, key: int) -> Task:
+    def _task(self, index: Tensor, seed: int, epoch: int, number: int, key: int) -> Task:
         raise NotImplementedError
 
     def _label(self, batch: Any, task: Task) -> None:
@@ -187,35 +201,43 @@ class Threaded:
                     {k: v % task.num_pos for k, v in trees.items()} if sampler.is_hetero else trees % task.num_pos
                 )
             out.metadata = task.metadata
-            batch = self.filter_fn(sampler.finish(out))  # type: ignore[attr-defined]
+            batch = self.filter_fn(sampler.finish(out))
             return batch if self.device is None else batch.to(self.device)
-        with torch.inference_mode(False):  # ordinary tensors, whose graphs can be remembered, whoever asks for them
-            batch = self._blueprint.build(slot, self.device)
-            self._count(batch, slot, task)
-            self._label(batch, task)
-            if self.trim:
-                batch = trimmed(batch, semantics=sampler.semantics)
-        if self.transform is not None:  # type: ignore[attr-defined]
-            batch = self.transform(batch)  # type: ignore[attr-defined]
-        if self.pin_memory and self.device is None and torch.cuda.is_available():  # type: ignore[attr-defined]
+        if torch.is_inference_mode_enabled():  # ordinary tensors, whose graphs can be remembered, whoever asks for them
+            with torch.inference_mode(False):
+                batch = self._built(self._blueprint, slot, task)
+        else:
+            batch = self._built(self._blueprint, slot, task)
+        if self.transform is not None:
+            batch = self.transform(batch)
+        if self.pin_memory and self.device is None and torch.cuda.is_available():
             batch = batch.pin_memory()
         return batch
 
-    def _count(self, batch: Any, slot: Slot, task: Task) -> None:
-        """batch, num_sampled_nodes and num_sampled_edges."""
+    def _built(self, blueprint: Blueprint, slot: Slot, task: Task) -> Any:
+        batch = blueprint.build(slot, self.device)
+        if self.sampler_.graph.hetero:
+            self._count_types(batch, slot, task)
+        else:
+            counted = self.sampler_.subgraph_type != SubgraphType.induced
+            tree = slot.tree()
+            values = {
+                "batch": tree % task.num_pos if task.num_pos and tree is not None else tree,
+                "num_sampled_nodes": slot.nodes_per_hop() if counted else None,
+                "num_sampled_edges": slot.edges_per_hop() if counted else None,
+            }
+            put(batch, values, plain=blueprint.plain)
+        self._label(batch, task)
+        return trimmed(batch, semantics=self.sampler_.semantics) if self.trim else batch
+
+    def _count_types(self, batch: Any, slot: Slot, task: Task) -> None:
+        """batch, num_sampled_nodes and num_sampled_edges of each type."""
         sampler = self.sampler_
         counted = sampler.subgraph_type != SubgraphType.induced
-        tree = [slot.tree(i) for i in range(len(sampler.graph.node_types))]
-        if task.num_pos:
-            tree = [None if t is None else t % task.num_pos for t in tree]
-        if not sampler.is_hetero:
-            batch.batch = tree[0]
-            batch.num_sampled_nodes = slot.nodes_per_hop() if counted else None
-            batch.num_sampled_edges = slot.edges_per_hop() if counted else None
-            return
         for i, key in enumerate(sampler.graph.node_types):
-            if tree[i] is not None:
-                batch[key].batch = tree[i]
+            tree = slot.tree(i)
+            if tree is not None:
+                batch[key].batch = tree % task.num_pos if task.num_pos else tree
             if counted:
                 batch[key].num_sampled_nodes = slot.nodes_per_hop(i)
         if counted:
@@ -276,17 +298,16 @@ class _Pass:
         if self._stream is None:
             raise StopIteration
         try:
-            with torch.inference_mode(False):
-                found = self._stream.next()
+            ready = self._stream.next()
         except ValueError:  # this batch failed; the others are not affected
             raise
         except BaseException:  # Ctrl-C while waiting: nobody knows where the stream stands
             self._end(keep=False)
             raise
-        if found is None:
+        if ready is None:
             self._end(keep=True)
             raise StopIteration
-        return self._loader._batch(*found)
+        return self._loader._batch(*ready)
 
     def _end(self, *, keep: bool) -> None:
         stream, self._stream = self._stream, None

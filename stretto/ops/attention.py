@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from stretto.graph import Graph
-from stretto.kernels import accumulate_type, reference_attention
-from stretto.kernels.attention import TENSORS, Attention, backend
+from stretto.kernels import accumulate_type, backend, on_host, reference_attention
+from stretto.kernels.attention import TENSORS, Attention
 from stretto.ops import kept_scores, library, twice
 from stretto.ops.attention_arguments import check, default_scale, promoted, seed_of
 from stretto.ops.autograd_state import is_last
@@ -101,7 +101,7 @@ def _results(
     learns = learns and torch.is_grad_enabled()
     fused = bias if bias is not None and takes_bias(tensors, bias, learns) else None
     if learns:
-        results: tuple[Tensor, Tensor, Tensor] = _Attention.apply(graph, form, numbers, seed, fused, *tensors)
+        results: tuple[Tensor, Tensor, Tensor] = _attend(graph, form, numbers, seed, fused, *tensors)
         return results
     return run(graph, form, numbers, seed, tensors, fused)[:3]
 
@@ -194,7 +194,7 @@ def _pack(
     named: dict[str, Any] = dict(zip(TENSORS, tensors, strict=True))
     a = Attention(form, **named, slope=slope, scale=scale, dropout=dropout, dropped=dropped, bias=bias)
     if seed is not None:
-        if seed.device.type == "cpu" or not hasattr(backend(a.values.device), "BIAS_WIDTH"):
+        if on_host(seed) or not backend(a.values.device).device_seed:
             a.seed = mixed(int(seed))
         else:  # read by the kernels: nothing waits, and a captured graph draws a new one at every replay
             a.seed_at = seed
@@ -251,6 +251,9 @@ class _Attention(torch.autograd.Function):
         return None, None, None, None, dbias, *found[: len(TENSORS)]
 
 
+_attend: Any = _Attention.apply
+
+
 # ---- the declaration ----
 
 
@@ -298,12 +301,14 @@ def flops(graph: Graph, v: Tensor | None, left: Any = None, right: Any = None, e
     """Per edge and head: the score (2 operations per value read, 5 for leaky_relu and softmax), 2 per value summed."""
     values: Any = right if v is None else v
     wide = left is not None and len(left.shape) == 3
-    score = left.shape[2] * (4 if options.get("form") == "gatv2" else 2) if wide else 2
-    return graph.num_edges * _heads(values, left, edge) * (score + 5 + 2 * values.shape[2])
+    score: int = left.shape[2] * (4 if options.get("form") == "gatv2" else 2) if wide else 2
+    width: int = values.shape[2]
+    return graph.num_edges * _heads(values, left, edge) * (score + 5 + 2 * width)
 
 
-def _heads(values: Any, left: Any, edge: Any) -> Any:
-    return next((t.shape[1] for t in (left, edge) if t is not None), values.shape[1])
+def _heads(values: Any, left: Any, edge: Any) -> int:
+    heads: int = next((t.shape[1] for t in (left, edge) if t is not None), values.shape[1])
+    return heads
 
 
 def bytes_moved(
@@ -314,7 +319,8 @@ def bytes_moved(
     gathered = [t for t in (v, right) if t is not None]
     total += sum(graph.num_edges * row_bytes(t) for t in gathered) + (0 if edge is None else edge.nbytes)
     values: Any = right if v is None else v
-    return total + graph.num_rows * _heads(values, left, edge) * values.shape[2] * values.dtype.itemsize
+    row: int = values.shape[2] * values.dtype.itemsize
+    return total + graph.num_rows * _heads(values, left, edge) * row
 
 
 def _run_node(graph: Graph, *arguments: Any) -> tuple[Tensor, ...]:

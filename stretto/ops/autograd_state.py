@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,11 +37,6 @@ def again_in_backward() -> bool:
 def is_last() -> bool:
     """Inside backward: whether the graph is given up, so that what was kept will not be read again."""
     return _kept is not None and not _here.several and not _kept()
-
-
-def in_given_types(device: str) -> Any:
-    """Inside backward: whatever autocast says here, for the forward pass has chosen the types already."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 @contextmanager

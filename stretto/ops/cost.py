@@ -36,17 +36,18 @@ class Cost(NamedTuple):
 Formula = Callable[..., Cost]  # takes what the kernel takes: a matrix with num_rows, num_edges, nbytes, and specs
 
 
-def row_values(x: Any) -> Size:
-    """Values of one row of a tensor, or of a spec of one."""
-    values: Size = 1
+def row_values(x: Any) -> int:
+    """Values of one row of a tensor; a symbol, where those of a spec are."""
+    values = 1
     for size in x.shape[1:]:
         values = values * size
     return values
 
 
-def row_bytes(x: Any) -> Size:
+def row_bytes(x: Any) -> int:
     """Bytes of one row."""
-    return row_values(x) * x.dtype.itemsize
+    size: int = x.dtype.itemsize
+    return row_values(x) * size
 
 
 def gathered(family: str, flops: Size, stream: Size, num_edges: Size, *tables: Any, ways: int = 1) -> Cost:

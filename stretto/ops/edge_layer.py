@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from stretto.graph import Graph
-from stretto.kernels import cpu_chain, cpu_edge, reference_chain, reference_edge
+from stretto.kernels import backend, cpu_chain, cpu_edge, reference_chain, reference_edge
 from stretto.kernels.cpu_chain import Stage
 from stretto.memory import pool
 from stretto.ops import library
-from stretto.ops.edge_messages import backend
 from stretto.ops.edge_packed import Pairs, _apart, _of
 from stretto.ops.kernel import differentiable, through
 
@@ -57,7 +56,7 @@ def takes(graph: Graph, x: Tensor, attr: Tensor, *chains: Chain) -> bool:
         return False
     if x.dtype not in (torch.float32, torch.float64) or attr.dtype != x.dtype or not x.numel() or not attr.numel():
         return False
-    if library.traced(x) or library.traced(attr) or backend(graph.device) is not cpu_edge:
+    if library.traced(x) or library.traced(attr) or not backend(graph.device).native:
         return False
     return all(
         t.dtype == x.dtype and t.device == x.device and t.is_contiguous() for chain in chains for t in chain.tensors
@@ -84,7 +83,8 @@ def edge_layer(graph: Graph, x: Tensor, attr: Tensor, before: Chain, edge: Chain
     plan = (graph, (before.stages, edge.stages, after.stages), form)
     tensors = (x, attr, *before.tensors, *edge.tensors, *after.tensors)
     if library.recorded(*tensors):
-        return _edge_layer(plan, *tensors)
+        out: Tensor = _edge_layer(plan, *tensors)
+        return out
     return _forward(plan, tensors, [])
 
 
@@ -101,7 +101,8 @@ def gated_layer(
     plan = (graph, ((("dense", 0),), (("dense", int(bool(biases))),), ()), Form("gate", root))
     tensors = (x, attr, *weights, *biases)
     if library.recorded(*tensors):
-        return _edge_layer(plan, *tensors)
+        out: Tensor = _edge_layer(plan, *tensors)
+        return out
     return _forward(plan, _packed(plan, tensors), [])
 
 

@@ -12,18 +12,17 @@ sum over neighbours of act(row_i + col_j + edge) * act2(row2_i + col2_j + edge2)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stretto import kernels
-from stretto.errors import expect, fail
+from stretto.errors import expect
 from stretto.graph import Graph
-from stretto.kernels import cpu, cpu_edge, reference_edge
+from stretto.kernels import backend, reference_edge
 from stretto.ops import library
-from stretto.ops.checks import check_values
+from stretto.ops.checks import check_shape
 from stretto.ops.cost import Cost, Formula, row_bytes, wide_specs
 from stretto.ops.kernel import Kernel, Sample, through
 from stretto.ops.rows import run_sum
@@ -50,24 +49,13 @@ def edge_messages(
     act, act2: identity, relu, sigmoid, softplus, silu, or one (act2 only): no second factor.
     """
     tensors: tuple[Tensor | None, ...] = (row, col, edge, row2, col2, edge2)
-    for name, tensor in zip(_NAMES, tensors, strict=True):
-        if tensor is not None:
-            check_values("edge_messages", name, tensor, graph.device)
-    tensors = promoted(tensors)
     _check(graph, tensors, act, act2, reduce)
+    tensors = _promoted(tensors)
     out = KERNEL(graph, *tensors, act, act2)
     if reduce == "mean":
         scale = library.mean_scale(graph, kernels.accumulate_type(out.dtype))
         out = (out * scale.unsqueeze(1)).to(out.dtype)
     return out
-
-
-def backend(device: torch.device) -> ModuleType:
-    """The module that holds the kernels of edge messages for a device."""
-    module = kernels.backend(device)
-    if module is cpu:
-        return cpu_edge
-    return module if hasattr(module, "edge_messages") else reference_edge
 
 
 def run(graph: Graph, *arguments: Any) -> Tensor:
@@ -86,7 +74,7 @@ def gradient(
     """
     (grad,), module = grads, backend(grads[0].device)
     csrs = graph.edge_csr, graph.T.edge_csr
-    sums = [] if module is cpu_edge else [s for s in (0, 3) if needs[s] and needs[s + 2] and saved[s + 2] is not None]
+    sums = [] if module.native else [s for s in (0, 3) if needs[s] and needs[s + 2] and saved[s + 2] is not None]
     fewer = tuple(need and at not in sums for at, need in enumerate(needs))
     made = list(module.edge_messages_grad(*csrs, tuple(saved), acts, grad, fewer))
     for term in sums:
@@ -98,7 +86,7 @@ def _plain(graph: Graph, *arguments: Any) -> Tensor:
     return reference_edge.edge_messages(graph.edge_csr, arguments[:6], arguments[6:])
 
 
-def promoted(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+def _promoted(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     types = {t.dtype for t in tensors if t is not None}
     if len(types) <= 1:
         return tensors
@@ -114,13 +102,12 @@ def _check(graph: Graph, tensors: tuple[Tensor | None, ...], act: str, act2: str
     expect(any(t is not None for t in tensors[:3]), "edge_messages: one of 'row', 'col', 'edge' is needed")
     second = any(t is not None for t in tensors[3:])
     expect(second == (act2 != "one"), "edge_messages: 'row2', 'col2', 'edge2' and 'act2' come together")
-    width = next(t.size(-1) if t.dim() else 0 for t in tensors if t is not None)
     sizes = (graph.num_rows, graph.num_cols, graph.num_edges) * 2
+    width: int | str = "k"
     for name, tensor, size in zip(_NAMES, tensors, sizes, strict=True):
-        if tensor is None:
-            continue
-        if tuple(tensor.shape) != (size, width):
-            fail(f"edge_messages: '{name}' has shape {list(tensor.shape)}, wanted {[size, width]}")
+        if tensor is not None:
+            check_shape("edge_messages", name, tensor, graph.device, size, width)
+            width = tensor.size(1)
 
 
 def reference(
@@ -152,7 +139,7 @@ def samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
 
 def flops(graph: Graph, *tensors: Any, **options: Any) -> int:
     """One addition per term, channel and edge, about ten operations per activation beyond relu, one for the sum."""
-    width = next(t.size(1) for t in tensors if t is not None)
+    width: int = next(t.size(1) for t in tensors if t is not None)
     costly = sum(10 for act in (options.get("act"), options.get("act2")) if act in ("sigmoid", "softplus", "silu"))
     return graph.num_edges * width * (sum(t is not None for t in tensors) + costly + 1)
 
@@ -160,7 +147,7 @@ def flops(graph: Graph, *tensors: Any, **options: Any) -> int:
 def bytes_moved(graph: Graph, *tensors: Any, **options: Any) -> int:
     """One row of every column and edge term per edge, row terms and the result once."""
     found = [(i % 3, t) for i, t in enumerate(tensors) if t is not None]
-    width = found[0][1].size(1) * found[0][1].element_size()
+    width = row_bytes(found[0][1])
     per_edge = sum(1 for kind, _ in found if kind != 0)
     return 8 * (graph.num_rows + 1) + graph.num_edges * (4 + per_edge * width) + 2 * graph.num_rows * width
 

@@ -73,7 +73,7 @@ def edge_mlp(
     if parameters is None:
         parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
     places = tuple(at for at, _ in ends)
-    found = _EdgeMlp.apply(graph, function, block, names, places, own, *(t for _, t in ends), *parameters)
+    found = _edge_mlp(graph, function, block, names, places, own, *(t for _, t in ends), *parameters)
     return found[0] if isinstance(reduce, str) else found
 
 
@@ -239,6 +239,9 @@ class _EdgeMlp(torch.autograd.Function):
         return None, None, None, None, None, None if down is None else down.to(own.dtype), *made
 
 
+_edge_mlp: Any = _EdgeMlp.apply
+
+
 @contextmanager
 def _as_in_forward(parameters: Sequence[Tensor]) -> Iterator[None]:
     """Parameters learn as they did in forward, though they may be frozen by now; and their hooks are not called for
@@ -266,7 +269,8 @@ def _read(part: _Block, tensor: Tensor, place: int) -> Tensor:
 
 
 def _message(function: Any, names: Sequence[str], part: _Block, ends: Sequence[Tensor]) -> Tensor:
-    return function(part.graph, *ends) if names == ("function",) else function(*ends)
+    message: Tensor = function(part.graph, *ends) if names == ("function",) else function(*ends)
+    return message
 
 
 def _sum_type(tensor: Tensor, at: int, places: Sequence[int]) -> torch.dtype:

@@ -11,9 +11,9 @@ from torch import Tensor
 from stretto import kernels
 from stretto.errors import expect, fail
 from stretto.graph import Graph
-from stretto.kernels import reference_edge
-from stretto.ops.checks import check_values
-from stretto.ops.edge_messages import backend, messages_cost, promoted
+from stretto.kernels import backend, reference_edge
+from stretto.ops.checks import check_shape, check_values
+from stretto.ops.edge_messages import messages_cost
 from stretto.ops.kernel import Kernel, Sample, through
 
 
@@ -36,14 +36,12 @@ def softmax_sum(
         act in reference_edge.ACTS[1:],
         f"softmax_sum: 'act' is {act!r}, wanted one of {', '.join(reference_edge.ACTS[1:])}",
     )
-    check_values("softmax_sum", "x", x, graph.device)
+    check_shape("softmax_sum", "x", x, graph.device, graph.num_cols, "k")
     if edge is not None:
-        check_values("softmax_sum", "edge", edge, graph.device)
-    if x.dim() != 2 or x.size(0) != graph.num_cols:
-        fail(f"softmax_sum: 'x' is {x.dtype} of shape {list(x.shape)}, wanted floats of shape [{graph.num_cols}, k]")
-    if edge is not None and tuple(edge.shape) != (graph.num_edges, x.size(1)):
-        fail(f"softmax_sum: 'edge' has shape {list(edge.shape)}, wanted {[graph.num_edges, x.size(1)]}")
-    x, edge = promoted((x, edge))
+        check_shape("softmax_sum", "edge", edge, graph.device, graph.num_edges, x.size(1))
+        if edge.dtype != x.dtype:
+            wide = torch.promote_types(x.dtype, edge.dtype)
+            x, edge = x.to(wide), edge.to(wide)
     acc = kernels.accumulate_type(x.dtype)
     if isinstance(temperature, Tensor):
         check_values("softmax_sum", "temperature", temperature, graph.device)

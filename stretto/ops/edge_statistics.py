@@ -6,18 +6,16 @@ Messages are x_j + own_i; nothing of size edges x channels is made, and nothing 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stretto import kernels
 from stretto.errors import expect
 from stretto.graph import Graph
-from stretto.kernels import cpu, cpu_statistics, reference_statistics
+from stretto.kernels import backend, reference_statistics
 from stretto.kernels.reference_statistics import LEAST_VAR, STATISTICS
-from stretto.ops.checks import check_values
+from stretto.ops.checks import check_shape
 from stretto.ops.cost import Cost, gathered, row_bytes, row_values
 from stretto.ops.extremum import extremum
 from stretto.ops.kernel import Kernel, Sample, through
@@ -38,14 +36,9 @@ def statistics(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Seq
     if own is not None and own.dtype != x.dtype:
         wide = torch.promote_types(own.dtype, x.dtype)
         own, x = own.to(wide), x.to(wide)
-    if kernels.backend(x.device) is not cpu:
+    if not backend(x.device).native:
         return _in_turn(graph, x, own, names)
     return KERNEL(graph, x, own, names)
-
-
-def backend(device: torch.device) -> ModuleType:
-    """The module that holds the kernel for a device."""
-    return cpu_statistics if kernels.backend(device) is cpu else reference_statistics
 
 
 def run(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> Tensor:
@@ -125,11 +118,9 @@ def _check(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) 
     for name in names:
         expect(name in STATISTICS, f"statistics: {name!r} in 'names', wanted some of {', '.join(STATISTICS)}")
     expect(len(names) > 0 and len(set(names)) == len(names), f"statistics: 'names' is {names}, wanted each once")
-    for name, tensor, rows in (("x", x, graph.num_cols), ("own", own, graph.num_rows)):
-        if tensor is not None:
-            check_values("statistics", name, tensor, graph.device)
-        if tensor is not None and (tensor.dim() != 2 or tensor.shape != (rows, *x.shape[-1:])):
-            expect(False, f"statistics: '{name}' has shape {list(tensor.shape)}, wanted {[rows, *x.shape[-1:]]}")
+    check_shape("statistics", "x", x, graph.device, graph.num_cols, "k")
+    if own is not None:
+        check_shape("statistics", "own", own, graph.device, graph.num_rows, x.size(1))
 
 
 def reference(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Sequence[str]) -> Tensor:

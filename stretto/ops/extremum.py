@@ -91,7 +91,7 @@ KERNEL = Kernel(
     "extremum",
     "Tensor x, Tensor? weight, Tensor? own, str reduce",
     run=run,
-    infer=lambda *arguments: run(*arguments, ties=False),
+    infer=functools.partial(run, ties=False),
     shapes=_shapes,
     gradient=gradient,
     again=functools.partial(gradient, again=True),

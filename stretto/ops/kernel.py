@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from stretto.graph import Graph
 from stretto.graph.traced import TracedGraph
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
@@ -75,8 +74,9 @@ def differentiable(
         return None, *made(ctx.first, ctx.saved_tensors, grads, needs, *ctx.options), *[None for _ in ctx.options]
 
     body = {"forward": staticmethod(forward), "backward": staticmethod(one_by_one(backward))}
-    function = types.new_class(name, (torch.autograd.Function,), exec_body=lambda scope: scope.update(body))
-    return function.apply  # type: ignore[attr-defined,no-any-return]
+    function: Any = types.new_class(name, (torch.autograd.Function,), exec_body=lambda scope: scope.update(body))
+    apply: Callable[..., Any] = function.apply
+    return apply
 
 
 def through(plain: Callable[..., Any]) -> Gradient:
@@ -129,9 +129,9 @@ class Kernel:
     on_graph: bool = True
     function: Any = None
     reference: Any = None
-    samples: Callable[[Graph, torch.dtype], Iterator[Sample]] | None = None
-    flops: Callable[..., int] | None = None
-    bytes: Callable[..., int] | None = None
+    samples: Any = None
+    flops: Any = None
+    bytes: Any = None
     costs: Mapping[str, Formula] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -168,7 +168,8 @@ class Kernel:
         if torch._C._len_torch_dispatch_stack() and torch._C._get_dispatch_mode(library._FAKE) is not None:
             return self.node(graph, *arguments)[0]
         out = self.step(graph, *arguments) if records else self.plainly(graph, *arguments)
-        return out[0] if type(out) is tuple else out  # type: ignore[no-any-return]
+        first: Tensor = out[0] if type(out) is tuple else out
+        return first
 
     def node(self, graph: Any, *arguments: Any) -> tuple[Tensor, ...]:
         """All results, through torch.library."""
@@ -196,9 +197,9 @@ class Kernel:
         """The graph of a node's arguments, by its handle and sizes, and the others."""
         if not self.on_graph:
             return None, tuple(arguments)
-        handle, *sizes = arguments[:4]
-        like = next((a for a in arguments[4:] if isinstance(a, Tensor)), handle)
-        return TracedGraph(handle, *sizes, like.device), tuple(arguments[4:])
+        like = next((a for a in arguments[4:] if isinstance(a, Tensor)), arguments[0])
+        handle, num_rows, num_cols, num_edges = arguments[:4]
+        return TracedGraph(handle, num_rows, num_cols, num_edges, like.device), tuple(arguments[4:])
 
     def _run_node(self, *arguments: Any) -> Any:
         traced, given = self._apart(arguments)
@@ -236,7 +237,7 @@ class Kernel:
 
     def _backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         saved, grads, options = list(ctx.saved_tensors), grads[: self.shown], ctx.options
-        over = [saved.pop(0), *ctx.sizes] if self.on_graph else []
+        over: Any = [saved.pop(0), *ctx.sizes] if self.on_graph else []
         if self.again is not None:
             grad_node = getattr(torch.ops.stretto, f"{self.name}_grad")
             made = grad_node(*over, saved, list(grads), list(ctx.needs), *options)
@@ -245,7 +246,9 @@ class Kernel:
             graph: Any = None
             like = next(g for g in grads if g is not None)
             if self.on_graph:
-                graph = TracedGraph(*over, like.device) if library.traced(like) else library.graph_of(over[0])
+                handle, num_rows, num_cols, num_edges = over
+                traced = TracedGraph(handle, num_rows, num_cols, num_edges, like.device)
+                graph = traced if library.traced(like) else library.graph_of(handle)
             assert self.gradient is not None
             found = list(self.gradient(graph, saved, grads, ctx.needs, *_with_tuples(options)))
         return (*[None for _ in over], *found, *[None for _ in options])

@@ -49,7 +49,8 @@ def _run(_: None, *tensors: Tensor | None) -> Tensor:
 def _gradients(_: None, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     # create_graph=True: gradients must be differentiable themselves
     run = reference_dense.relu_dense_grad if torch.is_grad_enabled() else cpu_dense.relu_dense_grad
-    made = run(*saved, grads[0], need_z=needs[0] or needs[1])
+    z, z_bias, weight = saved
+    made = run(z, z_bias, weight, grads[0], need_z=needs[0] or needs[1])
     return tuple(grad if needed else None for grad, needed in zip(made, needs, strict=True))
 
 

@@ -23,18 +23,18 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 def takes(z: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether relu_product is made for these."""
-    return z.device.type == "cuda" and z.dim() == 2 and not library.traced(z) and _ours(z, weight.t(), bias)
+    return kernels.has_own_memory(z.device) and z.dim() == 2 and not library.traced(z) and _ours(z, weight.t(), bias)
 
 
 def follows(rows: int, like: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether the kernels of relu_product take an array [rows, i] that is yet to be made, on the device of `like`."""
     if like.dtype != torch.float32 or rows < LEAST_ROWS or library.traced(like) or type(weight) not in PLAIN:
         return False
-    if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled(like.device.type):
+    if torch.get_float32_matmul_precision() != "highest" or kernels.autocasts(like):
         return False
     if weight.dtype != like.dtype or weight.device != like.device or weight.size(0) % 4 or weight.size(1) % 4:
         return False
-    if weight.size(1) > MOST_INNER or not hasattr(kernels.backend(like.device), "transposed_product"):
+    if weight.size(1) > MOST_INNER or kernels.backend(like.device).transposed_product is None:
         return False
     return bias is None or (bias.dtype == like.dtype and bias.device == like.device and bias.is_contiguous())
 
@@ -55,8 +55,8 @@ def _run(_: None, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _gradients(_: None, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Any, ...]:
     (z, weight), (need_z, need_weight, need_bias) = saved, needs
     if torch.is_grad_enabled():  # create_graph=True: gradients must be differentiable themselves
-        of_z, _, of_weight, of_bias = relu_dense_grad(z, None, weight, grads[0])
-        return of_z if need_z else None, of_weight if need_weight else None, of_bias if need_bias else None
+        every = relu_dense_grad(z, None, weight, grads[0])
+        return tuple(every[k] if need else None for k, need in zip((0, 2, 3), needs, strict=True))
     grad, backend = grads[0].contiguous(), kernels.backend(z.device)
     dz = backend.product(grad, weight, gate=z) if need_z else None
     if not need_weight:

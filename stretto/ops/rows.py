@@ -57,7 +57,7 @@ def has_edges(graph: Graph, dtype: torch.dtype) -> Tensor:
 
 def all_reached(graph: Graph) -> bool:
     """Whether every node is known to receive messages; kept. A device is not asked: the host would have to wait."""
-    return graph.device.type == "cpu" and graph.derived("all reached", lambda: bool((graph.degree > 0).all()))
+    return kernels.on_host(graph.csr.rowptr) and graph.derived("all reached", lambda: bool((graph.degree > 0).all()))
 
 
 def only_reached(graph: Graph, value: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def sum_segments(segments: Graph, index: Tensor, src: Tensor, scale: Tensor | No
     if library.traced(src):
         sizes = segments.num_rows, segments.num_cols, segments.num_edges
         flat = src.reshape(src.shape[0], -1)
-        out = torch.ops.stretto.spmm(segments.handle, *sizes, flat, None, scale, None, None, 1.0)
+        out: Tensor = torch.ops.stretto.spmm(segments.handle, *sizes, flat, None, scale, None, None, 1.0)
         return out.reshape(sizes[0], *src.shape[1:])
     if library.recorded(src):
         total: Tensor = _sum_rows(segments, src, scale, index)
@@ -95,7 +95,7 @@ def run_gather(x: Tensor, index: Tensor) -> Tensor:
 def _by_torch(x: Tensor, index: Tensor) -> bool:
     """Whether torch, which is called at less cost, gathers these rows: it checks that the index is in range itself."""
     few = x.numel() * x.element_size() * index.numel() < FEW_BYTES * max(x.size(0), 1) if x.dim() else False
-    return few and kernels.backend(x.device) is kernels.cpu
+    return few and kernels.backend(x.device).native
 
 
 def run_sum(segments: Graph, src: Tensor, scale: Tensor | None = None, index: Tensor | None = None) -> Tensor:
@@ -119,7 +119,7 @@ _sum_rows = differentiable("SumRows", run_sum, _sum_gradient, saves=lambda tenso
 
 
 def _check_range(x: Tensor, index: Tensor) -> None:
-    if index.device.type != "cpu" or type(index) is not Tensor:
+    if not kernels.on_host(index) or type(index) is not Tensor:
         return  # a device checks its own indices; a look here would wait for it
     least, most = build.minmax(index)
     num_rows = x.size(0) if x.dim() else 0

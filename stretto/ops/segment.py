@@ -5,7 +5,7 @@ The index is sorted once (Graph.of_segments remembers it); every reduction then 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -115,7 +115,7 @@ def _plain_mul(graph: Graph, src: Tensor) -> Tensor:
     return src.new_ones(graph.num_rows, src.size(1)).scatter_reduce(0, index, src, "prod")
 
 
-_REDUCTIONS = {
+_REDUCTIONS: dict[Reduce, Callable[[Graph, Tensor, Tensor], Tensor]] = {
     Reduce.SUM: rows.sum_segments,
     Reduce.MEAN: _mean,
     Reduce.MAX: _max,
@@ -140,7 +140,7 @@ def reference_segment(
     elif reduce == "softmax":
         out = reference.edge_softmax(csr, flat)
     else:
-        how = {
+        how: Callable[[Tensor], Tensor] = {
             "mean": lambda v: v.mean(0),
             "var": lambda v: v.var(0, correction=0),
             "std": lambda v: (

@@ -50,8 +50,8 @@ def spmm(
     if x.dim() != 2 and (weight is None or weight.dim() == 1):  # all heads alike: as one matrix
         shape = (graph.num_rows, *x.shape[1:])
         flat, added = _as_matrix(x), None if y is None else _as_matrix(y)
-        options = {"reduce": reduce, "row_scale": row_scale, "col_scale": col_scale, "y": added, "beta": beta}
-        return spmm(graph, flat, weight, **options).reshape(shape)
+        out = spmm(graph, flat, weight, reduce=reduce, row_scale=row_scale, col_scale=col_scale, y=added, beta=beta)
+        return out.reshape(shape)
     scaled = row_scale is not None or col_scale is not None
     if reduce in (Reduce.MAX, Reduce.MIN) or (scaled and _carries_grad(row_scale, col_scale)):
         return _scaled_outside(graph, x, weight, reduce, row_scale, col_scale, y, beta)
@@ -74,8 +74,8 @@ def run(
     csr = graph.csr if weight is None else graph.edge_csr
     backend = kernels.backend(x.device)
     width = x.size(1) if x.dim() == 2 else x.size(1) * x.size(2)
-    device = "cpu" if backend is kernels.cpu else x.device.type
-    if backend is reference or backend is vendor or csr.num_edges * width < SMALL[device]:
+    device = backend.variants
+    if not device or csr.num_edges * width < SMALL[device]:
         return backend.spmm(csr, x, weight, row_scale=row_scale, col_scale=col_scale, y=y, beta=beta)[0]
     options = {"row_scale": row_scale, "col_scale": col_scale, "y": y, "beta": beta}
     plain = row_scale is None and col_scale is None and y is None and x.dim() == 2 and x.dtype in _PLAIN_TYPES

@@ -211,7 +211,7 @@ def test_opcheck():
             r"'col' has shape \[7, 2\], wanted \[9, 2\]",
         ),
         (lambda: edge_messages(GRAPH, torch.randn(7, 2), act="gelu"), "'act' is 'gelu', wanted one of"),
-        (lambda: softmax_sum(GRAPH, torch.randn(8, 2)), r"wanted floats of shape \[9, k\]"),
+        (lambda: softmax_sum(GRAPH, torch.randn(8, 2)), r"'x' has shape \[8, 2\], wanted \[9, k\]"),
         (lambda: edge_mlp(GRAPH, torch.add, torch.randn(7, 2), torch.randn(8, 2)), "'col' has 8 rows, wanted 9"),
         (lambda: neighbour_statistics(GRAPH, torch.randn(9, 2), names=("mode",)), "'mode' in 'names'"),
     ],
