@@ -20,25 +20,22 @@ from stretto.ops import library, twice
 from stretto.ops.attention import attention
 from stretto.ops.autograd_state import is_last, saved_elsewhere
 from stretto.ops.batched import one_by_one
+from stretto.ops.product import MOST_INNER, by_sixteen, stays_fp32
 from stretto.ops.projections import plus, projections
 
 Maybe = Tensor | None
-
-MOST_INNER = 4096
 
 
 def takes(graph: Graph, x: Tensor, width: int, *parameters: Maybe) -> bool:
     """Whether a layer of heads of this width is made for attention_layer."""
     layers = kernels.backend(x.device).attention_layer
-    if layers is None or x.dtype != torch.float32 or x.dim() != 2 or not x.size(0) or not graph.num_edges:
+    if layers is None or x.dim() != 2 or not x.size(0) or not graph.num_edges or graph.num_rows != graph.num_cols:
         return False
-    if width % 4 or width > layers.WIDEST or x.size(1) % 4 or x.size(1) > MOST_INNER or x.device != graph.device:
+    if width % 4 or width > layers.WIDEST or x.size(1) > MOST_INNER or x.device != graph.device:
         return False
-    if x.stride(1) != 1 or x.stride(0) % 4 or x.data_ptr() % 16 or graph.num_rows != graph.num_cols:
+    if not by_sixteen(x) or not stays_fp32(x) or saved_elsewhere():
         return False
-    if torch.get_float32_matmul_precision() != "highest" or kernels.autocasts(x):
-        return False
-    if library.traced(x) or forward_ad._current_level >= 0 or saved_elsewhere():
+    if library.traced(x) or forward_ad._current_level >= 0:
         return False
     for t in parameters:
         if t is not None and (t.dtype != x.dtype or t.device != x.device or not t.is_contiguous()):

@@ -16,7 +16,7 @@ from stretto.kernels.reference_dense import relu_dense_grad
 from stretto.ops import library
 from stretto.ops.dense import column_sum
 from stretto.ops.kernel import differentiable
-from stretto.ops.product import LEAST_ROWS, MOST_INNER, _ours
+from stretto.ops.product import LEAST_ROWS, MOST_INNER, _ours, stays_fp32
 
 PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -28,9 +28,7 @@ def takes(z: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def follows(rows: int, like: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether the kernels of relu_product take an array [rows, i] that is yet to be made, on the device of `like`."""
-    if like.dtype != torch.float32 or rows < LEAST_ROWS or library.traced(like) or type(weight) not in PLAIN:
-        return False
-    if torch.get_float32_matmul_precision() != "highest" or kernels.autocasts(like):
+    if rows < LEAST_ROWS or library.traced(like) or type(weight) not in PLAIN or not stays_fp32(like):
         return False
     if weight.dtype != like.dtype or weight.device != like.device or weight.size(0) % 4 or weight.size(1) % 4:
         return False

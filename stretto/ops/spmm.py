@@ -14,7 +14,7 @@ from stretto.errors import fail
 from stretto.graph import Graph
 from stretto.kernels import Csr, Reduce, accumulate_type, reference, vendor
 from stretto.ops import extremum, library
-from stretto.ops.checks import check_values
+from stretto.ops.checks import check_shape, check_values
 from stretto.ops.cost import Cost, gathered, row_bytes, row_values
 from stretto.ops.kernel import Kernel, Sample
 from stretto.ops.pick import picker
@@ -203,20 +203,20 @@ def _check(graph: Graph, x: Tensor, weight: Any, row_scale: Any, col_scale: Any,
     if not isinstance(beta, (int, float)):
         fail(f"spmm: 'beta' is {beta!r}, wanted a number")
     if weight is not None:
-        check_values("spmm", "weight", weight, graph.device)
-        heads = x.size(1) if x.dim() == 3 else None
-        if not (weight.shape == (graph.num_edges,) or weight.shape == (graph.num_edges, heads)):
-            wanted = f"[{graph.num_edges}]" + (f" or [{graph.num_edges}, {heads}]" if heads is not None else "")
-            fail(f"spmm: 'weight' has shape {list(weight.shape)}, wanted {wanted}")
+        _check_weight(graph, x, weight)
     for name, scale, size in (("row_scale", row_scale, graph.num_rows), ("col_scale", col_scale, graph.num_cols)):
         if scale is not None:
-            check_values("spmm", name, scale, graph.device)
-            if scale.shape != (size,):
-                fail(f"spmm: '{name}' has shape {list(scale.shape)}, wanted [{size}]")
+            check_shape("spmm", name, scale, graph.device, size)
     if y is not None:
-        check_values("spmm", "y", y, graph.device)
-    if y is not None and y.shape != (graph.num_rows, *x.shape[1:]):
-        fail(f"spmm: 'y' has shape {list(y.shape)}, wanted {[graph.num_rows, *x.shape[1:]]}")
+        check_shape("spmm", "y", y, graph.device, graph.num_rows, *x.shape[1:])
+
+
+def _check_weight(graph: Graph, x: Tensor, weight: Any) -> None:
+    check_values("spmm", "weight", weight, graph.device)
+    heads = x.size(1) if x.dim() == 3 else None
+    if not (weight.shape == (graph.num_edges,) or weight.shape == (graph.num_edges, heads)):
+        wanted = f"[{graph.num_edges}]" + (f" or [{graph.num_edges}, {heads}]" if heads is not None else "")
+        fail(f"spmm: 'weight' has shape {list(weight.shape)}, wanted {wanted}")
 
 
 # ---- the declaration ----
