@@ -8,11 +8,12 @@ from rich.table import Table
 
 from benchmarks.operator_study.cell import SAME, SETTINGS, SKIPPED, SPARSITIES, Cell, run
 from benchmarks.operator_study.cells import cells
-from benchmarks.suites import report, results
+from benchmarks.suites import results
 from benchmarks.suites.case import OURS
 from stretto.errors import fail
 from stretto.machine.timing import ratio
 from stretto.machine.timing import threads as limited
+from stretto.page.terminal import progress
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def judge(
     if not wanted:
         fail(f"operator study: no cell contains {only!r}")
     chosen = []
-    with limited(threads), report.progress(wanted, "operator study") as step:
+    with limited(threads), progress(wanted, "operator study") as step:
         for cell in cells(setting):
             if only in cell.label:
                 run(cell, repeats, setting)

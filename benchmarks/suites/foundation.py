@@ -17,9 +17,11 @@ from rich.table import Table
 from benchmarks.suites import report, results
 from benchmarks.suites.case import OURS, Spec
 from benchmarks.suites.cases import build
-from benchmarks.suites.run import SHORT, Result, run, settle
+from benchmarks.suites.run import SHORT, Result, run
 from stretto.errors import fail
-from stretto.machine.timing import Timing, measure, ratio, threads
+from stretto.machine import facts
+from stretto.machine.timing import Timing, measure, ratio, settle, threads
+from stretto.page.terminal import progress
 
 ONE_THREAD = "one thread"
 CSR, REDUCE, SCATTER, GATHER = "torch csr", "torch.sparse.mm reduce", "PyG scatter", "gather + index_add_"
@@ -117,9 +119,9 @@ def command(out: Console, *, threads: int, repeats: int, only: str = "") -> tupl
         fail(f"bench ops: '--only' is {only!r}, which no line of the suite contains")
     specs = list(dict.fromkeys(t.spec for t in chosen if t.kind != "scaling"))
     done: dict[Spec, Result] = {}
-    out.print(report.headline(), soft_wrap=True, highlight=False)
+    out.print(facts.headline(), soft_wrap=True, highlight=False)
     fresh = multiprocessing.get_context("spawn")
-    with report.progress(len(specs), "cells") as step, fresh.Pool(1, maxtasksperchild=1) as process:
+    with progress(len(specs), "cells") as step, fresh.Pool(1, maxtasksperchild=1) as process:
         for spec in specs:
             mine = [t for t in chosen if t.spec == spec]
             without = () if any(t.against in SLOW for t in mine) or spec.graph == TINY else SLOW

@@ -26,6 +26,7 @@ from stretto.layers import gat, record_of
 from stretto.machine import facts as machine
 from stretto.machine.timing import as_alone, measure
 from stretto.observe.peak_memory import peak_bytes, tensor_bytes
+from stretto.page.terminal import Step
 from stretto.plug.accelerate import accelerate
 
 OURS, STOCK = "stretto", "stock edge_index"
@@ -142,7 +143,7 @@ def run(
     *,
     repeats: int = 5,
     compiled: bool = False,
-    after: report.Step | None = None,
+    after: Step | None = None,
 ) -> Result:
     """Check every candidate against stock, measure its memory, then time all in turns."""
     layer = LAYERS[name]

@@ -95,7 +95,7 @@ def _joined(*reasons: str) -> str:
 
 
 def _told(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """(name, module) of what is told of: layers, and aggregations that serve none; a model is told by its layers."""
+    """(name, module) of every row of a report: layers, and aggregations that belong to no layer."""
     parts: set[int] = set()  # what is inside a layer or an aggregation is told of with it
     for name, module in _uncompiled(model).named_modules():
         kind = class_of(module)
