@@ -1,6 +1,11 @@
 """stretto: graph neural networks written in PyTorch Geometric, several times faster, with two lines added."""
 
 import importlib as _importlib
+import warnings as _warnings
+
+with _warnings.catch_warnings():  # PyG scripts two classes as it is loaded: nothing that a user of ours can do about
+    _warnings.filterwarnings("ignore", r"`torch\.jit\.script` is deprecated", DeprecationWarning)
+    import torch_geometric as _torch_geometric  # noqa: F401
 
 from stretto import ops
 from stretto.errors import StrettoError
