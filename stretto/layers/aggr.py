@@ -135,7 +135,8 @@ def fast_attentional(
         x = aggr.nn(x)
     if any(t.dim() != 2 or t.size(0) != where.numel() or t.dtype not in DTYPES for t in (gate, x)):
         gate = softmax(gate, index, ptr, dim_size, dim)  # the networks have run: PyG's own functions end it
-        return aggr.reduce(gate * x, index, ptr, dim_size, dim)
+        result: Tensor = aggr.reduce(gate * x, index, ptr, dim_size, dim)
+        return result
     return segment_reduce(segment_reduce(gate, where, dim_size, reduce="softmax") * x, where, dim_size)
 
 

@@ -88,7 +88,8 @@ def _gated(
     def message(own: Tensor, other: Tensor, edge: Tensor | None = None) -> Tensor:
         sums = other if edge is None or weight is None else plus_dense(other, edge, weight)
         query, value = sums.split(width, dim=1)
-        return act(own + query) * value
+        result: Tensor = act(own + query) * value
+        return result
 
     acts = [act]
     (out,), how = streaming.reduced(
@@ -152,7 +153,7 @@ def _crystal(
 def _crystal_from_edges(
     conv: Any, graph: Graph, x_src: Tensor, x_dst: Tensor, attr: Tensor | None, parts: Any, biases: Any, reduce: str
 ) -> Tensor:
-    """What messages come to that are made on edges. -> [n, k]"""
+    """What messages come to that are made on edges. -> [n, k]."""
     target, source, edge = (torch.cat([f, s]) for f, s in zip(*parts, strict=True))
     ends = (dense(x_dst, target, None if biases[0] is None else torch.cat(biases)), dense(x_src, source))
 

@@ -95,7 +95,8 @@ def number(scalar: Tensor) -> float:
     known = _numbers.get(scalar)
     if known is None or known[0] != look:
         known = _numbers[scalar] = (look, scalar.item())
-    return known[1]
+    result: float = known[1]
+    return result
 
 
 _numbers: Any = WeakTensorKeyDictionary()
@@ -118,13 +119,13 @@ def first_linear(nn: Any) -> tuple[Any, Rest]:
 
 
 def network(nn: Any, x: Tensor) -> Tensor:
-    """nn(x); on the CPU with its first bias, the ReLU and the next Linear in one step. x [n, i] -> [n, o]"""
+    """nn(x); on the CPU with its first bias, the ReLU and the next Linear in one step. x [n, i] -> [n, o]."""
     first, rest = first_linear(nn)
-    if first is None or not on_host(x) or x.dim() != 2 or not _relu_follows(nn):
-        return nn(x)
-    if x.size(0) * first.weight.size(0) < denormals.LEAST or torch.is_autocast_enabled("cpu"):
-        return nn(x)
-    return rest(torch.nn.functional.linear(x, first.weight), first.bias)
+    fuses = first is not None and on_host(x) and x.dim() == 2 and _relu_follows(nn)
+    if fuses and x.size(0) * first.weight.size(0) >= denormals.LEAST and not torch.is_autocast_enabled("cpu"):
+        return rest(torch.nn.functional.linear(x, first.weight), first.bias)
+    result: Tensor = nn(x)
+    return result
 
 
 def _relu_follows(nn: Any) -> bool:

@@ -50,7 +50,7 @@ def _rooted(conv: Any, out: Tensor, x_dst: Tensor | None) -> Tensor:
 
 
 def _from_edges(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce: str) -> Tensor:
-    """What messages come to that are made on edges. -> [n, k]"""
+    """What messages come to that are made on edges. -> [n, k]."""
     (out,), how = streaming.reduced(
         graph,
         lambda other, edge, *to_edge: (other + (linear(edge, *to_edge) if to_edge else edge)).relu(),

@@ -4,6 +4,7 @@ features and further pre-layers make messages on edges; all aggregations then sh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -60,7 +61,9 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
         out = _from_edges(conv, graph, u, v, attr, third[0] if third else None, names, deeper=deeper)
     each = x.view(-1, towers, width) if conv.divide_input else x.view(-1, 1, width).expand(-1, towers, -1)
     scales = _scales(conv.aggr_module, graph, x.dtype)
-    return conv.lin(torch.cat([_post(conv.post_nns[t], each[:, t], out[:, t], scales) for t in range(towers)], dim=1))
+    towered = [_post(conv.post_nns[t], each[:, t], out[:, t], scales) for t in range(towers)]
+    result: Tensor = conv.lin(torch.cat(towered, dim=1))
+    return result
 
 
 def _attributes(conv: Any, graph: Graph, edge_attr: Any, x: Tensor) -> Tensor | None:
@@ -84,7 +87,7 @@ def _from_edges(
     *,
     deeper: bool,
 ) -> Tensor:
-    """All aggregations of messages that are made on edges, side by side. -> [n, t, names * f]"""
+    """All aggregations of messages that are made on edges, side by side. -> [n, t, names * f]."""
     values = _aggregate_edges(conv, graph, u, v, attr, third, names, deeper=deeper)
     shape = (-1, conv.towers, conv.F_in) if graph.num_rows else (0, conv.towers, conv.F_in)
     shifted = None if deeper else u
@@ -213,7 +216,8 @@ def _one(name: str, mean: Tensor | None, square: Tensor | None, reduce: Any) -> 
             return var
         std = var.clamp(min=LEAST).sqrt()
         return std.masked_fill(std <= LEAST**0.5, 0.0)
-    return reduce(name)
+    result: Tensor = reduce(name)
+    return result
 
 
 def _moved(graph: Graph, name: str, value: Tensor, u: Tensor | None) -> Tensor:
@@ -227,7 +231,7 @@ def _scales(scaler: Any, graph: Graph, dtype: torch.dtype) -> list[Tensor | None
     """The factor [n, 1] of each scaler; None for identity."""
     degree = graph.degree.to(dtype).unsqueeze(1)
     least = degree.clamp(min=1)
-    makers = {
+    makers: dict[str, Callable[[], Tensor | None]] = {
         "identity": lambda: None,
         "amplification": lambda: torch.log(degree + 1) / scaler.avg_deg_log,
         "attenuation": lambda: scaler.avg_deg_log / torch.log(least + 1),

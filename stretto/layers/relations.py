@@ -118,7 +118,7 @@ def alike(parts: list[Summands]) -> bool:
 
 
 def total(parts: list[Part], share: float = 1.0) -> Tensor:
-    """share times the sum of what all layers add up. -> [n, o]."""
+    """A share of the sum of what all layers add up. -> [n, o]."""
     products = [Product(of.x, _scaled(of.weight, share), of.adj) for _, of in parts]
     roots: dict[int, tuple[Tensor, list[Tensor]]] = {}
     for _, of in parts:

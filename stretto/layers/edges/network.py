@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch_geometric.nn.models import MLP
+from torch_geometric.nn.norm import BatchNorm, LayerNorm
 
 from stretto.graph import Graph
 from stretto.kernels import autocasts
 from stretto.layers import edges
-from stretto.layers.base import LAZY, Decline, hooked
+from stretto.layers.base import LAZY, LINEAR, Decline, hooked
 from stretto.layers.edges import norms, streaming
 from stretto.layers.edges.norms import in_order
 from stretto.layers.edges.streaming import How
 from stretto.layers.edges.trace import Shape, Trace, kind_of, name_of, shape_of
-from stretto.layers.gin import LINEAR, first_linear
+from stretto.layers.gin import first_linear
 from stretto.ops.dense import dense, plus_dense
 from stretto.ops.edge_mlp import Ends
 from stretto.ops.projections import projections
@@ -70,7 +71,7 @@ class Network:
         self.inner, self.parameters = self.program.in_turn(), self.program.parameters()
 
     def check(self, graph: Graph) -> int:
-        """streaming's patience with this network, or Decline where it would be stock's work."""
+        """Return streaming's patience with this network, or Decline where it would be stock's work."""
         like = next(t for group in self.terms for t in group)
         if not self.moved and not (self.steady and streaming.large(graph, self.kept, like, PATIENCE)):
             raise Decline("no Linear of it acts on more edges than there are nodes, and blocks of them would not pay")
@@ -198,7 +199,7 @@ def _through(chain: Sequence[Any], shape: Shape) -> tuple[Shape, int]:
             if isinstance(module.weight, nn.parameter.UninitializedParameter):
                 raise Decline(LAZY)
             shape = (module.weight.size(0),)
-        elif type(module) not in (*streaming.ROW_BY_ROW, *streaming.IN_EVAL, streaming.BatchNorm, streaming.LayerNorm):
+        elif type(module) not in (*streaming.ROW_BY_ROW, *streaming.IN_EVAL, BatchNorm, LayerNorm):
             raise Decline(f"its network holds a {type(module).__name__}")
         total += shape[0]
     return shape, total
@@ -378,7 +379,7 @@ def execute(node: fx.Node, known: Mapping[Any, Any], modules: Mapping[str, Any])
 
 
 def _node_terms(moved: Moved, leaves: Mapping[fx.Node, Value]) -> list[tuple[int, Tensor]]:
-    """u at the nodes that receive and v at those that send, as far as there are such; the bias is in the first.
+    """Terms u at the nodes that receive and v at those that send, as far as there are such; the bias is in the first.
 
     Both from one pass over x, where x is all that either is made of.
     """
@@ -405,7 +406,7 @@ def _node_terms(moved: Moved, leaves: Mapping[fx.Node, Value]) -> list[tuple[int
 
 
 def _total(moved: Moved, terms: Sequence[Tensor], known: Mapping[Any, Any]) -> Tensor:
-    """u_i + v_j + e W_e', ready for what follows the Linear. -> [B, k]"""
+    """u_i + v_j + e W_e', ready for what follows the Linear. -> [B, k]."""
     total = terms[0] if len(terms) == 1 else terms[0] + terms[1]
     for part, weight in moved.given:
         total = plus_dense(total, known[part], weight)

@@ -214,7 +214,7 @@ def reduced(
 
 
 def _at_once(graph: Graph, message: Tensor, name: str, own: Tensor | None) -> Tensor:
-    """One reduction of all messages. [E, k] -> [n, k]"""
+    """One reduction of all messages. [E, k] -> [n, k]."""
     if name == "each":
         return message
     if name == "square":
