@@ -17,7 +17,8 @@ from stretto.errors import StrettoError
 from stretto.graph import Graph
 from stretto.layers import adjacency
 from stretto.layers.base import Decline, check_input, hooked, note
-from stretto.layers.edges.network import EDGE, SOURCE, TARGET, Network, Value, above, check_value, execute, network
+from stretto.layers.edges.left import EDGE, SOURCE, TARGET, Value, execute
+from stretto.layers.edges.network import Network, above, check_value, network
 from stretto.layers.edges.streaming import How
 from stretto.layers.edges.trace import REDUCTIONS, Trace, scatter, traced
 from stretto.layers.layer import Layer

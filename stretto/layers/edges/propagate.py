@@ -11,7 +11,8 @@ from torch import Tensor
 from stretto.errors import StrettoError
 from stretto.layers import adjacency, tracing
 from stretto.layers.base import Decline, note
-from stretto.layers.edges.network import EDGE, SOURCE, TARGET, Value, check_value, network
+from stretto.layers.edges.left import EDGE, SOURCE, TARGET, Value
+from stretto.layers.edges.network import check_value, network
 from stretto.layers.edges.trace import traced
 
 
