@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 import stretto
 from stretto import datasets
 from stretto.kernels import denormals, native, tall
-from stretto.kernels.schema import SIGNATURES
+from stretto.kernels.abi import SIGNATURES
 from stretto.observe import kernel_costs
 from stretto.observe.watched_kernels import _holders
 from stretto.observe.workload import Workload
