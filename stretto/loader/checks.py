@@ -91,24 +91,26 @@ def vector(who: str, name: str, value: Any, dtypes: Sequence[torch.dtype], lengt
     if not fits or (length is not None and value.numel() != length):
         strided = readable(value) and not value.is_contiguous()
         fail(f"{who}: '{name}' is {shape_of(value)}{' with strides' if strided else ''}, wanted {wanted}")
-    return value
+    array: Tensor = value
+    return array
 
 
 def indices(who: str, name: str, value: Any, size: int | None = None, *, of: str = "node") -> Tensor:
     """Indices on the CPU, int64, one-dimensional and contiguous; each in [0, size), where a size is given."""
     if not is_dense(value) or value.dim() != 1 or value.dtype not in INTEGERS:
         fail(f"{who}: '{name}' is {shape_of(value)}, wanted integers of shape [n]")
-    value = value.detach().to("cpu", torch.int64).contiguous()
+    array: Tensor = value.detach().to("cpu", torch.int64).contiguous()
     if size is not None:
-        in_range(who, name, value, size, of=of)
-    return value
+        in_range(who, name, array, size, of=of)
+    return array
 
 
 def real(who: str, name: str, value: Any) -> Tensor:
     """Real numbers that torch can read, of whatever type and shape."""
     if not is_dense(value) or value.is_complex():
         fail(f"{who}: '{name}' is {shape_of(value)}, wanted real numbers in a dense tensor")
-    return value
+    array: Tensor = value
+    return array
 
 
 def in_range(who: str, name: str, index: Tensor, size: int, *, of: str = "node") -> None:

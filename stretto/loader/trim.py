@@ -11,16 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import GATConv, GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from stretto.errors import expect
 from stretto.graph import Graph
 from stretto.kernels import on_host
+from stretto.layers import CONVS
+from stretto.layers.layer import stock_of
 
-# Layers whose output for a node depends on its own in-edges alone. GCNConv is not one of them: it divides by the
-# neighbours' degrees too, which a part of the graph does not show.
-LOCAL = (SAGEConv, GINConv, GINEConv, GATConv, GATv2Conv, GraphConv)
 # Normalisations that treat every row alone once they are in evaluation mode.
 ROWWISE = ("BatchNorm", "LayerNorm", "BatchNorm1d", "Identity")
 
@@ -83,19 +81,19 @@ def trimmed(batch: Any, *, semantics: str = "frontier") -> Any:
 
 
 def run_trimmed(model: Any, batch: Any, *, semantics: str = "frontier") -> Tensor:
-    """The model's output for the seeds of a batch. -> [batch_size, ...]
+    """The model's output for the seeds of a batch. -> [batch_size, ...].
 
     Where the model allows, every layer computes only the nodes the next one reads; elsewhere the whole batch is run.
     Gradients, dropout and evaluation are the model's own either way.
     """
-    if why_not_trimmed(model):
-        return model(batch.x, batch.edge_index)[: batch.batch_size]
+    x: Tensor = batch.x
+    whole = bool(why_not_trimmed(model))
     if isinstance(batch.num_sampled_nodes, list) and not _is_as_given(batch):  # the user dropped some edges, say
-        return model(batch.x, batch.edge_index)[: batch.batch_size]
-    known = getattr(batch, "layers", None) or layers(batch, semantics=semantics)
+        whole = True
+    known = [] if whole else getattr(batch, "layers", None) or layers(batch, semantics=semantics)
     if len(known) != model.num_layers:
-        return model(batch.x, batch.edge_index)[: batch.batch_size]
-    x = batch.x
+        x = model(x, batch.edge_index)[: batch.batch_size]
+        return x
     for i, layer in enumerate(known):
         x = model.convs[i]((x, x[: layer.size[1]]), layer.edge_index)
         x = x if i == model.num_layers - 1 else _between(model, i, x)
@@ -144,7 +142,8 @@ def _between(model: Any, i: int, x: Tensor) -> Tensor:
     x = model.norms[i](x)
     if model.act is not None and not model.act_first:
         x = model.act(x)
-    return model.dropout(x)
+    x = model.dropout(x)
+    return x
 
 
 def why_not_trimmed(model: Any) -> str:
@@ -166,7 +165,7 @@ def why_not_local(model: Any) -> str:
     if getattr(model, "jk_mode", None) is not None:
         return "jumping knowledge needs the output of every layer"
     for conv in model.convs:
-        if not isinstance(conv, LOCAL):
+        if not any(kind in CONVS and CONVS[kind].local for kind in type(conv).__mro__):
             return f"{type(conv).__name__} needs more than a node's own neighbours"
     for norm in model.norms or ():
         if type(norm).__name__ not in ROWWISE or getattr(norm, "mode", "node") != "node":
@@ -176,5 +175,5 @@ def why_not_local(model: Any) -> str:
 
 def _written_by_user(model: Any) -> Any:
     """The model's forward as it was before accelerate() put a class of its own in front."""
-    own = (vars(c).get("forward") for c in type(model).__mro__ if not c.__module__.startswith("stretto.layers."))
+    own = (vars(c).get("forward") for c in type(model).__mro__ if stock_of(c) is None)
     return next((forward for forward in own if forward is not None), None)

@@ -55,7 +55,7 @@ def _same(tensor: Any) -> Any:
 
 @contextmanager
 def several_times() -> Iterator[None]:
-    """Inside backward: it is gone through more than once, so that no time is known to be the last."""
+    """Inside the block backward may run several times, so nothing that it reads may be freed."""
     before, _here.several = _here.several, True
     try:
         yield

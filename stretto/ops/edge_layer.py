@@ -199,7 +199,7 @@ def _backward(plan: Any, tensors: Sequence[Tensor], kept: Sequence[Tensor], grad
 def _messages_back(
     graph: Graph, form: Form, h: Tensor, e: Tensor, g: Tensor, need_h: bool, need_e: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of before(x) and edge(attr); of gates both, whoever needs them: one makes the other."""
+    """Gradients of before(x) and edge(attr). A gated form always gives both, since each is made from the other."""
     terms, acts = _terms(form, h, e)
     csrs = (graph.edge_csr, graph.T.edge_csr) if form.pairs is None else (form.pairs.csr, form.pairs.csr_t)
     if form.act == "gate":
