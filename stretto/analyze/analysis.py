@@ -14,7 +14,6 @@ from stretto.analyze.graph_stats import Partitioner, graph_stats
 from stretto.analyze.layer_costs import layer_costs, text
 from stretto.analyze.report import Report
 from stretto.analyze.rewrites import rewrites
-from stretto.analyze.staleness import staleness_plan
 from stretto.analyze.strategies import refusals, strategies
 from stretto.analyze.strategy import Problem
 from stretto.errors import expect
@@ -93,7 +92,6 @@ def analyze(
         split=_split(trace, on_edges),
         depth=steps,
         machine=computer,
-        brent=[_brent(float(trace.flops), steps.steps, p) for p in procs],
         memory=memory,
         partitions=partitions,
         strategies=strategies(problem, partitions),
@@ -105,11 +103,6 @@ def analyze(
         inputs=subject,
         on_edges=on_edges,
         problem=problem,
-        staleness=[
-            staleness_plan(model, subject.edge_index, sizes.n, part, torch.from_numpy(splitter.assign(p, part.method)))
-            for p, part in zip(procs, partitions, strict=True)
-            if p > 1
-        ],
     )
 
 
@@ -149,18 +142,6 @@ def _split(trace: Trace, on_edges: list[bool]) -> dict[str, dict[str, float]]:
         part["flops"] += float(op.cost.flops)
         part["bytes"] += float(op.cost.bytes)
     return result
-
-
-def _brent(work: float, steps: float, workers: int) -> dict[str, float]:
-    """Bounds on the time with P processors, in flops: max(W / P, D) <= T_P <= W / P + D."""
-    low, high = max(work / workers, steps), work / workers + steps
-    return {
-        "workers": workers,
-        "at least": low,
-        "at most": high,
-        "speedup at least": work / high if high else 1.0,
-        "speedup at most": work / low if low else 1.0,
-    }
 
 
 def _tensors(data: Any) -> list[Tensor]:

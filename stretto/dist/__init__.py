@@ -6,7 +6,7 @@ from stretto.dist.part import Part
 from stretto.dist.partition import PARTITIONERS, partition
 from stretto.dist.run import Run, train
 from stretto.dist.schedule import SCHEDULES, Schedule
-from stretto.dist.staleness import SYSTEMS, Age, Reading, Staleness
+from stretto.dist.staleness import Age, Reading, Staleness
 from stretto.dist.timeline import Event, Timeline
 from stretto.dist.traffic import Traffic
 from stretto.dist.training import PartitionParallel
@@ -14,7 +14,6 @@ from stretto.dist.training import PartitionParallel
 __all__ = [
     "PARTITIONERS",
     "SCHEDULES",
-    "SYSTEMS",
     "Age",
     "Event",
     "Link",

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stretto.memory import allocator
 from stretto.dist.launch import launch
 from stretto.dist.traffic import swap
 
@@ -25,7 +24,6 @@ ROWS, WIDTH, TURNS = 1 << 13, 64, 12  # work as a step's: rows gathered, added u
 
 def converse() -> dict[str, float]:
     """One side of a conversation as steps have it: work, then both send and receive at once, and wait."""
-    allocator.switch(True)
     rank, table = dist.get_rank(), torch.ones(ROWS, WIDTH)
     index, square = torch.randint(ROWS, (4 * ROWS,)), torch.ones(WIDTH, WIDTH)
 

@@ -30,12 +30,9 @@ CAPTIONS = {
     "by constants, A by attention, MP by networks; L, P, R: linear, polynomial, rational in the adjacency matrix.",
     "Work and depth by layer": "Depth is the longest chain of steps that wait for one another; work over depth is how "
     "many processors could be busy.",
-    "Brent's bounds, in flops of one processor": "Between what bounds the time must lie on so many processors, if "
-    "nothing counted but work and depth.",
     "Graph": "What the cost of a step depends on besides the model.",
     "Memory": "What a step needs, part by part.",
     "Sparse and dense work": "How much of the step runs over edges.",
-    "Staleness plan (stretto.dist)": "What may be read as it was some steps before, and how far that may lead astray.",
     "Partitions": "The graph in parts: halo rows are sent to other parts in every round; uneven is the largest part "
     "over the mean.",
     "Predicted, counted, measured": "What was predicted beside what was counted and timed here: a ratio of 1 is exact.",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from stretto.compile.choose import MOST_STEPS
 from stretto.machine.timing import Timing, as_alone, measure, ratio
 from stretto.memory import allocator
-from stretto.observe.agreement import relative_error
+from stretto.observe.agreement import difference, worst
 from stretto.observe.classify import layer_paths
 from stretto.observe.put_back import put_back
 from stretto.observe.trace import device_of
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 REPEATS = 20
 TIE = 1.05  # a winner leads by more than this, at the lower end of its interval
 SETTLE = 5  # steps of a script in which the tuner tries its variants; few, for a script may have few
-# Relative error of outputs, ours against stock's, by type; of any other type as of fp32.
-ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 ROUNDED = 5e-3  # two predictions as near as this are told by the same digits
 WHOLE = "stock, the step"
 FORWARD = ", forward alone"  # behind the name of a site: its calls without gradients
@@ -279,22 +277,6 @@ def outputs(workload: Workload) -> list[Tensor]:
         torch.manual_seed(0)
         workload.model.eval()
         return operands(workload._forward())
-
-
-def difference(stock: list[Tensor], fast: list[Tensor]) -> str:
-    """Why two lists of outputs are not the same; "" if they are."""
-    if not stock or len(stock) != len(fast):
-        return "there are no outputs to compare" if not stock else "the outputs are other ones"
-    for a, b in zip(stock, fast, strict=True):
-        error = relative_error(b, a.double())
-        if not error <= ALLOWED.get(a.dtype, ALLOWED[torch.float32]):  # not a number is not equal either
-            return f"outputs differ by {error:.1e}"
-    return ""
-
-
-def worst(stock: list[Tensor], fast: list[Tensor]) -> float:
-    """The largest relative error among the outputs."""
-    return max((relative_error(b, a.double()) for a, b in zip(stock, fast, strict=True)), default=0.0)
 
 
 def accelerate_sites(model: nn.Module, chosen: list[dict[str, Any]]) -> str:

@@ -15,6 +15,7 @@ from stretto.machine.file import Machine
 from stretto.machine.timing import Timing
 from stretto.memory import allocator
 from stretto.observe import this_machine
+from stretto.observe.agreement import difference, worst
 from stretto.observe.put_back import put_back
 from stretto.observe.trace import Recorder, Trace
 from stretto.observe.workload import Workload, merge_times, same_ops
@@ -26,13 +27,11 @@ from stretto.profile.recommend import (
     REPEATS,
     SETTLE,
     accelerate_sites,
-    difference,
     layer_advice,
     outputs,
     realised,
     set_shares,
     unchanged,
-    worst,
 )
 from stretto.profile.rounds import Signature
 from stretto.profile.script_steps import WARMUP, Enough, Steps, Watched, run
