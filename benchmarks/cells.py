@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from stretto.bench.results import Row, number
+from benchmarks.suites.results import Row, number
 
 Cell = Callable[[Row], str]
 BATCHED = [(model, kind) for model in ("sage", "gcn", "gat") for kind in ("new", "again")]

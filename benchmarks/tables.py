@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import cells
-from stretto.bench import results
-from stretto.bench.results import Row
+from benchmarks.suites import results
+from benchmarks.suites.results import Row
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

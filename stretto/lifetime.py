@@ -41,29 +41,29 @@ class Owned:
     kept: objects whose memory the native object uses; they live until then. Whoever owns it drops its only reference.
     """
 
-    __slots__ = ("__weakref__", "_number")
+    __slots__ = ("__weakref__", "number")
 
     def __init__(self, function: Callable[[Any], Any], handle: int, *kept: Any) -> None:
-        self._number = next(_numbers)
+        self.number = next(_numbers)
         # Of two references the later one's callback is called first: the function, then the pop that lets `kept` go.
-        last = popped_from(_alive, self._number, self)
-        _alive[self._number] = last, _Handle(self, function, handle), kept
+        last = popped_from(living, self.number, self)
+        living[self.number] = last, _Handle(self, function, handle), kept
 
     @property
     def alive(self) -> bool:
         """Whether the interpreter has not taken it back at its end."""
-        return self._number in _alive
+        return self.number in living
 
 
 _numbers = itertools.count()
-_alive: dict[int, tuple[weakref.ref[Owned], _Handle, tuple[Any, ...]]] = {}
+living: dict[int, tuple[weakref.ref[Owned], _Handle, tuple[Any, ...]]] = {}
 
 
 @atexit.register
 def _take_back() -> None:
     """The youngest first: it may use the older ones."""
-    while _alive:
-        _, (_, handle, kept) = _alive.popitem()
+    while living:
+        _, (_, handle, kept) = living.popitem()
         function = handle.__callback__
         if function is not None:
             function(handle)

@@ -53,9 +53,8 @@ VARIABLES = {
     "STRETTO_INDEX": Variable("auto", "index type inside Graph: auto, int32, int64", ("auto", "int32", "int64")),
     "STRETTO_TUNE": Variable(
         "on",
-        "on: measure variants once and remember; full: on, and torch.compile of each stock layer is tried too, which "
-        "takes seconds to minutes; analytic: cost model only; off: documented defaults",
-        ("on", "full", "analytic", "off"),
+        "on: measure variants once and remember; analytic: cost model only; off: documented defaults",
+        ("on", "analytic", "off"),
     ),
     "STRETTO_CACHE": Variable(
         "",
@@ -165,7 +164,7 @@ def torch_kernels() -> bool:
 
 def tuning() -> bool:
     """Whether candidates may be measured."""
-    return get("STRETTO_TUNE") in ("on", "full")
+    return get("STRETTO_TUNE") == "on"
 
 
 def integer(name: str) -> int:

@@ -30,7 +30,7 @@ LAYERS = (
     ("plug",),
     ("observe",),
     ("profile", "analyze", "page"),
-    ("__main__", "cli", "bench"),
+    ("__main__", "cli"),
 )
 ROW = {unit: row for row, units in enumerate(LAYERS) for unit in units}
 PYG_FROM, PYG_TOO = ROW["layers"], ("loader",)  # torch_geometric is imported from this row on, and in these
@@ -150,7 +150,6 @@ def test_two_questions_two_packages():
     assert "analyze" not in edges["profile"]
     assert "profile" not in edges["analyze"]
     assert not edges["page"] & {"profile", "analyze", "observe"}
-    assert not [unit for unit in ("profile", "analyze", "observe", "page", "machine") if "bench" in edges[unit]]
 
 
 @pytest.mark.parametrize("path", sources, ids=name_of)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import tables
-from stretto.bench import results
+from benchmarks.suites import results
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(tables.RESULTS.glob("*"))

@@ -7,7 +7,7 @@ import torch
 import typer
 
 from benchmarks.operator_study import cell, findings
-from stretto.bench import results
+from benchmarks.suites import results
 from stretto.errors import expect
 from stretto.observe.subject import usable, writable
 from stretto.page.terminal import console

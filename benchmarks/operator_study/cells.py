@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.operator_study import sparse_cells
 from benchmarks.operator_study.cell import FACTORS, SPARSITIES, Call, Cell, Setting
-from stretto.bench import stock
+from benchmarks.suites import stock
 from stretto.ops import scatter_rows
 
 # reduction -> torch's word for it

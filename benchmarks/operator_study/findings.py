@@ -8,8 +8,8 @@ from rich.table import Table
 
 from benchmarks.operator_study.cell import SAME, SETTINGS, SKIPPED, SPARSITIES, Cell, run
 from benchmarks.operator_study.cells import cells
-from stretto.bench import report, results
-from stretto.bench.case import OURS
+from benchmarks.suites import report, results
+from benchmarks.suites.case import OURS
 from stretto.errors import fail
 from stretto.machine.timing import ratio
 from stretto.machine.timing import threads as limited

@@ -12,7 +12,7 @@ import torch_geometric.utils as pyg
 from torch import Tensor
 
 from benchmarks.operator_study.cell import FACTORS, SPARSITIES, Call, Cell, Setting
-from stretto.bench import stock
+from benchmarks.suites import stock
 
 
 def cells(setting: Setting) -> Iterator[Cell]:

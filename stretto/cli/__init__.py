@@ -6,12 +6,13 @@ A class `Command` beside it is how its words are read, where they are read in a 
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from stretto.errors import StrettoError
+from stretto.errors import StrettoError, expect
 
 # name -> "module:function"
 COMMANDS = {
@@ -24,14 +25,14 @@ COMMANDS = {
     "analyze": "stretto.cli.analyze:command",
 }
 
-# stretto bench NAME -> "module:function"
+# stretto bench NAME -> "module:function", in the source tree: a wheel does not hold the suites
 BENCHES = {
-    "ops": "stretto.bench.ops:command",
-    "latency": "stretto.bench.latency:command",
-    "loader": "stretto.bench.loader:command",
-    "models": "stretto.bench.models:command",
-    "grid": "stretto.bench.grid:command",
-    "gpu": "stretto.bench.gpu:command",
+    "ops": "benchmarks.suites.ops:command",
+    "latency": "benchmarks.suites.latency:command",
+    "loader": "benchmarks.suites.loader:command",
+    "models": "benchmarks.suites.models:command",
+    "grid": "benchmarks.suites.grid:command",
+    "gpu": "benchmarks.suites.gpu:command",
 }
 
 
@@ -46,6 +47,8 @@ class _Table(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.table:
             return super().get_command(ctx, cmd_name)
+        if cmd_name in ("demo", "doctor", "tune"):
+            find_suites()
         name, function = self.table[cmd_name].split(":")
         module, single = importlib.import_module(name), typer.Typer(add_completion=False)
         single.command(name=cmd_name, cls=getattr(module, "Command", None))(getattr(module, function))
@@ -58,6 +61,19 @@ class _Commands(_Table):
 
 class _Benches(_Table):
     table = BENCHES
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        find_suites()
+        return super().get_command(ctx, cmd_name)
+
+
+def find_suites() -> None:
+    """Let `benchmarks.suites` be imported from the source tree that this package stands in."""
+    root = Path(__file__).resolve().parents[2]
+    wanted = "run `python -m stretto bench` in a checkout of stretto"
+    expect((root / "benchmarks" / "suites").is_dir(), f"bench: the suites are in the source tree alone: {wanted}")
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
 
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
 
 import stretto
+from benchmarks.suites import loader, models, report
+from benchmarks.suites.loader_setting import OURS, Setting, make_data
 from stretto import datasets
-from stretto.bench import loader, models, report
-from stretto.bench.loader_setting import OURS, Setting, make_data
 from stretto.machine.timing import Timing, ratio
 from stretto.page.terminal import console
 

@@ -8,10 +8,10 @@ from typing import Annotated
 import torch
 import typer
 
+from benchmarks.suites.case import OURS, Spec
+from benchmarks.suites.foundation import SLOW
+from benchmarks.suites.run import run
 from stretto import kernels, settings
-from stretto.bench.case import OURS, Spec
-from stretto.bench.foundation import SLOW
-from stretto.bench.run import run
 from stretto.kernels import native
 from stretto.machine import facts as machine
 from stretto.machine import rates as profile

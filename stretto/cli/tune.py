@@ -12,12 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.suites import report, results
+from benchmarks.suites.case import Spec
+from benchmarks.suites.cases import load
+from benchmarks.suites.run import SETTLE_CALLS, SHORT
+from benchmarks.suites.run import settle as settle_calls
 from stretto import ops
-from stretto.bench import report, results
-from stretto.bench.case import Spec
-from stretto.bench.cases import load
-from stretto.bench.run import SETTLE_CALLS, SHORT
-from stretto.bench.run import settle as settle_calls
 from stretto.datasets import grammar
 from stretto.errors import expect, fail
 from stretto.graph import Graph

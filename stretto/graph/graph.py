@@ -6,6 +6,7 @@ messages node i receives. Cached backward is not a feature of its own: it is `gr
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from dataclasses import replace
@@ -104,9 +105,14 @@ class Graph:
 
     @staticmethod
     def remember(
-        edges: Tensor, graph: Graph, num_nodes: int | tuple[int, int], *, flow: str = "source_to_target"
+        edges: Tensor,
+        graph: Graph | functools.partial[Graph],
+        num_nodes: int | tuple[int, int],
+        *,
+        flow: str = "source_to_target",
     ) -> None:
-        """Tell Graph.of that `edges` is `graph`, so that it need not sort (a loader knows its batches' CSR)."""
+        """Tell Graph.of that `edges` is `graph`, or what `graph` makes when it is asked for, so that it need not sort
+        (a loader knows its batches' CSR)."""
         sizes = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
         _memo.put(edges, (sizes, flow), graph)
 

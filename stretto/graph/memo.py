@@ -11,6 +11,7 @@ and a graph whose content was met before is held from then on.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -88,6 +89,8 @@ class Memo(Generic[G]):
         entry = self._by_tensor.get(id(tensor))
         if entry is not None and entry.ref() is tensor and entry.look == now:
             graph = entry.graphs.get(key)
+            if isinstance(graph, functools.partial):
+                graph = entry.graphs[key] = graph()
             if graph is not None:
                 self._hits += 1
                 return graph
@@ -107,15 +110,15 @@ class Memo(Generic[G]):
         entry = self._by_tensor.get(id(tensor))
         if entry is None or entry.ref() is not tensor or entry.look != _look(tensor):
             return []
-        return [*entry.graphs.values()]
+        return [self.get(tensor, key, _never) for key in entry.graphs]
 
     def knows(self, tensor: Any, key: Hashable) -> bool:
         """Whether get() would find this very tensor's graph."""
         entry = self._by_tensor.get(id(tensor))
         return entry is not None and entry.ref() is tensor and key in entry.graphs and entry.look == _look(tensor)
 
-    def put(self, tensor: Any, key: Hashable, graph: G) -> None:
-        """Remember that tensor and key are graph, while the tensor lives and stays as it is."""
+    def put(self, tensor: Any, key: Hashable, graph: G | functools.partial[G]) -> None:
+        """Remember that tensor and key are graph, or what makes it, while the tensor lives and stays as it is."""
         now = _look(tensor)
         if now is None:
             return
@@ -175,6 +178,10 @@ class Memo(Generic[G]):
 
     def _renew_lock(self) -> None:
         self._lock = threading.RLock()
+
+
+def _never() -> Any:
+    raise AssertionError("a graph that is remembered is not made again")
 
 
 def _look(tensor: Any) -> Look | None:

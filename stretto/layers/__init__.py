@@ -91,7 +91,7 @@ CONVS: dict[type, Fast] = {
 # What every other layer, a user's own included, aggregates with: the same mechanism, one level further down.
 AGGREGATIONS: dict[type, Fast] = aggr.AGGREGATIONS
 
-# Models whose order of modules is known: in inference they fold what follows a layer into it.
+# Models of several layers, on a loader's batch.
 CONTAINERS: dict[type, Fast] = {GCN: models.fast_basic, GraphSAGE: models.fast_basic, GAT: models.fast_basic}
 
 __all__ = ["AGGREGATIONS", "CONTAINERS", "CONVS", "Decline", "Record", "record_of"]

@@ -48,7 +48,6 @@ class Record:
     key: Hashable = None
     calls: int = 0
     avoided: int = 0  # bytes of messages that stock would have built; where the chooser knows, it tells
-    race: object = None  # with torch.compile of stock (layers/compiled.py), where STRETTO_TUNE asks for it
     begun: bool = False  # by a lazy layer's first call, which may be run again in backward (torch.utils.checkpoint)
     strict: str = ""  # the layer's name in the model that accelerate(strict=True) was asked for; "": it may fall back
 
@@ -131,7 +130,7 @@ def stock_wanted() -> bool:
 
 def accelerated_forward(stock: type, fast: Fast, stock_forward: Any = None) -> Callable[..., Any]:
     """A forward that runs fast(self, ...) where it may, elsewhere stock's own: the one given, or what it is by then."""
-    from stretto.layers import adjacency, bound, compiled, inside_compile, shadow  # they import this module
+    from stretto.layers import adjacency, bound, inside_compile, shadow  # they import this module
 
     name, like = stock.__name__, stock.forward  # type: ignore[attr-defined]
 
@@ -149,8 +148,6 @@ def accelerated_forward(stock: type, fast: Fast, stock_forward: Any = None) -> C
         out = bound.step(self, args, kwargs, usual)
         if out is not bound.MISS:
             return out
-        if settings.get("STRETTO_TUNE") == "full":
-            return compiled.race(self, usual, stock_forward, args, kwargs)
         return usual(self, *args, **kwargs)
 
     def usual(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -185,7 +182,7 @@ def accelerated_forward(stock: type, fast: Fast, stock_forward: Any = None) -> C
                 raise
             else:
                 record.path, record.reason = "fast", ""
-                if off and settings.get("STRETTO_TUNE") != "full":
+                if off:
                     bound.meet(self, args, record)
                 return out if watch is None else watch.judged(out, fast, stock_forward)
         _tell(self, record, reason)

@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
@@ -15,8 +14,8 @@ from stretto import settings
 from stretto.compile import CHOOSER, Order, Trial, best_order
 from stretto.compile.cost import gat_on_cpu, gat_on_gpu
 from stretto.graph import Graph
-from stretto.layers import adjacency, edges, folds
-from stretto.layers.base import SMALL, Decline, Small, hooked, note_attention, note_order, weight_of, why_stock
+from stretto.layers import adjacency, edges
+from stretto.layers.base import SMALL, Decline, Small, note_attention, note_order, weight_of
 from stretto.layers.declines import same_type
 from stretto.layers.features import linear_of_nonzeros
 from stretto.machine.rates import Profile
@@ -29,8 +28,6 @@ from stretto.ops.folded_bias import larger, some_rows
 from stretto.ops.projections import plus, projections
 from stretto.ops.rows import all_reached
 
-SMALLEST = 1e-6  # scale of a channel below which its attention vector cannot be divided by it
-
 
 def fast(
     conv: Any,
@@ -39,10 +36,8 @@ def fast(
     edge_attr: Tensor | None = None,
     size: Any = None,
     return_attention_weights: Any = None,
-    *,
-    norm: Any = None,
 ) -> Any:
-    """What GATConv.forward computes; norm: a BatchNorm with fixed statistics that follows it, folded into it."""
+    """What GATConv.forward computes."""
     x_src, x_dst, own = edges.ends(x)
     edges.check_aggr(conv, *edges.SUM)
     shared = conv.lin is not None
@@ -52,9 +47,6 @@ def fast(
     same_type(x_src, att_src, att_dst, bias, conv.att_edge)
     if weight.size(0) != conv.heads * conv.out_channels:
         raise Decline("the weight does not fit the layer")
-    if norm is not None:
-        weight, att_src, att_dst, bias = _normalised(conv, norm, weight)
-        weight_dst = weight
     if size is not None and None in size:
         raise Decline("size is not complete")
     given = edges.graph_between(conv, edge_index, x_src, x_dst, size)
@@ -127,24 +119,6 @@ def fast(
     if trial is not None:
         out = trial.leave(out)
     return (out, (edges_of(conv, graph, edge_index), alpha)) if wanted else out
-
-
-def takes_norm(conv: Any, norm: Any) -> bool:
-    """Whether a BatchNorm with fixed statistics after this layer can be folded into it."""
-    if not edges.is_stock(conv, pyg.GATConv) or getattr(conv, "res", None) is not None or conv.lin is None:
-        return False
-    if hooked(conv, conv.lin) or torch.nn.modules.module._has_any_global_hook():
-        return False
-    return why_stock(conv) is None and bool((folds.scale_and_shift(norm)[0].abs() > SMALLEST).all())
-
-
-def _normalised(conv: Any, norm: Any, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Weight, attention vectors and bias with the norm's scale in the weight, and out of the vectors: equal logits."""
-    scale, shift = folds.scale_and_shift(norm)
-    bias = shift if conv.bias is None else torch.addcmul(shift, conv.bias, scale)
-    each = scale if conv.concat else scale.repeat(conv.heads)
-    vectors = (att / each.view(1, conv.heads, -1) for att in (conv.att_src, conv.att_dst))
-    return weight * each.unsqueeze(1), *vectors, bias
 
 
 def whole(conv: Any, graph: Graph, x: Tensor, edge_attr: Any, wanted: Any, parameters: Any, values: Any) -> bool:

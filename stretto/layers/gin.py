@@ -13,7 +13,7 @@ from torch_geometric.nn.models import MLP
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
 from stretto.kernels import denormals
 from stretto.kernels.looks import settled
-from stretto.layers import adjacency, folds
+from stretto.layers import adjacency
 from stretto.layers.base import LINEAR, Decline, check_input, hooked, note_plan, record_of, weight_of
 from stretto.layers.declines import pair_of, same_type
 from stretto.layers.sage import destinations
@@ -49,7 +49,7 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         record_of(conv).plan = "nn(A X + c X)"
         root = None if x_dst is None else (1 + conv.eps) * x_dst
         return network(conv.nn, spmm(graph, x_src, values, reduce=conv.aggr, y=root))
-    weight, bias, rest = _with_norm(conv.nn, first, rest, weight_of(first, x_src, bias=True), graph.num_rows)
+    weight, bias = weight_of(first, x_src, bias=True), first.bias
     scale_type = torch.float64 if x_src.dtype == torch.float64 else torch.float32
     adj = Adjacency(graph, graph.mean_scale(scale_type) if conv.aggr == "mean" else None, weight=values)
     scalars = {"c": 1.0 + number(conv.eps)}
@@ -59,17 +59,17 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         tensors["R"] = x_dst
     late = bias if x_src.device.type == "cpu" and _relu_follows(conv.nn) else None  # added where the ReLU is taken
     bias = None if late is not None else bias
-    after = _after(conv.nn, first, weight, graph.num_rows, x_src)
+    after = _after(conv.nn, first, graph.num_rows, x_src)
     out = linear(expression, tensors, {"A": adj}, bias=bias, scalars=scalars, note=note_plan(conv), after=after)
     if after:
         return out
     return rest(out) if late is None else rest(out, late)
 
 
-def _after(nn: Any, first: Any, weight: Tensor, rows: int, like: Tensor) -> tuple[tuple[Tensor, Tensor | None], ...]:
+def _after(nn: Any, first: Any, rows: int, like: Tensor) -> tuple[tuple[Tensor, Tensor | None], ...]:
     """Weight and bias of every Linear after the first where each follows a ReLU, to be run in one step with the rest of
     the layer on a device; nothing where it would not take them, or something else is among them."""
-    if like.device.type == "cpu" or weight is not first.weight or nn is first:
+    if like.device.type == "cpu" or nn is first:
         return ()
     if type(nn) is MLP:
         linears: list[Any] = list(nn.lins)[1:] if _only_relu(nn) else []
@@ -80,23 +80,6 @@ def _after(nn: Any, first: Any, weight: Tensor, rows: int, like: Tensor) -> tupl
             return ()
     maps = tuple((linear.weight, linear.bias) for linear in linears)
     return maps if all(relu_product.follows(rows, like, *one) for one in maps) else ()
-
-
-def _with_norm(nn: Any, first: Any, rest: Rest, weight: Tensor, rows: int) -> tuple[Tensor, Tensor | None, Rest]:
-    """Weight and bias of nn's first Linear, and what follows it; in inference with the BatchNorm after it folded in."""
-    plain = weight, first.bias, rest
-    if nn is first or not folds.pays(rows, weight.size(0)):
-        return plain
-    if type(nn) is MLP:
-        if not len(nn.norms) or not folds.fixed_norm(nn.norms[0]) or (nn.act is not None and nn.act_first):
-            return plain
-        norm, rest = nn.norms[0], lambda x: rest_of_mlp(nn, x, normed=True)
-    else:
-        if len(nn) < 2 or not folds.fixed_norm(nn[1]):
-            return plain
-        norm, rest = nn[1], lambda x: _run(list(nn)[2:], x)
-    (weight,), bias = folds.normalised(norm, [weight], first.bias)
-    return weight, bias, rest
 
 
 def number(scalar: Tensor) -> float:
@@ -167,8 +150,8 @@ def _run(modules: list[Any], x: Tensor, bias: Tensor | None = None) -> Tensor:
     return x
 
 
-def rest_of_mlp(mlp: Any, x: Tensor, bias: Tensor | None = None, *, normed: bool = False, last: bool = True) -> Tensor:
-    """What MLP.forward does after its first Linear; normed: and after the norm. x [n, hidden] -> [n, out].
+def rest_of_mlp(mlp: Any, x: Tensor, bias: Tensor | None = None, *, last: bool = True) -> Tensor:
+    """What MLP.forward does after its first Linear. x [n, hidden] -> [n, out].
 
     bias: to be added to x first. last: whether with its last Linear, where that is plain.
     """
@@ -182,8 +165,7 @@ def rest_of_mlp(mlp: Any, x: Tensor, bias: Tensor | None = None, *, normed: bool
             x = lin(x)
         if mlp.act is not None and mlp.act_first:
             x = mlp.act(x)
-        if i > 0 or not normed:
-            x = norm(x, None, None) if mlp.supports_norm_batch else norm(x)
+        x = norm(x, None, None) if mlp.supports_norm_batch else norm(x)
         if mlp.act is not None and not mlp.act_first:
             x = mlp.act(x)
         x = torch.nn.functional.dropout(x, p=mlp.dropout[i], training=mlp.training)

@@ -66,6 +66,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "stretto_engine_state": (None, (_P, _P)),
 }
 _declared: Any = None
+_capsule = c.PYFUNCTYPE(c.py_object, _P, c.c_char_p, _P)(("PyCapsule_New", c.pythonapi))
 
 
 def library() -> Any:
@@ -94,9 +95,7 @@ def address(tensor: Tensor | None) -> int | None:
 def tensor_of(handle: int) -> Tensor:
     """A slot's memory as bytes. It goes back when the last tensor or array on it is gone, by no Python code: there, an
     exception such as Ctrl-C's would be lost."""
-    capsule = c.pythonapi.PyCapsule_New
-    capsule.restype, capsule.argtypes = c.py_object, (_P, c.c_char_p, _P)
-    return torch.from_dlpack(capsule(library().stretto_slot_tensor(handle), b"dltensor", None))
+    return torch.from_dlpack(_capsule(_declared.stretto_slot_tensor(handle), b"dltensor", None))
 
 
 def _int64(name: str, values: Tensor) -> Tensor:
@@ -126,22 +125,22 @@ class Call:
         struct.seed, struct.epoch, struct.batch = seed & 0xFFFFFFFFFFFFFFFF, epoch, batch
         if len(seeds) != n:
             fail(f"sampler: 'seeds' are of {len(seeds)} node types, wanted {n}")
-        kept = []
-        for i, (given, at) in enumerate(zip(seeds, times, strict=True)):
+        inputs = []
+        for i, (nodes, at) in enumerate(zip(seeds, times, strict=True)):
             count = words[i] = words[2 * n + i] = 0
-            if given is not None:
-                kept.append(given := _int64("seeds", given))
-                words[i], count = given.data_ptr(), given.numel()
+            if nodes is not None:
+                inputs.append(nodes := _int64("seeds", nodes))
+                words[i], count = nodes.data_ptr(), nodes.numel()
             words[n + i] = count
             if at is not None:
-                kept.append(at := _int64("times", at))
+                inputs.append(at := _int64("times", at))
                 words[2 * n + i] = at.data_ptr()
                 expect(count == at.numel(), f"sampler: {count} seeds, but {at.numel()} times")
-        return kept
+        return inputs
 
-    def answer(self, lib: Any) -> tuple[int, list[int]]:
+    def answer(self) -> tuple[int, list[int]]:
         """The slot that came back, and its table."""
         handle = self._slot.value
         assert handle is not None
-        lib.stretto_slot_table(handle, self._table, len(self._table))
+        _declared.stretto_slot_table(handle, self._table, len(self._table))
         return handle, self._table[:]

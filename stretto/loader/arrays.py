@@ -46,9 +46,8 @@ class GraphArrays:
     node_time: dict[Any, Tensor] = field(default_factory=dict)
     temporal: bool = False
 
-    @property
-    def is_hetero(self) -> bool:
-        return self.node_types != [None]
+    def __post_init__(self) -> None:
+        self.hetero = self.node_types != [None]
 
     def ends(self, edge_type: Any) -> tuple[int, int]:
         """Numbers of the source and target node type."""

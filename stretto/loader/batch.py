@@ -5,7 +5,7 @@ rows are contiguous, however far apart), and which torch indexes as the batch is
 no copy is taken. The result has the attributes PyG's loader gives, in views of the slot.
 """
 
-import copy
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,8 @@ class Blueprint:
         self.edge_keys: list[tuple[Any, int, str]] = []  # edge_index or adj_t of each edge type
         self.counted: list[tuple[Any, int]] = []  # node types that store num_nodes
         self.values: dict[Any, Tensor] = {}  # of a torch.sparse adj_t, by edge type
+        # Attributes of PyG's own classes are set in the mapping behind them; a subclass may do more where one is set.
+        self.plain = type(data) in (Data, HeteroData)
         self.from_store = store is not None
         if store is not None:
             self._read_store(store)
@@ -154,55 +156,92 @@ class Blueprint:
         return _Signature(now, values + [self._store(self.data, key).get("adj_t") for key in self.values])
 
     def _store(self, data: Any, key: Any) -> Any:
-        return data[key] if self.sampler.is_hetero else data._store
+        return data[key] if self.sampler.graph.hetero else data._store
 
     def build(self, slot: Slot, device: torch.device | None = None) -> Data | HeteroData:
         """The batch in `slot`, without what depends on the seeds (batch_size, input_id, ...)."""
-        out = copy.copy(self.data)
-        hetero = self.sampler.is_hetero
-        graph = self.sampler.graph
+        out = self.data.__copy__()
+        hetero, graph, plain = self.sampler.graph.hetero, self.sampler.graph, self.plain
         for key, number in self.counted:
             self._store(out, key).num_nodes = slot.num_nodes(number)
         for entry in self.entries:
-            store = self._store(out, entry.store)
+            store = out[entry.store] if hetero else out._store
+            values = store._mapping if plain else store
             if entry.slice >= 0:
-                store[entry.key] = slot.slice(entry.slice)
+                values[entry.key] = slot.slice(entry.slice)
                 continue
             index = slot.edge_id(entry.number, host=True) if entry.of_edges else slot.n_id(entry.number, host=True)
             value = store[entry.key]
             store[entry.key] = None if index is None else _index(value, index, store, entry.key, device)
         for key, relation, name in self.edge_keys:
-            store = self._store(out, key)
+            store = out[key] if hetero else out._store
+            values = store._mapping if plain else store
             if name == "edge_index":
-                store.edge_index = remember(slot, relation)
+                values[name] = remember(slot, relation)
             else:
                 store.adj_t = _adjacency(slot, relation, store.adj_t, self.values.get(key))
         for number, key in enumerate(graph.node_types):
             store = out[key] if hetero else out
-            if "n_id" not in store:
+            values = store._mapping if hetero else out._store._mapping
+            if "n_id" in values:
+                continue
+            if plain:
+                values["n_id"] = slot.n_id(number)
+            else:
                 store.n_id = slot.n_id(number)
         for number, key in enumerate(graph.edge_types):
             store = out[key] if hetero else out
+            values = store._mapping if hetero else out._store._mapping
             e_id = slot.edge_id(number)
-            if e_id is not None and "e_id" not in store:
+            if e_id is None or "e_id" in values:
+                continue
+            if plain:
+                values["e_id"] = e_id
+            else:
                 store.e_id = e_id
         return out
+
+
+def put(owner: Any, values: dict[str, Any], *, plain: bool) -> None:
+    """Set attributes of a Data, or of a store of a HeteroData; None takes one away.
+
+    plain: the class is PyG's own, so that nothing but the mapping behind it needs to know.
+    """
+    if not plain:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        return
+    mapping = owner._store._mapping if type(owner) is Data else owner._mapping
+    for name, value in values.items():
+        if value is None:
+            mapping.pop(name, None)
+        else:
+            mapping[name] = value
 
 
 def remember(slot: Slot, relation: int) -> Tensor:
     """The relation's edge_index, whose CSR Graph.of knows from now on."""
     edge_index = slot.edge_index(relation)
-    rowptr, col = slot.rowptr(relation), slot.col(relation)
-    if rowptr is not None and col is not None:
-        ends = slot.sampler.relations[relation]
-        sizes = slot.num_nodes(ends.source), slot.num_nodes(ends.target)
+    at = slot.sampler.edges_at[relation]
+    if slot.table[at + 2] >= 0 and slot.table[at + 3] >= 0:  # rowptr and col are there
+        ends, nodes_at = slot.sampler.relations[relation], slot.sampler.nodes_at
+        sizes = slot.table[nodes_at[ends.source]], slot.table[nodes_at[ends.target]]
+        Graph.remember(edge_index, functools.partial(_graph, slot, relation, sizes), sizes)
+    return edge_index
+
+
+def _graph(slot: Slot, relation: int, sizes: tuple[int, int]) -> Graph:
+    """The relation's graph: ordinary tensors, whoever asks for it."""
+    with torch.inference_mode(False):
+        rowptr, col = slot.rowptr(relation), slot.col(relation)
+        assert rowptr is not None
+        assert col is not None
         csr = Csr(rowptr, col, None, sizes[1], sizes[0], col.numel())
         if slot.on_device:  # plan from the host's copy, so that nothing waits for the device
             host = slot.rowptr(relation, host=True)
             assert host is not None
             csr.tasks, csr.hubs, csr.num_slots = build.schedule(host, csr.num_rows, csr.num_edges)
-        Graph.remember(edge_index, Graph(csr), sizes)
-    return edge_index
+        return Graph(csr)
 
 
 def _index(value: Any, index: Tensor, store: Any, key: str, device: torch.device | None) -> Any:

@@ -59,7 +59,7 @@ def metis(edge_index: Tensor, num_nodes: int, num_parts: int, *, recursive: bool
 class _Cut:
     """What Blueprint reads of a sampler: here, of the whole graph that parts are taken from."""
 
-    e_id, is_hetero = True, False
+    e_id = True
 
     def __init__(self, num_nodes: int, edges: EdgeArrays) -> None:
         self.graph = GraphArrays([None], [None], {None: num_nodes}, {None: edges})

@@ -1,6 +1,7 @@
 """The native sampler (csrc/sampler) as a Python object: tensors in, slots of tensors out."""
 
 import ctypes as c
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
@@ -79,14 +80,13 @@ class Slice:
     scale: Tensor | None = None
     name: str = "value"  # in errors
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32 if self.scale is not None else self.value.dtype
+    def __post_init__(self) -> None:
+        self.delivered = torch.float32 if self.scale is not None else self.value.dtype
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one delivered row."""
-        return int(np.prod(self.value.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.value.shape[1:]) * self.delivered.itemsize
 
 
 def running_weights(colptr: Tensor, weight: Tensor) -> Tensor:
@@ -174,8 +174,12 @@ class NativeSampler:
         if Sampling.EDGE_ID in flags or any(s.of_edges for s in self.slices):
             self.arrays += [r.edge_id for r in self.relations]
         self.slots = 0  # how many were made, up to where it matters
-        entries = len(self.node_types) * (4 + num_hops) + len(self.relations) * (5 + num_hops) + len(self.slices)
-        self._table_size = 2 + entries  # what a slot tells of itself
+        # What a slot tells of itself: two words, then of each node type, of each relation and of each slice.
+        self.nodes_at = [2 + i * (4 + num_hops) for i in range(len(self.node_types))]
+        edges_at = 2 + len(self.node_types) * (4 + num_hops)
+        self.edges_at = [edges_at + r * (5 + num_hops) for r in range(len(self.relations))]
+        self.slices_at = edges_at + len(self.relations) * (5 + num_hops)
+        self._table_size = self.slices_at + len(self.slices)
         self._calls: list[Call] = []  # those nobody uses now
         fanouts = [np.asarray(_fanout(r.fanout, num_hops, flags), dtype=np.int64) for r in self.relations]
         for node_type in self.node_types:
@@ -218,11 +222,13 @@ class NativeSampler:
         """One batch, on this thread. seeds and times: one int64 tensor (or None) per node type."""
         lib = library()
         call = self.borrow()
-        kept = call.fill(seed, epoch, batch, seeds, times)
+        inputs = call.fill(seed, epoch, batch, seeds, times)
         if lib.stretto_sampler_sample(self.handle, call.seeds, call.slot) < 0:
             raise failure(lib)
-        del kept
-        return self.slot(call)
+        del inputs
+        handle, table = call.answer()
+        self._calls.append(call)
+        return Slot(self, handle, table)
 
     def _bound(self) -> list[Tensor | None]:
         """Every array the native side has the address of."""
@@ -235,12 +241,3 @@ class NativeSampler:
             return self._calls.pop()
         except IndexError:
             return Call(len(self.node_types), self._table_size)
-
-    def give_back(self, call: Call) -> None:
-        self._calls.append(call)
-
-    def slot(self, call: Call) -> Slot:
-        """What came back from a call, which is given back."""
-        slot = Slot(self, *call.answer(library()))
-        self._calls.append(call)
-        return slot

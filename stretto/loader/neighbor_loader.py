@@ -6,10 +6,12 @@ from typing import Any
 import torch
 import torch_geometric.loader as pyg
 from torch import Tensor
-from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, SamplerOutput
 
 from stretto.errors import expect
 from stretto.loader import checks
+from stretto.loader.batch import put
 from stretto.loader.clock import mixed
 from stretto.loader.sampler import NeighborSampler
 from stretto.loader.store import Store
@@ -90,17 +92,23 @@ class NeighborLoader(Threaded, pyg.NeighborLoader):  # type: ignore[misc]
         _check_seeds(seeds.node, neighbor_sampler, seeds.input_type, "input_nodes")
         _check_times(seeds.time, seeds.node, "input_time")
 
-    def _task(self, inputs: NodeSamplerInput, seed: int, epoch: int, number: int, key: int) -> Task:
-        wrap = (lambda v: v) if inputs.input_type is None else (lambda v: None if v is None else {inputs.input_type: v})
-        seeds, times = self.sampler_.by_type(wrap(inputs.node), wrap(inputs.time))
-        return Task(seeds, times, (inputs.input_id, inputs.time), key)
+    def _task(self, index: Tensor, seed: int, epoch: int, number: int, key: int) -> Task:
+        inputs = self.input_data
+        input_id = index if inputs.input_id is None else inputs.input_id[index]
+        nodes, time = inputs.node[index], None if inputs.time is None else inputs.time[index]
+        if inputs.input_type is None:
+            return Task([nodes], [time], (input_id, time), key)
+        kind = inputs.input_type
+        seeds, times = self.sampler_.by_type({kind: nodes}, None if time is None else {kind: time})
+        return Task(seeds, times, (input_id, time), key)
 
     def _label(self, batch: Any, task: Task) -> None:
         input_id, time = task.metadata
+        if self.device is not None:
+            input_id, time = self._here(input_id), self._here(time)
         store = batch if self.input_data.input_type is None else batch[self.input_data.input_type]
-        store.input_id = self._here(input_id)
-        store.seed_time = self._here(time)
-        store.batch_size = input_id.size(0)
+        values = {"input_id": input_id, "seed_time": time, "batch_size": input_id.numel()}
+        put(store, values, plain=type(batch) in (Data, HeteroData))
 
 
 class LinkNeighborLoader(Threaded, pyg.LinkNeighborLoader):  # type: ignore[misc]
@@ -168,8 +176,9 @@ class LinkNeighborLoader(Threaded, pyg.LinkNeighborLoader):  # type: ignore[misc
         _check_seeds(self.input_data.col, neighbor_sampler, ends[2], "edge_label_index")
         _check_times(self.input_data.time, self.input_data.row, "edge_label_time")
 
-    def _task(self, inputs: EdgeSamplerInput, seed: int, epoch: int, number: int, key: int) -> Task:
+    def _task(self, index: Tensor, seed: int, epoch: int, number: int, key: int) -> Task:
         """PyG prepares the seeds (negatives, labels, times); what it hands to the sampler is the task."""
+        inputs: EdgeSamplerInput = self.input_data[index]
         asked: list[Any] = []
 
         def record(seeds: Any, times: Any = None) -> Any:

@@ -59,7 +59,7 @@ class NeighborSampler(BaseSampler):
     ) -> None:
         if isinstance(data, Store):
             self.graph = data.read(time_attr=time_attr, weight_attr=weight_attr)
-            self.data_type = DataType.heterogeneous if self.graph.is_hetero else DataType.homogeneous
+            self.data_type = DataType.heterogeneous if self.graph.hetero else DataType.homogeneous
         else:
             self.data_type = DataType.from_data(data)
             self.graph = arrays.read(data, time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted)
@@ -116,7 +116,7 @@ class NeighborSampler(BaseSampler):
 
     @property
     def is_hetero(self) -> bool:
-        return self.graph.is_hetero
+        return self.graph.hetero
 
     @property
     def is_temporal(self) -> bool:

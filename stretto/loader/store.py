@@ -56,7 +56,7 @@ class Store:
             num_sources, num_targets = (meta.num_nodes[end] for end in ((None, None) if t is None else (t[0], t[2])))
             edges[t] = self._edges(t, num_sources, num_targets)
         self.graph = GraphArrays(list(meta.num_nodes), meta.edge_types, meta.num_nodes, edges)
-        self.data: Any = HeteroData() if self.graph.is_hetero else Data()
+        self.data: Any = HeteroData() if self.graph.hetero else Data()
         for t, count in meta.num_nodes.items():
             self._part(t).num_nodes = count
         for a in self.attributes:
@@ -153,7 +153,7 @@ class Store:
     def load(self) -> Any:
         """Everything in memory, as a Data or HeteroData with its edge_index (in CSC order)."""
         self._check_edges()
-        out: Any = HeteroData() if self.graph.is_hetero else Data()
+        out: Any = HeteroData() if self.graph.hetero else Data()
         for kind, count in self.graph.num_nodes.items():
             (out if kind is None else out[kind]).num_nodes = count
         for kind, e in self.graph.edges.items():
@@ -170,7 +170,7 @@ class Store:
 
         x may be a view: rows that are contiguous are read where they lie, any others picked by torch for each batch.
         """
-        expect(not self.graph.is_hetero, "Store: with_features is for graphs of one node type")
+        expect(not self.graph.hetero, "Store: with_features is for graphs of one node type")
         if not checks.readable(x) or x.dim() == 0 or x.size(0) != self.num_nodes:
             fail(f"Store: 'x' is {checks.shape_of(x)}, wanted a dense tensor in memory with {self.num_nodes} rows")
         other = object.__new__(Store)
@@ -283,7 +283,7 @@ def _collect(data: Any, graph: GraphArrays, features: str) -> tuple[dict[str, Te
         expect(_name(kind, "row") not in arrays, f"Store: two edge types are called {_name(kind, '')[:-1]!r} on disk")
         arrays[_name(kind, "colptr")], arrays[_name(kind, "row")] = e.colptr, e.row
     found: list[Attribute] = []
-    kinds = [None] if not graph.is_hetero else [*graph.node_types, *graph.edge_types]
+    kinds = [None] if not graph.hetero else [*graph.node_types, *graph.edge_types]
     for kind in kinds:
         held = data._store if kind is None else data[kind]
         for name, value in held.items():

@@ -29,10 +29,7 @@ class Task:
     num_pos: int = 0  # disjoint link batches: tree t belongs to example t % num_pos
 
 
-@dataclass
-class _Submitted:
-    epoch: int
-    task: Task
+_Submitted = tuple[int, Task]  # of which epoch
 
 
 class Stream:
@@ -61,8 +58,8 @@ class Stream:
 
     def begin(self, seed: int, epoch: int) -> None:
         """Start a pass; batches already prepared for it are kept."""
-        first = self._arriving[2] if self._arriving else self._submitted[0] if self._submitted else None
-        prepared = first is not None and first.epoch == epoch and seed == self._seed and self.across
+        first = self._first()
+        prepared = first is not None and first[0] == epoch and seed == self._seed and self.across
         if not prepared:
             self.cancel()
             self._seed, self._feeding = seed, epoch
@@ -74,11 +71,13 @@ class Stream:
         """The next batch of this pass; None at its end."""
         arriving, self._arriving = self._arriving, None
         if arriving is None:
-            if not self._submitted or self._submitted[0].epoch != self._epoch:
+            if not self._submitted or self._submitted[0][0] != self._epoch:
                 return None
             head = self._submitted.popleft()
-            slot, event, _ = self._start(self.engine.next(), head)
-        elif arriving[2].epoch != self._epoch:
+            slot, event = self.engine.next(), None
+            if self.transfer is not None:
+                slot, event = self.transfer.start(slot)
+        elif arriving[2][0] != self._epoch:
             self._arriving = arriving
             return None
         else:
@@ -88,8 +87,8 @@ class Stream:
             slot = self.transfer.arrive(slot, event)
             # The copy of the batch after this one overlaps with whatever is done with this one.
             if self._submitted and (following := self.engine.poll()) is not None:
-                self._arriving = self._start(following, self._submitted.popleft())
-        return slot, head.task
+                self._arriving = (*self.transfer.start(following), self._submitted.popleft())
+        return slot, head[1]
 
     def cancel(self) -> None:
         if self.engine.alive:  # at the end of the interpreter an iterator may outlive the engine
@@ -100,13 +99,12 @@ class Stream:
     @property
     def at_end(self) -> bool:
         """Whether nothing of this pass is left; what remains belongs to the next."""
-        left = self._arriving[2] if self._arriving else self._submitted[0] if self._submitted else None
-        return left is None or left.epoch != self._epoch
+        left = self._first()
+        return left is None or left[0] != self._epoch
 
-    def _start(self, slot: Slot, head: _Submitted) -> tuple[Slot, Any, _Submitted]:
-        if self.transfer is None:
-            return slot, None, head
-        return (*self.transfer.start(slot), head)
+    def _first(self) -> _Submitted | None:
+        """What is read next, of this pass or of the one after it."""
+        return self._arriving[2] if self._arriving else self._submitted[0] if self._submitted else None
 
     def _fill(self) -> None:
         """Keep `ahead` batches submitted, going on into the next epoch where its order is ours to choose."""
@@ -121,4 +119,4 @@ class Stream:
                 self._feed = None
                 continue
             self.engine.submit(self._seed, self._feeding, task.key, task.seeds, task.times)
-            self._submitted.append(_Submitted(self._feeding, task))
+            self._submitted.append((self._feeding, task))

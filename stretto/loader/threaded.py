@@ -17,7 +17,7 @@ from torch_geometric.sampler.base import SubgraphType
 
 from stretto.errors import fail
 from stretto.loader import checks
-from stretto.loader.batch import Blueprint
+from stretto.loader.batch import Blueprint, put
 from stretto.loader.clock import Clock, mixed
 from stretto.loader.native_sampler import Sampling
 from stretto.loader.sampler import NeighborSampler
@@ -146,13 +146,13 @@ class Threaded:
         seed, epoch = int(torch.empty((), dtype=torch.int64).random_()), 0
         self._reclaim()
         stream = self._stream if self._stream is not None and self._unchanged() else self._new_stream()
-        task = self._task(self.input_data[index], seed, epoch, 0, 0)  # type: ignore[attr-defined]
+        task = self._task(index if isinstance(index, Tensor) else torch.tensor(index), seed, epoch, 0, 0)
         return self._batch(stream.engine.sampler.sample(seed, epoch, 0, task.seeds, task.times), task)
 
     def _tasks(self, seed: int, epoch: int) -> Iterator[Task]:
         for number, index in enumerate(self._indices(seed, epoch)):
             # With batch_dependency, groups of batches share their random numbers.
-            yield self._task(self.input_data[index], seed, epoch, number, number // self.batch_dependency)  # type: ignore[attr-defined]
+            yield self._task(index, seed, epoch, number, number // self.batch_dependency)
 
     def _indices(self, seed: int, epoch: int) -> Iterator[Tensor]:
         """Positions in the list of seeds, batch by batch."""
@@ -169,7 +169,7 @@ class Threaded:
         for start in range(0, stop, size):
             yield order[start : min(start + size, stop)]
 
-    def _task(self, inputs: Any, seed: int, epoch: int, number: int, key: int) -> Task:
+    def _task(self, index: Tensor, seed: int, epoch: int, number: int, key: int) -> Task:
         raise NotImplementedError
 
     def _label(self, batch: Any, task: Task) -> None:
@@ -189,33 +189,41 @@ class Threaded:
             out.metadata = task.metadata
             batch = self.filter_fn(sampler.finish(out))  # type: ignore[attr-defined]
             return batch if self.device is None else batch.to(self.device)
-        with torch.inference_mode(False):  # ordinary tensors, whose graphs can be remembered, whoever asks for them
-            batch = self._blueprint.build(slot, self.device)
-            self._count(batch, slot, task)
-            self._label(batch, task)
-            if self.trim:
-                batch = trimmed(batch, semantics=sampler.semantics)
+        if torch.is_inference_mode_enabled():  # ordinary tensors, whose graphs can be remembered, whoever asks for them
+            with torch.inference_mode(False):
+                batch = self._built(self._blueprint, slot, task)
+        else:
+            batch = self._built(self._blueprint, slot, task)
         if self.transform is not None:  # type: ignore[attr-defined]
             batch = self.transform(batch)  # type: ignore[attr-defined]
         if self.pin_memory and self.device is None and torch.cuda.is_available():  # type: ignore[attr-defined]
             batch = batch.pin_memory()
         return batch
 
-    def _count(self, batch: Any, slot: Slot, task: Task) -> None:
-        """batch, num_sampled_nodes and num_sampled_edges."""
+    def _built(self, blueprint: Blueprint, slot: Slot, task: Task) -> Any:
+        batch = blueprint.build(slot, self.device)
+        if self.sampler_.graph.hetero:
+            self._count_types(batch, slot, task)
+        else:
+            counted = self.sampler_.subgraph_type != SubgraphType.induced
+            tree = slot.tree()
+            values = {
+                "batch": tree % task.num_pos if task.num_pos and tree is not None else tree,
+                "num_sampled_nodes": slot.nodes_per_hop() if counted else None,
+                "num_sampled_edges": slot.edges_per_hop() if counted else None,
+            }
+            put(batch, values, plain=blueprint.plain)
+        self._label(batch, task)
+        return trimmed(batch, semantics=self.sampler_.semantics) if self.trim else batch
+
+    def _count_types(self, batch: Any, slot: Slot, task: Task) -> None:
+        """batch, num_sampled_nodes and num_sampled_edges of each type."""
         sampler = self.sampler_
         counted = sampler.subgraph_type != SubgraphType.induced
-        tree = [slot.tree(i) for i in range(len(sampler.graph.node_types))]
-        if task.num_pos:
-            tree = [None if t is None else t % task.num_pos for t in tree]
-        if not sampler.is_hetero:
-            batch.batch = tree[0]
-            batch.num_sampled_nodes = slot.nodes_per_hop() if counted else None
-            batch.num_sampled_edges = slot.edges_per_hop() if counted else None
-            return
         for i, key in enumerate(sampler.graph.node_types):
-            if tree[i] is not None:
-                batch[key].batch = tree[i]
+            tree = slot.tree(i)
+            if tree is not None:
+                batch[key].batch = tree % task.num_pos if task.num_pos else tree
             if counted:
                 batch[key].num_sampled_nodes = slot.nodes_per_hop(i)
         if counted:
@@ -276,17 +284,16 @@ class _Pass:
         if self._stream is None:
             raise StopIteration
         try:
-            with torch.inference_mode(False):
-                found = self._stream.next()
+            ready = self._stream.next()
         except ValueError:  # this batch failed; the others are not affected
             raise
         except BaseException:  # Ctrl-C while waiting: nobody knows where the stream stands
             self._end(keep=False)
             raise
-        if found is None:
+        if ready is None:
             self._end(keep=True)
             raise StopIteration
-        return self._loader._batch(*found)
+        return self._loader._batch(*ready)
 
     def _end(self, *, keep: bool) -> None:
         stream, self._stream = self._stream, None

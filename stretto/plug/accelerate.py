@@ -21,7 +21,7 @@ from stretto.compile import HOIST
 from stretto.errors import StrettoError, expect
 from stretto.graph import Graph
 from stretto.kernels import looks
-from stretto.layers import AGGREGATIONS, CONTAINERS, CONVS, bound, fold_models, functional, generic, gin, shadow, traced
+from stretto.layers import AGGREGATIONS, CONTAINERS, CONVS, bound, functional, generic, gin, shadow, traced
 from stretto.layers.base import accelerated_forward, in_place_of, said, set_strict, strict_of, why_stock
 from stretto.layers.classes import class_of, fast_of, stock_of
 from stretto.layers.constructor import why_declined
@@ -68,7 +68,7 @@ def accelerate(model: M, *, strict: bool = False) -> M:
         for module in modules:
             if stock_of(class_of(module)) is not None:
                 continue
-            made = traced.fast_class(module) or fold_models.fast_class(module)
+            made = traced.fast_class(module)
             if made is not None:
                 module.__class__ = made
         for layer in layers:
@@ -182,7 +182,6 @@ def patch() -> None:
             allocator.keep_for(_patch_memory)
             swap.install()  # PyG's names for loaders mean ours
             generic.install(CONVS)  # every other MessagePassing class, made before or after
-            fold_models.install()  # PyG's Sequential
             functional.install()  # scatter and softmax, and with them global_*_pool
         except BaseException:
             unpatch()
@@ -207,7 +206,6 @@ def unpatch() -> None:
             swap.remove()
             allocator.let_go(_patch_memory)
             functional.remove()
-            fold_models.remove()
             generic.remove()
             for module in shadow.mismatched():
                 if stock_of(class_of(module)) is None:

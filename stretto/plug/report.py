@@ -15,7 +15,7 @@ from stretto import kernels, settings
 from stretto.compile import CHOOSER, Plan, normalise
 from stretto.compile.choose import Decision
 from stretto.compile.plan import ways
-from stretto.layers import AGGREGATIONS, CONTAINERS, CONVS, fold_models, generic, messages
+from stretto.layers import AGGREGATIONS, CONTAINERS, CONVS, generic, messages
 from stretto.layers.base import Record, record_of, why_stock
 from stretto.layers.classes import STOCK, class_of, fast_of, stock_of
 from stretto.ops.spmm import chosen
@@ -28,7 +28,7 @@ class Row:
 
     layer: str
     conv: str
-    path: str  # "fast", "stock", "compiled" (torch.compile of stock, the user's or ours) or "not run yet"
+    path: str  # "fast", "stock", "compiled" (the user's torch.compile of stock) or "not run yet"
     plan: str
     kernel: str
     reason: str
@@ -54,7 +54,7 @@ class Report:
             + "\n"
             + table(
                 ("layer", "conv", "path", "plan", "kernel", "reason"),
-                [(r.layer, r.conv, r.path, _short(r.plan), r.kernel, r.reason) for r in self.rows],
+                [(r.layer, r.conv, r.path, r.plan, r.kernel, r.reason) for r in self.rows],
             )
         )
 
@@ -100,8 +100,11 @@ def _told(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     for name, module in _uncompiled(model).named_modules():
         kind = class_of(module)
         ours = stock_of(kind) is not None or (is_patched() and kind in CONVS)
-        whole = isinstance(module, tuple(CONTAINERS)) or fold_models.is_container(kind)
-        layer = not whole and not isinstance(module, Aggregation) and (isinstance(module, MessagePassing) or ours)
+        layer = (
+            not isinstance(module, tuple(CONTAINERS))
+            and not isinstance(module, Aggregation)
+            and (isinstance(module, MessagePassing) or ours)
+        )
         if layer or (isinstance(module, Aggregation) and id(module) not in parts):
             if isinstance(module, (Aggregation, MessagePassing)):
                 parts.update(id(m) for m in module.modules())
@@ -146,9 +149,7 @@ class Explanation:
     avoided_bytes: int
     reason: str = ""
     backend: str = ""  # whose kernels: an instruction set, Triton, plain PyTorch
-    race: str = ""  # with torch.compile of stock, under STRETTO_TUNE=full
     forward_ms: float | None = None  # of this call; None: the layer ran inside another one's plan, or in torch.compile
-    folds: str = ""  # what follows the layer and is folded into its weights, or why it is not
     normalisation: str = ""  # of A, where it has one: the ways that can be best on these kernels, and the others
 
 
@@ -174,9 +175,7 @@ class Explanations:
             parts.append(
                 f"{layer.layer} ({layer.conv}){where}: {told}{took}{avoided}"
                 + _plans(layer)
-                + _line("folds", layer.folds)
                 + _line("normalisation of A", layer.normalisation)
-                + _line("beside torch.compile of stock", layer.race)
             )
         return "\n\n".join(parts)
 
@@ -213,9 +212,7 @@ def _explained(name: str, module: torch.nn.Module, seen: messages.Seen | None) -
         messages.avoided(module, stock_of(kind) or kind, record, seen),
         reason,
         kernels.name_of(device) if record.path == "fast" else "",
-        "" if record.race is None else str(record.race),
         forward,
-        _folds(record.plan),
         "" if decision is None else _normalisation(decision.candidates[0]),
     )
 
@@ -286,13 +283,3 @@ def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [tuple(heads[i] for i in used), *(tuple(row[i] for i in used) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(used))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
-
-
-def _short(plan: str) -> str:
-    told = _folds(plan)
-    return plan.split(";")[0] + (f"; {told}" if told else "")
-
-
-def _folds(plan: str) -> str:
-    """What the words of a plan tell behind it of folds."""
-    return next((part.strip() for part in plan.split(";")[1:] if "folded" in part), "")

@@ -7,12 +7,12 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from benchmarks.suites import foundation, report, results, run, stock
+from benchmarks.suites.case import OURS, Spec
+from benchmarks.suites.cases import CASES, build
+from benchmarks.suites.run import expected
+from benchmarks.suites.stock import Candidate
 from stretto import cli
-from stretto.bench import foundation, report, results, run, stock
-from stretto.bench.case import OURS, Spec
-from stretto.bench.cases import CASES, build
-from stretto.bench.run import expected
-from stretto.bench.stock import Candidate
 from stretto.errors import StrettoError
 from stretto.observe.agreement import relative_error
 from stretto.ops import OPS

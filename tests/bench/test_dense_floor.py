@@ -3,7 +3,7 @@
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from stretto.bench.dense_floor import _Record, dense_floor
+from benchmarks.suites.dense_floor import _Record, dense_floor
 
 
 def flops(call) -> int:

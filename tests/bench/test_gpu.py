@@ -3,13 +3,16 @@
 import copy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from stretto.bench import gpu, gpu_errors, gpu_rows, results
+from benchmarks.suites import gpu, gpu_errors, gpu_rows, results
 from stretto.errors import StrettoError
 from stretto.machine.timing import Timing
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def sheet() -> gpu.Sheet:
@@ -70,8 +73,8 @@ def test_what_was_timed_is_written_down(monkeypatch):
 
 
 def test_it_needs_neither_typer_nor_rich():
-    code = "import sys; sys.modules.update(typer=None, rich=None); import stretto.bench.gpu, stretto.bench.gpu_batches"
-    subprocess.run([sys.executable, "-c", code + ", stretto.bench.gpu_errors, stretto.bench.breadth"], check=True)
+    code = "import sys; sys.modules.update(typer=None, rich=None); from benchmarks.suites import "
+    subprocess.run([sys.executable, "-c", code + "gpu, gpu_batches, gpu_errors, breadth"], check=True, cwd=ROOT)
 
 
 def test_errors_of_vanishing_gradients_are_judged_by_the_others():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stretto.bench import grid, results
+from benchmarks.suites import grid, results
 from stretto.page.terminal import console
 
 

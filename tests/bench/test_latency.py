@@ -2,7 +2,7 @@
 
 import pytest
 
-from stretto.bench import latency, results
+from benchmarks.suites import latency, results
 
 # layer -> the most calls of Python functions, forward and backward
 LIMITS = {"gcn": (40, 30), "sage": (45, 35), "gin": (45, 35), "gat": (45, 35)}

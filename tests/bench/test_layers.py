@@ -6,8 +6,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from benchmarks.suites import layers, results
 from stretto import datasets
-from stretto.bench import layers, results
 from stretto.cli import app
 from stretto.memory import pool
 from stretto.observe.peak_memory import peak_bytes

@@ -2,7 +2,7 @@
 
 from typer.testing import CliRunner
 
-from stretto.bench import results
+from benchmarks.suites import results
 from stretto.cli import app
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.suites import models, results
 from stretto import cli
-from stretto.bench import models, results
 from stretto.errors import StrettoError
 
 WRONG = {

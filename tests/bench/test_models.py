@@ -5,7 +5,7 @@ import shlex
 import pytest
 from typer.testing import CliRunner
 
-from stretto.bench import models
+from benchmarks.suites import models
 from stretto.cli import app
 
 

@@ -10,7 +10,7 @@ from benchmarks.operator_study import findings
 from benchmarks.operator_study.__main__ import command
 from benchmarks.operator_study.cell import Cell, run
 from benchmarks.operator_study.cells import cells
-from stretto.bench import results, stock
+from benchmarks.suites import results, stock
 from stretto.machine.timing import Timing
 
 TINY = study.Setting(line=64, side=16, cube=6, tall=(32, 4), small=8)

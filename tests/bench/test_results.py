@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from stretto.bench import results
+from benchmarks.suites import results
 from stretto.errors import StrettoError
 from stretto.machine.timing import Timing
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.suites import results
+from benchmarks.suites.case import Spec
 from stretto import cli
-from stretto.bench import results
-from stretto.bench.case import Spec
 from stretto.cli import tune as tuning
 from stretto.kernels import native
 from stretto.ops.pick import picker

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import stretto
-from stretto.layers import folds, record_of
+from stretto.layers import record_of
 from stretto.layers.classes import class_of, stock_of
 from tests.graphs import random_edges
 from tests.layers.test_left_behind import IN, Net, explained
@@ -23,7 +23,7 @@ DOORS = ("accelerate first", "accelerate then", "restore between", "accelerated"
 
 
 class Model(torch.nn.Module):
-    """Two layers, one of a user's own between them, and a norm that may be folded."""
+    """Two layers, one of a user's own between them, and a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,6 @@ def opened(model: Model, way: str, door: str, x: torch.Tensor, edges: torch.Tens
 
 def run(ways: tuple[str, ...]) -> list[str]:
     """What is wrong, way by way and door by door."""
-    folds.LEAST = 0
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     base, other = Model(), Net()

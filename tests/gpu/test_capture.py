@@ -63,7 +63,7 @@ def test_a_training_step_can_be_captured():
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "gatv2"])
 def test_an_accelerated_training_step_can_be_captured(name):
-    gpu = importlib.import_module("stretto.bench.gpu")
+    gpu = importlib.import_module("benchmarks.suites.gpu")
     edge_index = edges(900, 20_000, hub=3000).cuda()
     x, y = torch.randn(900, 32, device=CUDA), torch.randint(0, 7, (900,), device=CUDA)
     net = stretto.accelerate(gpu.Net(name, (32, 64, 7)).cuda())

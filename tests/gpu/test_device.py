@@ -154,7 +154,7 @@ def test_every_variant_of_an_aggregation_agrees_with_cusparse():
 
 
 def test_report_explain_and_doctor_speak_of_the_device(tmp_path):
-    net = stretto.accelerate(importlib.import_module("stretto.bench.gpu").Net("sage", (32, 64, 7)).cuda())
+    net = stretto.accelerate(importlib.import_module("benchmarks.suites.gpu").Net("sage", (32, 64, 7)).cuda())
     x, edge_index = torch.randn(500, 32, device=CUDA), edges(500, 400_000).cuda()
     for _ in range(25):
         net(x, edge_index).sum().backward()
@@ -245,7 +245,7 @@ def test_products_err_no_more_than_torch_and_take_what_torch_takes():
 
 
 def test_a_new_batch_looks_at_the_device_once():
-    net = stretto.accelerate(importlib.import_module("stretto.bench.gpu").Net("sage", (32, 64, 7)).cuda())
+    net = stretto.accelerate(importlib.import_module("benchmarks.suites.gpu").Net("sage", (32, 64, 7)).cuda())
     x = torch.randn(500, 32, device=CUDA)
     batches = [edges(500, 4000, hub=700).cuda() for _ in range(3)]
     for batch in batches[:2]:
@@ -294,7 +294,7 @@ def test_averaged_heads_of_a_small_graph_are_left_to_stock(monkeypatch):
 
 
 def test_out_of_memory_leaves_everything_usable_and_says_what_would_fit():
-    net = stretto.accelerate(importlib.import_module("stretto.bench.gpu").Net("gat", (8, 16, 4)).cuda())
+    net = stretto.accelerate(importlib.import_module("benchmarks.suites.gpu").Net("gat", (8, 16, 4)).cuda())
     edge_index = edges(100, 2000).cuda()
     x = torch.randn(100, 8, device=CUDA)
     before = net(x, edge_index)

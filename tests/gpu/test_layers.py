@@ -203,7 +203,7 @@ def test_a_step_of_large_layers_can_be_captured(edge_index):
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin"])
 def test_both_layers_of_a_training_step_are_played(name, edge_index, no_cusparse):
     """The first reads a product that is kept across steps; the second multiplies first."""
-    net = stretto.accelerate(importlib.import_module("stretto.bench.gpu").Net(name, (INNER, OUT, 40)).cuda())
+    net = stretto.accelerate(importlib.import_module("benchmarks.suites.gpu").Net(name, (INNER, OUT, 40)).cuda())
     x, y = torch.randn(NODES, INNER, device=CUDA), torch.randint(0, 40, (NODES,), device=CUDA)
     losses = []
     for _ in range(SETTLED):

@@ -6,6 +6,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
+from stretto import inference
 from stretto.errors import StrettoError
 from stretto.loader import LinkNeighborLoader, NeighborLoader
 from stretto.loader.cluster import metis
@@ -13,7 +14,6 @@ from stretto.loader.engine import Engine
 from stretto.loader.native_sampler import running_weights
 from stretto.loader.sampler import NeighborSampler
 from stretto.loader.shadow import ShaDowKHopSampler
-from stretto.plug import inference
 from tests.loader.bad_values import COLPTR, EDGES, INT, ROW, E, N, X, data, decreasing, first, gone, native
 from tests.loader.data import heterogeneous
 

@@ -5,8 +5,8 @@ import mmap
 import pytest
 import torch
 
-from stretto.bench import loader_models
-from stretto.bench.loader_setting import OURS, Setting, make_data
+from benchmarks.suites import loader_models
+from benchmarks.suites.loader_setting import OURS, Setting, make_data
 
 GRAPH = "rmat:9:2000"
 

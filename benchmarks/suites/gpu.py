@@ -1,7 +1,7 @@
 """`stretto bench gpu`: operators, layers and training steps on one CUDA device, beside stock PyG and cuSPARSE.
 
 One call runs the whole table, losses included, with the card's ceilings measured in the same run. Graphs are drawn on
-the device (R-MAT). Needs neither typer nor rich: `python -m stretto.bench.gpu --csv FILE` does the same on a bare
+the device (R-MAT). Needs neither typer nor rich: `python -m benchmarks.suites.gpu --csv FILE` does the same on a bare
 machine.
 """
 
@@ -27,11 +27,11 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import to_torch_csr_tensor
 
 import stretto
+from benchmarks.suites import results
+from benchmarks.suites.gpu_parts import ceilings, dense_products, milliseconds, timed
+from benchmarks.suites.gpu_rows import COMPILED, CSR, OURS, STOCK, Sheet, to_rows
+from benchmarks.suites.gpu_targets import geomean, targets
 from stretto import ops
-from stretto.bench import results
-from stretto.bench.gpu_parts import ceilings, dense_products, milliseconds, timed
-from stretto.bench.gpu_rows import COMPILED, CSR, OURS, STOCK, Sheet, to_rows
-from stretto.bench.gpu_targets import geomean, targets
 from stretto.errors import expect
 from stretto.kernels import vendor
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from stretto.bench import results
+from benchmarks.suites import results
 from stretto.datasets import load_graph
 from stretto.machine.timing import Timing
 

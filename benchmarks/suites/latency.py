@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from stretto.bench import results
+from benchmarks.suites import results
 from stretto.errors import expect
 from stretto.machine.timing import measure
 from stretto.plug.accelerate import accelerate

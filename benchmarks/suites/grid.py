@@ -19,9 +19,9 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.suites import models, report, results
+from benchmarks.suites.run import settle
 from stretto import datasets
-from stretto.bench import models, report, results
-from stretto.bench.run import settle
 from stretto.compile.choose import CHOOSER, MOST_STEPS, Decision
 from stretto.layers.base import record_of
 from stretto.machine.timing import as_alone, measure, timed

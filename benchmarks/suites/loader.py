@@ -20,10 +20,10 @@ from rich.table import Table
 from torch import Tensor
 from torch_geometric.data import Data
 
-from stretto.bench import loader_models, report, results
-from stretto.bench.ceilings import LINE
-from stretto.bench.loader_setting import OURS, Row, Setting, make_data, per_batch, published, to_row
-from stretto.bench.stock import optional
+from benchmarks.suites import loader_models, report, results
+from benchmarks.suites.ceilings import LINE
+from benchmarks.suites.loader_setting import OURS, Row, Setting, make_data, per_batch, published, to_row
+from benchmarks.suites.stock import optional
 from stretto.errors import expect
 from stretto.kernels import cpu
 from stretto.loader import NeighborLoader, NeighborSampler

@@ -1,7 +1,7 @@
 """Errors of every result and gradient of a layer on a CUDA device against fp64, ours beside stock's.
 
-`python -m stretto.bench.gpu_errors --csv FILE`. A leaky ReLU has two slopes: a score that is zero but for rounding may
-get the other one, in ours as in stock, and the gradients differ by what that edge carries. For GAT the scores whose
+`python -m benchmarks.suites.gpu_errors --csv FILE`. A leaky ReLU has two slopes: a score that is zero but for rounding
+may get the other one, in ours as in stock, and the gradients differ by what that edge carries. For GAT the scores whose
 sign differs from fp64's are counted, and both are also compared with fp64 given their own signs: what is left is
 rounding.
 """
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 import stretto
-from stretto.bench import results as rows
-from stretto.bench.gpu import GRAPHS, LAYERS, _both, relative, rmat
+from benchmarks.suites import results as rows
+from benchmarks.suites.gpu import GRAPHS, LAYERS, _both, relative, rmat
 from stretto.errors import expect
 
 MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "transformer")
@@ -87,7 +87,7 @@ def signs(edge_index: Tensor, num_nodes: int, seeds: tuple[tuple[int, int], ...]
 
 def _row(model: str, tensor: str, drawn: str, ours: float, stock: float, **more: float) -> rows.Row:
     case, measured = {"model": model, "tensor": tensor, "input": drawn}, {"stretto": (ours,) * 3, "stock": (stock,) * 3}
-    command = "python -m stretto.bench.gpu_errors"
+    command = "python -m benchmarks.suites.gpu_errors"
     return rows.row(
         "errors", case, measured, stock="stock", unit="relative error", device="cuda", command=command, more=more
     )

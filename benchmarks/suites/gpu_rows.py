@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stretto.bench import results
+from benchmarks.suites import results
 from stretto.machine.timing import Timing
 
 logger = logging.getLogger("stretto")

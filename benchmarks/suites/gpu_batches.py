@@ -1,7 +1,7 @@
 """Training steps on batches that a sampler hands over as bare edge_index, on one CUDA device, beside stock PyG.
 
-`python -m stretto.bench.gpu_batches --csv FILE`. A batch is new every step (its tensors are copied), or the same few
-come again and again; its edges are in the order of their destinations.
+`python -m benchmarks.suites.gpu_batches --csv FILE`. A batch is new every step (its tensors are copied), or the same
+few come again and again; its edges are in the order of their destinations.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import stretto
-from stretto.bench import results
-from stretto.bench.gpu import OURS, STOCK, Net
-from stretto.bench.gpu_parts import timed
+from benchmarks.suites import results
+from benchmarks.suites.gpu import OURS, STOCK, Net
+from benchmarks.suites.gpu_parts import timed
 from stretto.errors import expect
 
 SIZES = (  # nodes, edges
@@ -79,7 +79,7 @@ def run() -> Iterator[results.Row]:
         case = {"model": model, "nodes": nodes, "edges": edges, "batches": "new" if new else "again"}
         yield results.row(
             "batches", case, measured, device="cuda", stock=STOCK,
-            command="python -m stretto.bench.gpu_batches", more={"path": stretto.report(ours).rows[0].path},
+            command="python -m benchmarks.suites.gpu_batches", more={"path": stretto.report(ours).rows[0].path},
         )  # fmt: skip
 
 

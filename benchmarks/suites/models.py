@@ -28,11 +28,11 @@ from torch.nn import functional as F
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
+from benchmarks.suites import layers, report, results
+from benchmarks.suites.case import Outcome, details, reasons
+from benchmarks.suites.dense_floor import NAME, dense_floor
+from benchmarks.suites.run import settle
 from stretto import datasets
-from stretto.bench import layers, report, results
-from stretto.bench.case import Outcome, details, reasons
-from stretto.bench.dense_floor import NAME, dense_floor
-from stretto.bench.run import settle
 from stretto.compile import HOIST
 from stretto.errors import expect
 from stretto.machine.timing import as_alone, measure

@@ -10,10 +10,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from benchmarks.suites import stock
+from benchmarks.suites.case import OURS, Case, Spec
+from benchmarks.suites.stock import Candidate
 from stretto import datasets, ops
-from stretto.bench import stock
-from stretto.bench.case import OURS, Case, Spec
-from stretto.bench.stock import Candidate
 from stretto.errors import fail
 from stretto.graph import Graph
 

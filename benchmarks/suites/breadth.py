@@ -1,6 +1,6 @@
 """Every layer of the breadth table beside stock PyG, one device: forward, backward, time and peak memory.
 
-`python -m stretto.bench.breadth --device cuda` needs neither typer nor rich. A layer that loses says so in its row.
+`python -m benchmarks.suites.breadth --device cuda` needs neither typer nor rich. A layer that loses says so in its row.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch_geometric
 from torch import Tensor, nn
 
 import stretto
+from benchmarks.suites import results
 from stretto import datasets
-from stretto.bench import results
 from stretto.errors import expect
 from stretto.machine.timing import measure
 from stretto.observe.peak_memory import peak_bytes
@@ -164,7 +164,7 @@ def cell(
         {"graph": graph, "layer": name, "width": width, "precision": precision},
         results.figures(timings),
         command=(
-            f"python -m stretto.bench.breadth --device {device.type} --graph {graph} --width {width} "
+            f"python -m benchmarks.suites.breadth --device {device.type} --graph {graph} --width {width} "
             f"--layers {name} --precisions {precision} --repeats {repeats}"
         ),
         stock=STOCK,
@@ -180,7 +180,7 @@ def cell(
 def draw(device: torch.device, scale: int, draws: int) -> Tensor:
     """A power-law graph with both directions of every edge."""
     if device.type == "cuda":
-        from stretto.bench.gpu import rmat
+        from benchmarks.suites.gpu import rmat
 
         return rmat(scale, draws)
     return datasets.load_graph(f"rmat:{scale}:{draws}").edge_index

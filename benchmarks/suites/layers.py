@@ -18,10 +18,10 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch_geometric.nn.models.schnet import CFConv, ShiftedSoftplus
 
+from benchmarks.suites import report, results, scenes
+from benchmarks.suites.case import Outcome, details, reasons
+from benchmarks.suites.scenes import BATCHES, CUTOFF, Scene
 from stretto import datasets
-from stretto.bench import report, results, scenes
-from stretto.bench.case import Outcome, details, reasons
-from stretto.bench.scenes import BATCHES, CUTOFF, Scene
 from stretto.layers import gat, record_of
 from stretto.machine import facts as machine
 from stretto.machine.timing import as_alone, measure

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stretto.bench.stock import Candidate
+from benchmarks.suites.stock import Candidate
 from stretto.errors import fail
 from stretto.machine.timing import Timing
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,14 +24,15 @@ import torch_geometric.typing
 from torch import Tensor
 from torch_geometric.nn.models import GraphSAGE
 
+from benchmarks.suites.loader_setting import OURS, Row, Setting, per_batch
 from stretto import accelerate
-from stretto.bench.loader_setting import OURS, Row, Setting, per_batch
 from stretto.cli.convert import read
 from stretto.errors import expect, fail
 from stretto.loader import NeighborLoader, NeighborSampler, run_trimmed
 from stretto.machine.timing import Timing, measure
 from stretto.plug.inference import inference as run_inference
 
+ROOT = Path(__file__).resolve().parents[2]
 HIDDEN, CLASSES, WORKERS = 256, 16, 2
 NODES, FANOUT = 4096, 20  # of inference
 
@@ -156,10 +158,10 @@ def first_batch(setting: Setting) -> list[Row]:
 
 def _measured(setting: Setting, path: str, ours: bool) -> tuple[str, float, float, float]:
     code = (
-        "from stretto.bench.loader_models import in_process\n"
+        "from benchmarks.suites.loader_models import in_process\n"
         f"in_process({path!r}, {setting.fanout}, {setting.batch}, {ours})\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         fail(f"bench loader: the process of its own failed: {done.stderr.strip().splitlines()[-1]}")
     took, held, peak, who = done.stdout.splitlines()[-1].split(maxsplit=3)

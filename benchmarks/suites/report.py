@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from stretto.bench.case import OURS
-from stretto.bench.run import Result
+from benchmarks.suites.case import OURS
+from benchmarks.suites.run import Result
 from stretto.machine import facts as machine
 from stretto.machine.timing import Timing
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stretto.bench import results
-from stretto.bench.case import OURS, Case, Spec
-from stretto.bench.cases import build
-from stretto.bench.ceilings import KINDS, Ceiling, ceilings
-from stretto.bench.stock import Candidate
+from benchmarks.suites import results
+from benchmarks.suites.case import OURS, Case, Spec
+from benchmarks.suites.cases import build
+from benchmarks.suites.ceilings import KINDS, Ceiling, ceilings
+from benchmarks.suites.stock import Candidate
 from stretto.machine import facts as machine
 from stretto.machine.timing import Timing, measure, ratio, threads
 from stretto.observe.agreement import LIMITS, relative_error

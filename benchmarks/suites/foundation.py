@@ -14,10 +14,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from stretto.bench import report, results
-from stretto.bench.case import OURS, Spec
-from stretto.bench.cases import build
-from stretto.bench.run import SHORT, Result, run, settle
+from benchmarks.suites import report, results
+from benchmarks.suites.case import OURS, Spec
+from benchmarks.suites.cases import build
+from benchmarks.suites.run import SHORT, Result, run, settle
 from stretto.errors import fail
 from stretto.machine.timing import Timing, measure, ratio, threads
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stretto.bench.case import Case
+from benchmarks.suites.case import Case
 from stretto.kernels import cpu, native
 from stretto.memory import pages
 

@@ -7,9 +7,9 @@ from typing import Annotated
 import torch
 import typer
 
-from stretto.bench import foundation, report, results
-from stretto.bench.case import Spec
-from stretto.bench.run import Result, run
+from benchmarks.suites import foundation, report, results
+from benchmarks.suites.case import Spec
+from benchmarks.suites.run import Result, run
 from stretto.datasets import grammar
 from stretto.errors import expect, fail
 from stretto.observe.subject import writable

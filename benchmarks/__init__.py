@@ -1,0 +1,1 @@
+"""What measures stretto, in the source tree alone: suites, studies, their results and the tables of the docs."""
