@@ -239,7 +239,8 @@ def _gathered(spec: Spec, op: OpRecord, trace: Trace, edges: set[int]) -> float:
         return 0.0
     shares = [_gathered(s, before, trace, edges) for s in long]
     if name == "cat" and len({s.shape[0] for s in long}) == 1:
-        return sum(share * s.row for share, s in zip(shares, long, strict=True)) / sum(s.row for s in long)
+        whole = sum(s.row for s in long)
+        return float(sum(share * s.row for share, s in zip(shares, long, strict=True)) / whole)
     return min(shares)
 
 

@@ -38,7 +38,8 @@ def _aggregate(conv: Any, piece: Piece, sources: Tensor, **weights: Tensor) -> T
     if stock_of(type(conv)) is not None and conv.aggr in REDUCES:
         return spmm(piece.graph, sources, piece.weight, reduce="sum" if conv.aggr == "add" else conv.aggr)
     x = sources if weights else (sources, None)
-    return conv.propagate(piece.edge_index, x=x, size=piece.size, **weights)
+    out: Tensor = conv.propagate(piece.edge_index, x=x, size=piece.size, **weights)
+    return out
 
 
 # ---- SAGEConv: lin_l(reduce of x_j) + lin_r(x_i) ----
@@ -50,7 +51,7 @@ def _sage_graph(conv: Any, part: Part, rows: str, sources: Tensor) -> Tensor:
 
 
 def _sage_neural(conv: Any, part: Part, rows: str, gathered: Tensor, own: Tensor) -> Tensor:
-    out = conv.lin_l(gathered)
+    out: Tensor = conv.lin_l(gathered)
     out = out + conv.lin_r(own) if conv.root_weight else out
     return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
 
@@ -63,7 +64,8 @@ def _gin_graph(conv: Any, part: Part, rows: str, sources: Tensor) -> Tensor:
 
 
 def _gin_neural(conv: Any, part: Part, rows: str, gathered: Tensor, own: Tensor) -> Tensor:
-    return conv.nn(gathered + (1 + conv.eps) * own)
+    out: Tensor = conv.nn(gathered + (1 + conv.eps) * own)
+    return out
 
 
 # ---- GCNConv: lin(sum of s_i s_j x_j), s = degree^-1/2; the loop it adds to every row is the row's own term ----
@@ -86,7 +88,7 @@ def _normalised(conv: Any, part: Part, dtype: torch.dtype) -> _Normalised:
         own = scale[: part.own.numel()].square() if conv.add_self_loops else None
         return _Normalised({name: part.cut(name, edges, weight) for name in names}, own)
 
-    return part.kept(("gcn", conv.normalize, conv.add_self_loops, dtype), make)
+    return part.cached(("gcn", conv.normalize, conv.add_self_loops, dtype), make)
 
 
 def _gcn_graph(conv: Any, part: Part, rows: str, sources: Tensor) -> Tensor:
@@ -98,7 +100,7 @@ def _gcn_graph(conv: Any, part: Part, rows: str, sources: Tensor) -> Tensor:
 def _gcn_neural(conv: Any, part: Part, rows: str, gathered: Tensor, own: Tensor) -> Tensor:
     scale, piece = _normalised(conv, part, own.dtype).own, part.piece(rows)
     summed = gathered if scale is None else gathered + scale[piece.first : piece.last, None] * own
-    out = conv.lin(summed)
+    out: Tensor = conv.lin(summed)
     return out if conv.bias is None else out + conv.bias
 
 

@@ -129,7 +129,8 @@ class PartitionParallel:
         self.timeline.recording = False  # the timeline is that of training
         self.model.eval()
         try:
-            return self.model(self.x, self.part.edge_index)
+            out: Tensor = self.model(self.x, self.part.edge_index)
+            return out
         finally:
             self.model.train(training)
             self._reading, self.timeline.recording = self.slots, True

@@ -142,7 +142,7 @@ def on_card(call: Callable[[], object]) -> float:
     call()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) * 1e-3
+    return float(start.elapsed_time(end)) * 1e-3
 
 
 def timed(call: Callable[[], R]) -> tuple[R, float]:

@@ -83,7 +83,7 @@ def storage_key(tensor: Tensor) -> int:
     if tensor.layout != torch.strided:
         return id(tensor)
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # functional or meta wrappers own no storage
         return 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,7 +172,8 @@ class Recorder(TorchDispatchMode):
         capture: frozenset[int] = frozenset(),
         device: torch.device | None = None,
     ) -> None:
-        super().__init__()
+        begin: Callable[[], None] = super().__init__
+        begin()
         self.full, self.capture = full, capture
         self.phase = "forward"
         self.trace = Trace()

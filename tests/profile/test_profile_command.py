@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from stretto import cli
-from stretto.analyze import Machine, workers
+from stretto import cli, dist
+from stretto.analyze import Machine
 from stretto.errors import fail
 from stretto.profile.terminal import show_advice
 
@@ -41,10 +41,10 @@ def test_command(tmp_path):
 
 
 def test_analyze_command(tmp_path, monkeypatch):
-    """--validate asks for two workers; that they run is shown by test_validate_runs_two_workers (slow)."""
+    """--validate asks for two workers; that they run is shown by tests/dist/test_analyzer.py."""
     asked = []
-    for name in ("run_engine",):
-        monkeypatch.setattr(workers, name, lambda *args, name=name, **options: asked.append(name) or fail("none here"))
+    for name in ("train",):
+        monkeypatch.setattr(dist, name, lambda *args, name=name, **options: asked.append(name) or fail("none here"))
     machine, made = tmp_path / "machine.json", tmp_path / "mine.py"
     MACHINE.save(machine)
     made.write_text(
@@ -60,7 +60,7 @@ def test_analyze_command(tmp_path, monkeypatch):
     assert "strategies, fastest first" in result.output
     checks = json.loads((tmp_path / "a.json").read_text())["checks"]
     assert checks[0]["ratio"] == 1
-    assert asked == ["run_engine"] * 3  # in turn, overlapped, stale
+    assert asked == ["train"] * 3  # in turn, overlapped, stale
     assert [row["note"] for row in checks if row["note"]] == ["failed: none here"] * 3
     bad = CliRunner().invoke(cli.app, ["analyze", "gcn", "--procs", "two"])
     assert "'--procs' is 'two'" in str(bad.exception)
