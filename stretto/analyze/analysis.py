@@ -23,6 +23,7 @@ from stretto.observe import this_machine
 from stretto.observe.inputs import Inputs, inputs_of
 from stretto.observe.layer import Layer
 from stretto.observe.look import Look, look
+from stretto.observe.nested import leaves
 from stretto.observe.predict import shares, step_seconds
 from stretto.observe.specs import matrices
 from stretto.observe.trace import Trace
@@ -147,8 +148,7 @@ def _split(trace: Trace, on_edges: list[bool]) -> dict[str, dict[str, float]]:
 def _tensors(data: Any) -> list[Tensor]:
     """Every tensor of the data, of all types."""
     values = data.to_dict() if hasattr(data, "to_dict") else data if isinstance(data, dict) else vars(data)
-    result = [v for v in values.values() if isinstance(v, Tensor) and v.layout == torch.strided]
-    return result + [t for v in values.values() if isinstance(v, dict) for t in _tensors(v)]
+    return [leaf for leaf in leaves(values) if isinstance(leaf, Tensor) and leaf.layout == torch.strided]
 
 
 def _memory(model: nn.Module, subject: Inputs, seen: Look, machine: Machine, mode: str) -> dict[str, float]:

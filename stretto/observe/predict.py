@@ -41,7 +41,7 @@ def _in_order(op: OpRecord, machine: Machine, far: float) -> Needs:
 
 def _product(op: OpRecord, machine: Machine, far: float) -> Needs:
     flops, narrow = float(op.cost.flops), float(op.cost.row)
-    own = op.name.startswith("stretto::") and machine.own_gemm
+    own = op.ours and machine.own_gemm
     return {"compute": flops / near_row(own or machine.gemm, flops, narrow, far), **_in_order(op, machine, far)}
 
 
@@ -206,7 +206,7 @@ def fresh_bytes(trace: Trace) -> dict[int, float]:
             new, high = min(size, live - high), live
             if not saved and size >= LEAST:
                 result[op] = result.get(op, 0.0) + new
-    return {op: size for op, size in result.items() if not trace.ops[op].name.startswith("stretto::")}
+    return {op: size for op, size in result.items() if not trace.ops[op].ours}
 
 
 def bound(op: OpRecord, machine: Machine) -> str:
@@ -220,7 +220,7 @@ def op_seconds(op: OpRecord, machine: Machine, far: float = 0.0, away: float = 0
     limits = needs(op, machine, far)
     work = max((s for kind, s in limits.items() if kind != "launch"), default=0.0)
     host = machine.host + (machine.host_far - machine.host) * away
-    if op.name.startswith("stretto::"):
+    if op.ours:
         host += machine.kernel + (machine.kernel_far - machine.kernel) * away
     return host + work
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stretto.observe.nested import mapped
 from stretto.profile.captured import operands
 from stretto.profile.surroundings import Surroundings
 
@@ -79,15 +80,7 @@ def detached(value: Any) -> Any:
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The value with every tensor inside changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(each_tensor(v, change) for v in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(each_tensor(v, change) for v in value)
-    if isinstance(value, dict):
-        return {k: each_tensor(v, change) for k, v in value.items()}
-    return value
+    return mapped(value, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
 def indices(args: Any, kwargs: Any) -> list[Tensor]:

@@ -10,7 +10,7 @@ from stretto.page.charts import BOUNDS, TOP, Bar, by_place, longest, on_roofline
 from stretto.page.frame import card, grid, items, numbers, page, table
 from stretto.page.svg import COLOURS, bars
 from stretto.page.text import duration, short
-from stretto.profile.words import PLANS, REPLAYS, advice_line, plan_bars, plans_alike, replay_rows
+from stretto.profile.words import PLANS, REPLAY, REPLAYS, advice_line, plan_bars, plans_alike, replay_rows
 
 if TYPE_CHECKING:
     from stretto.profile.profiling import Profile
@@ -39,10 +39,7 @@ def profile_page(profile: Profile) -> str:
         grid([*_pictures(profile, groups), *_gains(profile)]),
         card("Advice", _advice(profile)),
         told("Ops", table("ops", ops, OPS)),
-        told(
-            "Replay with real and shuffled indices",
-            table("replays", replay_rows(profile.replays), REPLAYS),
-        ),
+        told(REPLAY, table("replays", replay_rows(profile.replays), REPLAYS)),
     ]
     subtitle = ". ".join([f"{values['mode']}; {profile.machine.name}, {threads(profile.machine)}", *profile.remarks])
     return page(f"Why is it slow? {profile.model}", subtitle, parts)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stretto.errors import expect
 from stretto.machine.timing import Timing, in_a_row, measure
+from stretto.observe.nested import mapped
 from stretto.profile.captured import capture, is_index, operands, slowest
 
 if TYPE_CHECKING:
@@ -82,13 +83,15 @@ def _numbers(timing: Timing, inside: float) -> dict[str, Any]:
 
 def shuffled(value: Any) -> Any:
     """The value with every index tensor inside in a random order; an expanded one stays expanded."""
-    if is_index(value):
-        order = torch.randperm(value.size(0), generator=torch.Generator().manual_seed(0)).to(value.device)
-        narrow = value[:, :1] if value.dim() == 2 and not value.stride(1) else value
-        return narrow[order].expand(value.shape) if value.stride(0) else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(shuffled(v) for v in value)
-    return value
+
+    def anew(leaf: Any) -> Any:
+        if not is_index(leaf):
+            return leaf
+        order = torch.randperm(leaf.size(0), generator=torch.Generator().manual_seed(0)).to(leaf.device)
+        narrow = leaf[:, :1] if leaf.dim() == 2 and not leaf.stride(1) else leaf
+        return narrow[order].expand(leaf.shape) if leaf.stride(0) else leaf
+
+    return mapped(value, anew)
 
 
 def fingerprint(index: Tensor, size: int | None = None) -> dict[str, Any]:

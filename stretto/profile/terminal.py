@@ -7,7 +7,7 @@ from rich.console import Console
 from stretto.page.terminal import say, show
 from stretto.page.text import duration
 from stretto.profile.profiling import Profile
-from stretto.profile.words import REPLAYS, advice_line, replay_rows
+from stretto.profile.words import REPLAY, REPLAYS, advice_line, replay_rows
 
 HOT = ("op", "phase", "shapes", "where", "calls", "ms", "share", "bound", "attainable")
 
@@ -34,7 +34,7 @@ def show_advice(out: Console, profile: Profile) -> None:
 
 def show_replay(out: Console, profile: Profile) -> None:
     """In the model, alone, and alone with shuffled indices; ratios are to the time in the model."""
-    show(out, "replay", replay_rows(profile.replays), REPLAYS, below=("phase", "shapes"), roomy=("in model ms",))
+    show(out, REPLAY, replay_rows(profile.replays), REPLAYS, below=("phase", "shapes"), roomy=("in model ms",))
 
 
 def show_applied(out: Console, profile: Profile) -> None:

@@ -41,6 +41,7 @@ def plans_alike(advice: Sequence[dict[str, Any]]) -> str:
     return f"Not measured, and {ALIKE}: {'; '.join(told)}." if told else ""
 
 
+REPLAY = "Replay with real and shuffled indices"
 REPLAYS = ("op", "phase", "shapes", "in model ms", "real ms", "ratio", "shuffled ms", "shuffled ratio")
 
 

@@ -14,7 +14,7 @@ from stretto import StrettoError, datasets
 from stretto.analyze import Machine
 from stretto.analyze.graph_stats import PARTITIONERS, Partitioner, graph_stats, levels
 from stretto.observe.classify import classify
-from stretto.observe.lift import probe
+from stretto.observe.lift import shrunk, usable
 from stretto.observe.models import MODELS, as_data, make
 from stretto.observe.workload import Workload, arguments
 
@@ -43,7 +43,8 @@ CLASSES = {
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_class_is_found_from_the_trace(name):
-    data, sizes = probe(cora(), {24, 16, 7})
+    sizes = usable(cora(), {24, 16, 7})[0]
+    data = shrunk(cora(), sizes)
     model = make(name, 24, 16, 7)
     for module in model.modules():  # its name must not give it away
         if isinstance(module, pyg.MessagePassing):
@@ -63,9 +64,9 @@ def test_monet_is_attentional():
 
     data = cora()
     data.edge_attr = torch.rand(data.num_edges, 2)
-    shrunk, sizes = probe(data, {24, 8, 3})
-    model = Net()
-    layers = classify(model, Workload(model, shrunk).trace(), sizes, shrunk)
+    sizes = usable(data, {24, 8, 3})[0]
+    small, model = shrunk(data, sizes), Net()
+    layers = classify(model, Workload(model, small).trace(), sizes, small)
     assert layers[0].name == "A, L"
 
 

@@ -34,7 +34,7 @@ def test_command(tmp_path):
     result = CliRunner().invoke(cli.app, [*words, "--html", str(tmp_path / "p.html")])
     assert result.exit_code == 0, result.output
     assert "groups take 100%" in result.output
-    replayed = result.output.partition("replay, ms")[2].partition("nothing to gain")[0]
+    replayed = result.output.partition("Replay with real and shuffled indices")[2].partition("nothing to gain")[0]
     assert "forward" in replayed
     assert "backward" in replayed  # of ops of one name and shape
     assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
@@ -57,7 +57,7 @@ def test_analyze_command(tmp_path, monkeypatch):
         cli.app, [*words, "--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html")]
     )
     assert result.exit_code == 0, result.output
-    assert "strategies, fastest first" in result.output
+    assert "Strategies, fastest first" in result.output
     checks = json.loads((tmp_path / "a.json").read_text())["checks"]
     assert checks[0]["ratio"] == 1
     assert asked == ["train"] * 3  # in turn, overlapped, stale
