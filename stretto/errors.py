@@ -34,7 +34,7 @@ def expect(condition: bool, message: str) -> None:
 
 @contextmanager
 def told_by(who: str, other: str) -> Iterator[None]:
-    """What the part called `other` finds wrong inside the block is told by the one that was called, `who`."""
+    """Name `who` instead of `other` in a StrettoError raised inside the block: users called the former."""
     try:
         yield
     except StrettoError as error:

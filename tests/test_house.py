@@ -152,6 +152,15 @@ def test_two_questions_two_packages():
     assert not edges["page"] & {"profile", "analyze", "observe"}
 
 
+# A card itself is measured, filled or said to be missing there; everybody else asks a Backend or kernels/device.py.
+KNOW_DEVICES = ("kernels", "memory", "machine", "bench")
+
+
+@pytest.mark.parametrize("path", [p for p in sources if unit_of(module_of(p)) not in KNOW_DEVICES], ids=name_of)
+def test_the_kind_of_a_device_is_asked_of_kernels(path):
+    assert not re.findall(r"\.is_cuda|\bdevice\.type\b", path.read_text())
+
+
 @pytest.mark.parametrize("path", sources, ids=name_of)
 def test_heavy_imports_stay_where_they_belong(path):
     roots = {module.split(".")[0] for module in imports_of(path)}

@@ -17,6 +17,7 @@ from stretto.analyze.strategy import Strategy
 from stretto.compile.choose import MOST_STEPS
 from stretto.dist.layers import why_not
 from stretto.errors import StrettoError, fail
+from stretto.kernels import has_own_memory
 from stretto.machine.timing import call_clock
 from stretto.memory import allocator
 from stretto.observe.agreement import difference
@@ -84,7 +85,7 @@ def peak_memory(workload: Workload) -> int:
         workload.run()
         workload.model.zero_grad(set_to_none=True)
 
-    return card_peak_bytes(step) if workload.device.type == "cuda" else peak_bytes(step)
+    return card_peak_bytes(step) if has_own_memory(workload.device) else peak_bytes(step)
 
 
 def seconds(workload: Workload, repeats: int) -> float:

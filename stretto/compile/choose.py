@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto import settings
+from stretto import kernels, settings
 from stretto.compile.constants import constant_nodes, keeper
 from stretto.compile.execute import Adjacency, Call
 from stretto.compile.expr import Diagonal, Expression, Leaf, MatMul, Sizes, Sparse, Transpose, leaves
@@ -147,7 +147,7 @@ class Chooser:
         candidates = [plan for seconds, plan in ranking.predicted if seconds <= CLOSE * best_time][:MOST_TRIED]
         decision = Decision(ranking, sizes, candidates)
         # A device's rates are calibrated; timing inside a step would wait for it, and count its kernels' compilation.
-        predicted = not free or like.device.type != "cpu"
+        predicted = not free or not kernels.on_host(like)
         if len(candidates) == 1 or predicted or sizes["E"] * max(sizes.values()) == 0 or _small(sizes):
             decision.chosen = candidates[0]
         else:
@@ -196,11 +196,10 @@ def linear(
     hoist: whether products of constants may be kept across steps; False where the caller has kept what it wants.
     """
     names = _names(expression)
-    device = tensors[names[0]].device.type
-    if torch.is_autocast_enabled(device):  # as torch's own matmul: in the lower type, sums in fp32
-        low = torch.get_autocast_dtype(device)
+    low = kernels.autocast_dtype(tensors[names[0]])
+    if low is not None:  # as torch's own matmul: in the lower type, sums in fp32
         lowered = {name: t.to(low) for name, t in tensors.items()}
-        with torch.autocast(device, enabled=False):
+        with kernels.in_given_types(tensors[names[0]]):
             low_bias = None if bias is None else bias.to(low)
             options = {"scalars": scalars, "note": note, "stock": stock, "hoist": hoist}
             return linear(expression, lowered, sparse, bias=low_bias, **options)  # type: ignore[arg-type]
@@ -258,12 +257,12 @@ def signature(
             sizes["F"], formed = edges, power.power
     near = rounded(tuple(sizes.items()))
     if not settings.torch_kernels():
-        key = (expression, wanted, hoisted, near, first.dtype, first.device.type, "stretto")
+        key = (expression, wanted, hoisted, near, first.dtype, kernels.kind_of(first), "stretto")
         return key, Request(expression, wanted, hoisted, formed=formed), sizes
     # torch's kernels leave the normalisation to us; ours fuse it, which no other way can beat (plan.ways).
     scales = tuple((n, a.row_scale is not None, a.col_scale is not None) for n, a in sparse.items() if a.scaled)
     normalised = "".join(f" {name}{'S' * row}{'T' * col}" for name, row, col in scales)
-    key = (expression, wanted, hoisted, near, first.dtype, first.device.type, "torch" + normalised)
+    key = (expression, wanted, hoisted, near, first.dtype, kernels.kind_of(first), "torch" + normalised)
     return key, Request(expression, wanted, hoisted, scales, fuses=False, formed=formed), sizes
 
 

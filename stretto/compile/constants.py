@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stretto import settings
+from stretto import kernels, settings
 from stretto.compile.cost import closure
 from stretto.compile.execute import Adjacency
 from stretto.compile.expr import (
@@ -79,7 +79,7 @@ def constant(x: Tensor, adj: Adjacency, what: Hashable, columns: int, make: Call
 
     None while x and adj were not met before as they are now, where either is trained, and where the budget is spent.
     """
-    if settings.get("STRETTO_PLAN") == "stock" or torch.is_autocast_enabled(x.device.type):
+    if settings.get("STRETTO_PLAN") == "stock" or kernels.autocasts(x):
         return None
     key, beside = (what, _numbers_of([adj])), _beside(adj)
     if not HOIST.asked_again(x, key, beside):

@@ -147,9 +147,9 @@ class Evaluation:
 
     def _with_bias(self, node: Node, bias: Tensor) -> Tensor | None:
         """The last step of the forward pass with the bias in it, where a device's kernel takes one; else None."""
-        if self.again or not self._owns(node) or torch.is_autocast_enabled(bias.device.type):
+        if self.again or not self._owns(node) or kernels.autocasts(bias):
             return None
-        device = hasattr(kernels.backend(bias.device), "product")  # whose kernels for sparse products take a row, too
+        device = kernels.backend(bias.device).product is not None  # whose kernels for sparse products take a row, too
         if isinstance(node, MatMul) and type(node.left) is Sparse:
             if not device:
                 return None
@@ -193,7 +193,7 @@ class Evaluation:
         """A gradient's value. That of a weight W in A X W', taken as (A' G)' X, meets a 0 in rows of X that no edge
         reads: what is not finite there stays out of it, as out of stock's G' (A X)."""
         found = self.value(node)
-        if not isinstance(node, MatMul) or not isinstance(node.left, Transpose) or found.device.type != "cpu":
+        if not isinstance(node, MatMul) or not isinstance(node.left, Transpose) or not kernels.on_host(found):
             return found
         unread = self._without_edges(node.left.of)
         if unread is None or finite(found):

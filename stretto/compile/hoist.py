@@ -23,6 +23,7 @@ from torch import Tensor
 
 from stretto import settings
 from stretto.graph import Graph
+from stretto.kernels import on_host
 from stretto.kernels.looks import Look, settled
 from stretto.lifetime import popped_from
 from stretto.ops.autograd_state import saved_elsewhere
@@ -92,7 +93,7 @@ class Hoist:
 
     def nonzeros(self, x: Tensor) -> Nonzeros | None:
         """A constant x [n, i] by its nonzeros, where they are few; None for any other, and at the first few looks."""
-        if x.device.type != "cpu" or x.numel() < MANY or x.dim() != 2 or saved_elsewhere():
+        if not on_host(x) or x.numel() < MANY or x.dim() != 2 or saved_elsewhere():
             return None
         entry = self._entry(x)
         if entry is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from stretto.compile.execute import WANTED, Call, Evaluation
 from stretto.compile.expr import Node
 from stretto.ops import twice
 from stretto.ops.attention_layer import aligned
-from stretto.ops.autograd_state import in_given_types, is_last, saved_elsewhere
+from stretto.ops.autograd_state import is_last, saved_elsewhere
 from stretto.ops.batched import one_by_one
 from stretto.ops.dense import column_sum
 
@@ -53,7 +52,7 @@ class _Layer(torch.autograd.Function):
         start = time.perf_counter()
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         tensors, kept = saved[: ctx.num], saved[ctx.num :]
-        with in_given_types(grads[0].device.type):
+        with kernels.in_given_types(grads[0]):
             if not torch.is_grad_enabled():
                 last = bool(call.after) and not ctx.hooked and is_last()  # what was kept may be overwritten
                 found = _backward(call, grads[0], needs, last, tensors, kept)
@@ -68,7 +67,7 @@ class _Layer(torch.autograd.Function):
 
 def _held(call: Call, tensors: Sequence[Tensor]) -> Sequence[Maybe]:
     """What backward may read of the arguments. The others are the user's: to edit in place, or to free."""
-    if call.after or hasattr(kernels.backend(tensors[0].device), "tape"):  # which are handed all of them
+    if call.after or kernels.backend(tensors[0].device).tape is not None:  # which are handed all of them
         return tensors
     return [t if name in call.plan.read else None for name, t in zip(call.names, tensors, strict=True)]
 
@@ -195,13 +194,12 @@ def _backward(
     return module.tape.run(_tapes(module, call), (*_key("backward", call), needs, last), function, inputs)
 
 
-def _taping(call: Call, like: Tensor) -> ModuleType | None:
+def _taping(call: Call, like: Tensor) -> kernels.Backend | None:
     """The kernels whose launches can be recorded, where they are those of this call."""
-    device = like.device
-    module = kernels.backend(device)
-    if not hasattr(module, "tape") or not call.sparse or call.timed is not None:
+    module = kernels.backend(like.device)
+    if module.tape is None or not call.sparse or call.timed is not None:
         return None
-    return None if torch.is_autocast_enabled(device.type) else module
+    return None if kernels.autocasts(like) else module
 
 
 def _key(what: str, call: Call) -> tuple[Any, ...]:
@@ -211,7 +209,7 @@ def _key(what: str, call: Call) -> tuple[Any, ...]:
     return what, call.plan, call.names, call.after, graphs, tuple(call.scalars.values()), state
 
 
-def _tapes(module: ModuleType, call: Call) -> dict[Any, Any]:
+def _tapes(module: kernels.Backend, call: Call) -> dict[Any, Any]:
     return module.tape.kept_with(next(iter(call.sparse.values())).graph.csr)
 
 

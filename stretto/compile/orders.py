@@ -20,6 +20,7 @@ from stretto.compile.choose import CHOOSER, rounded
 from stretto.compile.cost import Work
 from stretto.compile.expr import Sizes
 from stretto.compile.plan import Ranking
+from stretto.kernels import kind_of
 from stretto.machine.rates import Profile
 from stretto.ops.batched import one_by_one
 
@@ -111,7 +112,7 @@ def best_order(
     whether gradients are.
     """
     backend = "torch" if settings.torch_kernels() else "stretto"
-    key = ((layer,), wanted, (), rounded(tuple(sizes.items())), like.dtype, like.device.type, backend)
+    key = ((layer,), wanted, (), rounded(tuple(sizes.items())), like.dtype, kind_of(like), backend)
 
     def ranked(profile: Profile) -> Ranking:
         return Ranking(sorted(priced(profile), key=lambda pair: pair[0]))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stretto.compile.expr import Expression, MatMul, Node, Sparse, Transpose
 from stretto.graph import Graph
+from stretto.kernels import has_own_memory
 
 FORMED = "formed"  # Sparse.form
 USES = 3  # of a graph, before it is looked at
@@ -53,7 +54,7 @@ def formed(node: Node, hops: int) -> Node:
 
 def fewer_edges(graph: Graph, hops: int) -> int:
     """About how many edges A^hops has, where that is fewer than a chain of hops reads; else 0, as at the first uses."""
-    if graph.device.type != "cpu" or graph.num_rows != graph.num_cols or not graph.num_edges:
+    if has_own_memory(graph.device) or graph.num_rows != graph.num_cols or not graph.num_edges:
         return 0  # a device would have to be waited for
     uses = graph._derived["uses of a power"] = graph._derived.get("uses of a power", 0) + 1
     if uses < USES:

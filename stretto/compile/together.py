@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stretto.compile.expr import Diagonal, Leaf, MatMul, Node, Sparse, Transpose
+from stretto.kernels import on_host
 
 Groups = dict[Node, tuple[MatMul, ...]]
 
@@ -53,7 +54,7 @@ def worth_it(tall: Tensor, thin: list[Tensor], widths: list[int]) -> bool:
         pays = len(thin) >= SEVERAL and max(widths) <= NARROW
     return (
         pays
-        and tall.device.type == "cpu"
+        and on_host(tall)
         and tall.dtype in (torch.float32, torch.float64)
         and all(t.dtype == tall.dtype for t in thin)
         and not torch.is_autocast_enabled("cpu")

@@ -29,6 +29,7 @@ from stretto.dist.staleness import Reading, Staleness
 from stretto.dist.timeline import Timeline
 from stretto.dist.traffic import Traffic, ring_sum
 from stretto.errors import expect
+from stretto.kernels import on_host
 
 TIMEOUT = 60.0  # seconds that a rank waits for another
 
@@ -65,7 +66,7 @@ class PartitionParallel:
             owner.dim() == 1 and owner.numel() == data.num_nodes,
             f"PartitionParallel: 'owner' is {list(owner.shape)}, but the graph has {data.num_nodes} nodes",
         )
-        expect(data.x.device.type == "cpu", f"PartitionParallel: 'x' is on {data.x.device}, wanted the CPU (gloo)")
+        expect(on_host(data.x), f"PartitionParallel: 'x' is on {data.x.device}, wanted the CPU (gloo)")
         most = int(owner.max()) if owner.numel() else 0
         expect(most < size, f"PartitionParallel: 'owner' names rank {most}, but there are {size} ranks")
         self._layers = layers_of(model)

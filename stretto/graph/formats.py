@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stretto import settings
 from stretto.errors import IndexRangeError, expect, fail
-from stretto.kernels import Csr, build, has_own_memory
+from stretto.kernels import Csr, build, has_own_memory, on_host
 
 Sizes = tuple[int | None, int | None]
 
@@ -91,7 +91,7 @@ def pairs(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Tensor, Tensor, i
 
 def few(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Csr, Csr] | None:
     """The matrix of few edges between known numbers of nodes and its transpose, all checked; None: not of that kind."""
-    if type(edges) is not Tensor or sizes is None or edges.device.type != "cpu" or edges.layout != torch.strided:
+    if type(edges) is not Tensor or sizes is None or not on_host(edges) or edges.layout != torch.strided:
         return None
     num_src, num_dst = sizes
     if num_src is None or num_dst is None or edges.dim() != 2 or not 0 < edges.size(1) < build.FEW_EDGES:

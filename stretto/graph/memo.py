@@ -60,7 +60,7 @@ class _Entry(Generic[G]):
     def __init__(self, ref: weakref.ref[Any], look: Look) -> None:
         self.ref = ref
         self.look = look
-        self.graphs: dict[Hashable, G] = {}
+        self.graphs: dict[Hashable, G | functools.partial[G]] = {}
 
 
 @dataclass(eq=False)
@@ -119,7 +119,7 @@ class Memo(Generic[G]):
 
     def put(self, tensor: Any, key: Hashable, graph: G | functools.partial[G]) -> None:
         """Remember that tensor and key are graph, or what makes it, while the tensor lives and stays as it is."""
-        now = _look(tensor)
+        now = look(tensor) if type(tensor) is Tensor else _look(tensor)
         if now is None:
             return
         with self._lock:

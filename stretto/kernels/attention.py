@@ -1,4 +1,4 @@
-"""What the attention kernels take, and who runs them. csrc/kernels/attention*.h on the CPU, else the reference.
+"""What the attention kernels take.
 
 kernel           arguments                                            result
 attention        csr, Attention                                       out [n, h, f], out_attr, alpha [E, h], stats
@@ -8,12 +8,8 @@ attention_grad   csr, transposed csr, Attention, results, gradients   one gradie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 
-import torch
 from torch import Tensor
-
-from stretto import kernels
 
 # Codes of csrc/abi.h.
 FORMS = {"given": 0, "weight": 1, "gat": 2, "gatv2": 3, "dot": 4}
@@ -47,7 +43,9 @@ class Attention:
     dropped: bool = False  # whether alpha is returned after dropout
     seed_at: Tensor | None = None  # a device's own seed [1] int64, not mixed yet: `seed` is then unused
     scores: Tensor | None = None  # [E, h] room on the CPU: forward leaves every score there, backward reads it
-    bias: Tensor | None = None  # [h * f], added to the result, which is then [n, h * f]; only where BIAS_WIDTH allows
+    bias: Tensor | None = (
+        None  # [h * f], added to the result, which is then [n, h * f]; only as wide as a backend takes
+    )
 
     @property
     def values(self) -> Tensor:
@@ -65,13 +63,3 @@ class Attention:
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         return tuple(getattr(self, name) for name in TENSORS)
-
-
-def backend(device: torch.device) -> ModuleType:
-    """The module that holds the attention kernels for a device."""
-    from stretto.kernels import cpu, cpu_attention, reference_attention
-
-    module = kernels.backend(device)
-    if module is cpu:
-        return cpu_attention
-    return module if hasattr(module, "attention_grad") else reference_attention

@@ -14,7 +14,6 @@ from stretto.kernels.csr import Csr
 from stretto.kernels.schema import CPU, DTYPES, accumulate_type
 from stretto.memory import pages
 
-BIAS_WIDTH = 1 << 30  # columns of a head up to which a bias is added on the way: any
 ROWS_PER_TASK = 128  # of row_dot, whose sums over them are made one row after the other
 
 _GRADS = ("dv", "dleft", "dright", "datt", "dedge", "dattr", "dquery", "dscore")

@@ -13,29 +13,7 @@ from torch import Tensor
 
 from stretto.kernels import reference
 from stretto.kernels.csr import Csr
-from stretto.kernels.reference import (
-    edge_softmax,
-    edge_softmax_grad,
-    gather_rows,
-    mul_grad,
-    sddmm,
-    sddmm_add,
-    segment_matmul,
-    spmm_extremum_grad,
-)
 from stretto.kernels.schema import accumulate_type
-
-__all__ = [
-    "edge_softmax",
-    "edge_softmax_grad",
-    "gather_rows",
-    "mul_grad",
-    "sddmm",
-    "sddmm_add",
-    "segment_matmul",
-    "spmm",
-    "spmm_extremum_grad",
-]
 
 
 def spmm(

@@ -16,6 +16,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from stretto.compile import Adjacency
 from stretto.graph import Graph
 from stretto.graph.derived import lasting
+from stretto.kernels import has_own_memory
 from stretto.kernels.looks import settled
 from stretto.layers import base
 from stretto.layers.base import Decline, Small
@@ -32,7 +33,11 @@ _glimpsed: weakref.WeakKeyDictionary[Any, dict[int, weakref.ref[Tensor]]] = weak
 
 def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int, flow: str) -> None:
     """Decline a small edge_index on a GPU that this layer has not seen before and nobody has built the graph of."""
-    if not isinstance(edge_index, Tensor) or not edge_index.is_cuda or edge_index.layout != torch.strided:
+    if (
+        not isinstance(edge_index, Tensor)
+        or not has_own_memory(edge_index.device)
+        or edge_index.layout != torch.strided
+    ):
         return
     if edge_index.size(1) < min(fewest, SMALL.get(type(conv).__name__, 0)):
         raise Small(base.SMALL)

@@ -16,7 +16,7 @@ from torch_geometric.nn import aggr as stock
 from torch_geometric.utils import softmax
 
 from stretto.graph import Graph
-from stretto.kernels import DTYPES
+from stretto.kernels import DTYPES, autocasts, has_own_memory
 from stretto.layers.adjacency import PASSING
 from stretto.layers.base import Decline, Fast
 from stretto.ops import gather_rows, segment_reduce
@@ -36,14 +36,14 @@ def _check(aggr: Any, x: Any, index: Any, ptr: Any, dim_size: Any, dim: int) -> 
         raise Decline(f"dimension {dim} of {x.dim()} is reduced")
     if x.numel() < SMALL:
         raise Decline("a few values only")
-    if index is None and x.is_cuda:
+    if index is None and has_own_memory(x.device):
         raise Decline("ptr without an index on a GPU, whose host would have to wait for it")
     if index is None:
         index = _from_pointers(ptr, x.size(0))
     found = index.as_tensor() if hasattr(index, "as_tensor") else index
     if found.dtype not in (torch.int64, torch.int32):
         raise Decline(f"the index is {found.dtype}")
-    if found.is_cuda and found.numel() < PASSING and not Graph.is_known(found, int(dim_size)):
+    if has_own_memory(found.device) and found.numel() < PASSING and not Graph.is_known(found, int(dim_size)):
         raise Decline("a small index not seen before: stock costs a GPU's host less than sorting it")
     return found
 
@@ -165,7 +165,7 @@ def fast_set2set(
 
 
 def _no_autocast(x: Tensor) -> None:
-    if torch.is_autocast_enabled(x.device.type):
+    if autocasts(x):
         raise Decline("autocast is on")
 
 

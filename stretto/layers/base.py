@@ -23,7 +23,7 @@ from torch_geometric.nn.dense import Linear
 from stretto import settings
 from stretto.compile import Order, Plan
 from stretto.errors import fail
-from stretto.kernels import DTYPES
+from stretto.kernels import DTYPES, has_own_memory
 from stretto.kernels.looks import note_trained
 from stretto.layers.declines import Decline as Decline  # layers ask base for these
 from stretto.layers.declines import Quiet as Quiet
@@ -202,7 +202,7 @@ def few_on_device(edges: Any, least: int) -> bool:
     """Whether a plain edge_index on a GPU has fewer than `least` edges."""
     return (
         type(edges) is Tensor
-        and edges.is_cuda
+        and has_own_memory(edges.device)
         and edges.layout == torch.strided
         and edges.dim() == 2
         and edges.size(1) < least

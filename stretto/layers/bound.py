@@ -28,6 +28,7 @@ from torch.nn.modules import module as torch_modules
 
 from stretto import kernels, settings
 from stretto.graph import Graph
+from stretto.kernels import on_host
 from stretto.kernels.looks import note_trained
 from stretto.layers.other_values import same_on_other_values
 from stretto.layers.own_class import LIBRARIES, METHODS
@@ -159,7 +160,7 @@ class Bound:
         self.parameters = _own(conv)
         self.likes = [_like(t) for t in tensors]
         self.version, self.address = edge_index._version, edge_index.data_ptr()
-        self.device = edge_index.device.type
+        self.device = "cpu"
         self.world = world(self.device)
         self.record: Any = None  # what report() shows of the layer
         self.told: tuple[Any, ...] = ()
@@ -258,7 +259,7 @@ def _run(
 
 def meet(conv: Any, args: tuple[Any, ...], record: Any) -> None:
     """A layer ran fast on this graph: from now on its calls are counted. record: what report() shows of it."""
-    if len(args) < 2 or args[1].__class__ is not Tensor or args[1].device.type != "cpu" or args[1].is_inference():
+    if len(args) < 2 or args[1].__class__ is not Tensor or not on_host(args[1]) or args[1].is_inference():
         return
     edge_index = args[1]
     known = _layers.get(id(conv))
@@ -295,7 +296,7 @@ def _count(
     count = met.calls[key] = met.calls.get(key, 0) + 1
     constant = tuple(weakref.ref(t) for t in tensors if not t.requires_grad)
     before, met.last = met.last, constant
-    if count not in WRITTEN_AT or any(world(args[1].device.type)[:10]):
+    if count not in WRITTEN_AT or any(world("cpu")[:10]):
         return MISS
     # What comes again and again unchanged may be served from what is kept of it; a step must know which it is.
     pairs = zip(before, constant, strict=False)
@@ -327,9 +328,4 @@ def _worth(edge_index: Tensor, tensors: Sequence[Tensor]) -> bool:
 
 
 def _plain(t: Tensor) -> bool:
-    return (
-        type(t) in (Tensor, nn.Parameter)
-        and t.layout == torch.strided
-        and t.device.type == "cpu"
-        and not t.is_inference()
-    )
+    return type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided and on_host(t) and not t.is_inference()

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch_geometric.nn.models import MLP
 
 from stretto.graph import Graph
+from stretto.kernels import autocasts
 from stretto.layers import edge_norms, edges, streaming
 from stretto.layers.base import LAZY, Decline, hooked
 from stretto.layers.edge_norms import in_order
@@ -115,7 +116,7 @@ def check_value(name: str, value: Value, like: Tensor, num_edges: int) -> None:
         raise Decline(f"{name} is no plain tensor")
     if not tensor.is_floating_point() or tensor.dtype != like.dtype or tensor.device != like.device:
         raise Decline(f"{name} is {tensor.dtype} on {tensor.device}")
-    if torch.is_autocast_enabled(tensor.device.type):
+    if autocasts(tensor):
         raise Decline("autocast is on")
     if value.place == EDGE and (tensor.dim() not in (1, 2) or tensor.size(0) != num_edges):
         raise Decline(f"{name} has shape {list(tensor.shape)} for {num_edges} edges")

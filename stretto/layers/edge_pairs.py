@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stretto.graph import Graph
 from stretto.graph.derived import lasting
-from stretto.kernels import Csr, native, pairs
+from stretto.kernels import Csr, native, on_host, pairs
 from stretto.kernels.looks import settled
 from stretto.layers import adjacency
 from stretto.ops.edge_packed import Pairs
@@ -83,7 +83,7 @@ def _shared(graph: Graph, attr: Tensor, length: Tensor | None, search: Any) -> F
     if found is None:
         return None
     first, second, ways = found
-    if attr.device.type != "cpu" or native.library() is None:
+    if not on_host(attr) or native.library() is None:
         mine, far = attr[first], None if length is None else length[first]
         alike = torch.equal(mine, attr[second]) and (far is None or torch.equal(far, length[second]))  # type: ignore[index]
         return Features(ways, mine, far) if alike else None
@@ -96,7 +96,7 @@ def _shared(graph: Graph, attr: Tensor, length: Tensor | None, search: Any) -> F
 
 def _in_place(graph: Graph) -> bool:
     """Whether the graph and its transpose have their entries in the same places, on the CPU."""
-    return graph.device.type == "cpu" and native.library() is not None and _mirror(graph).rowptr is graph.csr.rowptr
+    return on_host(graph.csr.rowptr) and native.library() is not None and _mirror(graph).rowptr is graph.csr.rowptr
 
 
 def _mirror(graph: Graph) -> Csr:

@@ -10,6 +10,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from stretto.compile import Adjacency
 from stretto.graph import Graph
+from stretto.kernels import autocasts, on_host
 from stretto.layers import adjacency
 from stretto.layers.base import LAZY, Decline, check_input, weight_of
 from stretto.layers.base import is_stock as is_stock  # layers ask edges for it
@@ -27,7 +28,7 @@ def ends(x: Any) -> tuple[Tensor, Tensor | None, bool]:
     x_src, x_dst = pair_of(x)
     own = x_dst is x_src
     check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
-    if torch.is_autocast_enabled(x_src.device.type):
+    if autocasts(x_src):
         raise Decline("autocast is on")
     if x_dst is not None and x_dst.dtype != x_src.dtype:
         raise Decline(f"the two inputs are {x_src.dtype} and {x_dst.dtype}")
@@ -148,7 +149,7 @@ def only_read(graph: Graph, x: Tensor, *, target: bool) -> Tensor:
 
 def seems_finite(tensor: Tensor) -> bool:
     """Whether the sum of all values is finite. Not looked at on a device, where the host would wait for the answer."""
-    if tensor.device.type != "cpu":
+    if not on_host(tensor):
         return True
     return finite(tensor)
 

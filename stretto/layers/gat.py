@@ -14,6 +14,7 @@ from stretto import settings
 from stretto.compile import CHOOSER, Order, Trial, best_order
 from stretto.compile.cost import gat_on_cpu, gat_on_gpu
 from stretto.graph import Graph
+from stretto.kernels import has_own_memory, on_host
 from stretto.layers import adjacency, edges
 from stretto.layers.base import SMALL, Decline, Small, note_attention, note_order, weight_of
 from stretto.layers.declines import same_type
@@ -139,7 +140,7 @@ def few_launches_decide(conv: Any, graph: Graph) -> bool:
     Measured: 13,000 to 60,000 edges, two layers of 4 x 64, 5 to 6.5 ms, stock's 0.8 of ours.
     """
     averaged = not conv.concat and conv.heads > 1
-    return graph.device.type == "cuda" and averaged and graph.num_edges < adjacency.PASSING_EDGEWISE
+    return has_own_memory(graph.device) and averaged and graph.num_edges < adjacency.PASSING_EDGEWISE
 
 
 def per_head(att: Tensor) -> Tensor:
@@ -211,12 +212,12 @@ def ordered(conv: Any, graph: Graph, x: Tensor, weight: Tensor) -> tuple[bool, T
     folded = Order(FOLDED, (heads * i,), graph.num_rows * heads * i * size)
 
     def priced(rates: Profile) -> list[tuple[float, Order]]:
-        if x.device.type == "cuda":
+        if has_own_memory(x.device):
             times = gat_on_gpu(rates, graph.num_edges, graph.num_rows, i, heads, columns // heads)
         else:
             times = gat_on_cpu(rates, sizes, heads, size, 3 if wanted else 1)
         few = graph.num_edges <= 2 * graph.num_rows  # a sum that hardly adds anything saves nothing
-        return list(zip(times, (reuse,) if few and x.device.type == "cpu" else (reuse, folded), strict=False))
+        return list(zip(times, (reuse,) if few and on_host(x) else (reuse, folded), strict=False))
 
     order, trial, key = best_order("GAT", priced, sizes, x, wanted)
     note_order(conv, order, key)

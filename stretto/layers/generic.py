@@ -18,6 +18,7 @@ from torch_geometric.nn import aggr as stock_aggr
 from stretto import settings
 from stretto.errors import StrettoError
 from stretto.graph import Graph
+from stretto.kernels import autocasts
 from stretto.layers import adjacency, edge_propagate, edges, inside_compile, shadow, tracing
 from stretto.layers.base import (
     Decline,
@@ -195,7 +196,7 @@ def _ends(conv: Any, edge_index: Any, data: Any, size: Any) -> tuple[Tensor, Gra
     x = data if pair is None else pair[sender]
     other = None if pair is None else pair[1 - sender]
     check_input(x, *([] if other is None else [other]))
-    if torch.is_autocast_enabled(x.device.type):
+    if autocasts(x):
         raise Decline("autocast is on")
     for at, tensor in ((sender, x), (1 - sender, other)):
         if tensor is not None:

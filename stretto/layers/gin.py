@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.nn.models import MLP
 
 from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
-from stretto.kernels import denormals
+from stretto.kernels import denormals, on_host
 from stretto.kernels.looks import settled
 from stretto.layers import adjacency
 from stretto.layers.base import LINEAR, Decline, check_input, hooked, note_plan, record_of, weight_of
@@ -57,7 +57,7 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     expression = NO_ROOT if x_dst is None else OWN_ROOT if own else OTHER_ROOT
     if expression is OTHER_ROOT:
         tensors["R"] = x_dst
-    late = bias if x_src.device.type == "cpu" and _relu_follows(conv.nn) else None  # added where the ReLU is taken
+    late = bias if on_host(x_src) and _relu_follows(conv.nn) else None  # added where the ReLU is taken
     bias = None if late is not None else bias
     after = _after(conv.nn, first, graph.num_rows, x_src)
     out = linear(expression, tensors, {"A": adj}, bias=bias, scalars=scalars, note=note_plan(conv), after=after)
@@ -69,7 +69,7 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
 def _after(nn: Any, first: Any, rows: int, like: Tensor) -> tuple[tuple[Tensor, Tensor | None], ...]:
     """Weight and bias of every Linear after the first where each follows a ReLU, to be run in one step with the rest of
     the layer on a device; nothing where it would not take them, or something else is among them."""
-    if like.device.type == "cpu" or nn is first:
+    if on_host(like) or nn is first:
         return ()
     if type(nn) is MLP:
         linears: list[Any] = list(nn.lins)[1:] if _only_relu(nn) else []
@@ -84,9 +84,9 @@ def _after(nn: Any, first: Any, rows: int, like: Tensor) -> tuple[tuple[Tensor, 
 
 def number(scalar: Tensor) -> float:
     """The value of a tensor of one element; asked of a device once per change, since the host waits for the answer."""
-    if scalar.device.type == "cpu" and looked(scalar):
+    if on_host(scalar) and looked(scalar):
         return float(scalar.detach().numpy().item())  # without torch's eyes, where the step is being written down
-    look = None if scalar.device.type == "cpu" else settled(scalar)
+    look = None if on_host(scalar) else settled(scalar)
     if look is None:
         return scalar.item()
     known = _numbers.get(scalar)
@@ -117,7 +117,7 @@ def first_linear(nn: Any) -> tuple[Any, Rest]:
 def network(nn: Any, x: Tensor) -> Tensor:
     """nn(x); on the CPU with its first bias, the ReLU and the next Linear in one step. x [n, i] -> [n, o]"""
     first, rest = first_linear(nn)
-    if first is None or x.device.type != "cpu" or x.dim() != 2 or not _relu_follows(nn):
+    if first is None or not on_host(x) or x.dim() != 2 or not _relu_follows(nn):
         return nn(x)
     if x.size(0) * first.weight.size(0) < denormals.LEAST or torch.is_autocast_enabled("cpu"):
         return nn(x)

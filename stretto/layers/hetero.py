@@ -13,6 +13,7 @@ from torch_geometric.nn.conv.han_conv import group
 from stretto.graph import Graph
 from stretto.graph.derived import kept_with
 from stretto.graph.formats import index_dtype
+from stretto.kernels import autocasts
 from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline, check_input, record_of
 from stretto.layers.declines import same_type
@@ -28,7 +29,7 @@ def _checked(conv: Any, x_dict: Any, edge_index_dict: Any) -> None:
     tensors = list(x_dict.values())
     check_input(*tensors)
     same_type(tensors[0], *conv.parameters())
-    if len({t.dtype for t in tensors}) > 1 or torch.is_autocast_enabled(tensors[0].device.type):
+    if len({t.dtype for t in tensors}) > 1 or autocasts(tensors[0]):
         raise Decline("several types of numbers, or autocast is on")
     for source, _, target in edge_index_dict:
         if source not in x_dict or target not in x_dict:

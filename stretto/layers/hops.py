@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, constant, linear
+from stretto.kernels import autocasts
 from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline, check_input, note_fixed, note_plan, record_of, weight_of
 from stretto.layers.declines import same_type
@@ -95,7 +96,7 @@ def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
     """What SSGConv.forward computes: (alpha X + (1 - alpha) / K sum_k A^k X) W, on the better side of the weight."""
     check_input(x)
     _check_sum(conv)
-    if torch.is_autocast_enabled(x.device.type):
+    if autocasts(x):
         raise Decline("autocast is on")
     if conv.cached or conv._cached_h is not None:
         raise Decline("cached=True keeps the sum of the first call for ever")
@@ -144,7 +145,7 @@ def fast_appnp(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None
     if kept is not None:
         note_fixed(conv, f"kept: {conv.K} times A h + alpha X")
         return kept.clone()  # theirs to edit
-    if 0 < conv.K <= MOST_HOPS and not edges.learns(adj) and not torch.is_autocast_enabled(x.device.type):
+    if 0 < conv.K <= MOST_HOPS and not edges.learns(adj) and not autocasts(x):
         step = _scaled(adj, 1 - conv.alpha)
         scalars, note = {"a": conv.alpha}, note_plan(conv)
         return linear(teleports(conv.K), {"X": x}, {"A": step}, scalars=scalars, note=note, hoist=False)

@@ -18,6 +18,7 @@ from torch_geometric.nn.conv.hetero_conv import group
 
 from stretto import settings
 from stretto.compile import Product, joint
+from stretto.kernels import autocasts
 from stretto.layers import edges, gcn, sage
 from stretto.layers.base import Decline, hooked, note_path, record_of, why_stock
 from stretto.layers.sage import Summands
@@ -101,7 +102,7 @@ def summands(layer: Any, args: Any, kwargs: Any) -> Summands | None:
         found = of(layer, *args, **kwargs)
     except Decline:
         return None
-    if torch.is_autocast_enabled(found.x.device.type):
+    if autocasts(found.x):
         return None
     return found if found.is_linear else None
 

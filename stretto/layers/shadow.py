@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
 from stretto import settings
+from stretto.kernels import autocasts, has_own_memory
 from stretto.layers.base import Decline, Record, all_stock, refuse
 from stretto.ops.autograd_state import saved_here
 
@@ -64,7 +65,7 @@ class Watch:
 
     def __init__(self, conv: Any, record: Record, args: Any, kwargs: Any) -> None:
         self.conv, self.record, self.args, self.kwargs = conv, record, args, kwargs
-        devices = {t.device for t in (*_tensors((args, kwargs)), *conv.parameters()) if t.is_cuda}
+        devices = {t.device for t in (*_tensors((args, kwargs)), *conv.parameters()) if has_own_memory(t.device)}
         self.devices = sorted(devices, key=str)
         self.random = self._random()
         self.buffers = {id(b): b.detach().clone() for b in conv.buffers()}
@@ -134,7 +135,7 @@ class Watch:
             out = all_stock(function, self.conv, args, kwargs) if plain else function(self.conv, *args, **kwargs)
             values = [t for t in _tensors(out) if t.is_floating_point() and t.layout == torch.strided]
             judged = [t for t in values if t.requires_grad]
-            exact = not torch.is_autocast_enabled(values[0].device.type) if values else False
+            exact = not autocasts(values[0]) if values else False
             finite = all(bool(t.isfinite().all()) for t in values)
             if not judged or not exact or not finite or any(t.dtype not in GRADIENT_LIMITS for t in judged):
                 return out, None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import StrettoError, expect, fail
-from stretto.kernels import native
+from stretto.kernels import native, on_host
 from stretto.loader import checks
 
 
@@ -100,7 +100,7 @@ def tensor_of(handle: int) -> Tensor:
 
 def _int64(name: str, values: Tensor) -> Tensor:
     """Contiguous, as the native side reads them; nearly always they are."""
-    usual = type(values) is Tensor and values.dtype == torch.int64 and values.dim() == 1 and values.device.type == "cpu"
+    usual = type(values) is Tensor and values.dtype == torch.int64 and values.dim() == 1 and on_host(values)
     return values if usual and values.is_contiguous() else checks.indices("sampler", name, values)
 
 

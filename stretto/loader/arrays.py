@@ -291,57 +291,63 @@ def as_times(value: Any, name: str | None, num_nodes: int | None = None) -> Tens
         fail(f"{WHO}: time attribute {name!r} is {checks.shape_of(value)}, wanted integers")
     if num_nodes is not None and value.numel() != num_nodes:
         fail(f"{WHO}: time attribute {name!r} has {value.numel()} times, wanted {num_nodes}, one for each node")
-    return value.detach().cpu().to(torch.int64).contiguous().view(-1)
+    times: Tensor = value.detach().cpu().to(torch.int64).contiguous().view(-1)
+    return times
 
 
 def _read_stores(feature_store: FeatureStore, graph_store: GraphStore, time_attr: str | None) -> GraphArrays:
     edge_attrs = graph_store.get_all_edge_attrs()
     hetero = {attr.edge_type for attr in edge_attrs} != {None}
-    times: dict[Any, Tensor] = {}
-    if time_attr is not None:
-        for attr in edge_attrs:
-            expect(
-                attr.is_sorted and attr.layout.value != "csr",
-                "NeighborLoader: temporal sampling needs edges sorted by destination, and by time within each",
-            )
-        for tensor in feature_store.get_all_tensor_attrs():
-            if tensor.attr_name == time_attr:
-                tensor.index = None
-                times[tensor.group_name] = as_times(feature_store.get_tensor(tensor), time_attr)
-        expect(bool(times), f"NeighborLoader: no tensor named {time_attr!r} in the feature store")
+    times = {} if time_attr is None else _stored_times(feature_store, edge_attrs, time_attr)
     for attr in edge_attrs:
         _check_stored(graph_store, attr)  # PyG turns one layout into another without looking
-    found: Any = graph_store.csc()
-    rows, colptrs, perms = found
-    num_nodes: dict[Any, int]
-    node_types: list[Any]
-    if not hetero:
-        num_nodes = {None: max(edge_attrs[0].size or (0, 0))}
-        node_types = [None]
-        rows, colptrs, perms = {None: rows}, {None: colptrs}, {None: perms}
-    else:
-        names = {a.group_name for a in feature_store.get_all_tensor_attrs() if isinstance(a.group_name, str)}
-        names |= {end for edge_type in rows for end in (edge_type[0], edge_type[2])}
-        node_types = sorted(names)
-        num_nodes = {t: remote_backend_utils.num_nodes(feature_store, graph_store, t) for t in node_types}
+    csc: Any = graph_store.csc()
+    rows, colptrs, perms = csc if hetero else ({None: part} for part in csc)
+    num_nodes = _stored_nodes(feature_store, graph_store, rows)
     edge_types: list[Any] = sorted(rows) if hetero else [None]
     # For a homogeneous store PyG tells node from edge times by the attribute's name.
     by_edge = any(isinstance(key, tuple) for key in times) or (not hetero and time_attr not in (None, "time"))
     edges = {}
     for edge_type in edge_types:
-        row, colptr, perm = rows[edge_type], colptrs[edge_type], perms.get(edge_type)
-        source = edge_type[0] if hetero else None
-        target = edge_type[2] if hetero else None
-        colptr, row = own(WHO, colptr, row, num_nodes[source], num_nodes[target])
-        arrays = EdgeArrays(colptr, row, None if perm is None else perm.cpu().contiguous())
+        source, target = (edge_type[0], edge_type[2]) if hetero else (None, None)
+        perm = perms.get(edge_type)
+        colptr, row = own(WHO, colptrs[edge_type], rows[edge_type], num_nodes[source], num_nodes[target])
+        order: Tensor | None = None if perm is None else perm.cpu().contiguous()
+        arrays = EdgeArrays(colptr, row, order)
         at = times.get(edge_type if by_edge else source)
         if at is not None:
             wanted = row.numel() if by_edge else num_nodes[source]
             expect(at.numel() == wanted, f"{WHO}: {time_attr!r} has {at.numel()} times, wanted {wanted}")
-            arrays.time = (at if perm is None else at[perm]) if by_edge else _of_sources(at, arrays.row)
+            ordered = at if order is None or not by_edge else at[order]
+            arrays.time = ordered if by_edge else _of_sources(at, row)
         edges[edge_type] = arrays
     node_time = {} if by_edge else times
-    return GraphArrays(node_types, edge_types, num_nodes, edges, node_time, time_attr is not None)
+    return GraphArrays(list(num_nodes), edge_types, num_nodes, edges, node_time, time_attr is not None)
+
+
+def _stored_nodes(feature_store: FeatureStore, graph_store: GraphStore, edge_types: Any) -> dict[Any, int]:
+    """How many nodes of each type there are: of those that edges name, and of those that features name alone."""
+    if None in edge_types:
+        return {None: max(graph_store.get_all_edge_attrs()[0].size or (0, 0))}
+    names = {a.group_name for a in feature_store.get_all_tensor_attrs() if isinstance(a.group_name, str)}
+    names |= {end for edge_type in edge_types for end in (edge_type[0], edge_type[2])}
+    return {t: remote_backend_utils.num_nodes(feature_store, graph_store, t) for t in sorted(names)}
+
+
+def _stored_times(feature_store: FeatureStore, edge_attrs: Any, time_attr: str) -> dict[Any, Tensor]:
+    """The times in a FeatureStore, by node or edge type."""
+    for attr in edge_attrs:
+        expect(
+            attr.is_sorted and attr.layout.value != "csr",
+            "NeighborLoader: temporal sampling needs edges sorted by destination, and by time within each",
+        )
+    times: dict[Any, Tensor] = {}
+    for tensor in feature_store.get_all_tensor_attrs():
+        if tensor.attr_name == time_attr:
+            tensor.index = None
+            times[tensor.group_name] = as_times(feature_store.get_tensor(tensor), time_attr)
+    expect(bool(times), f"NeighborLoader: no tensor named {time_attr!r} in the feature store")
+    return times
 
 
 def _check_stored(graph_store: GraphStore, attr: Any) -> None:

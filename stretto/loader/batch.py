@@ -160,19 +160,11 @@ class Blueprint:
 
     def build(self, slot: Slot, device: torch.device | None = None) -> Data | HeteroData:
         """The batch in `slot`, without what depends on the seeds (batch_size, input_id, ...)."""
-        out = self.data.__copy__()
+        out: Any = self.data.__copy__()  # type: ignore[no-untyped-call]
         hetero, graph, plain = self.sampler.graph.hetero, self.sampler.graph, self.plain
         for key, number in self.counted:
             self._store(out, key).num_nodes = slot.num_nodes(number)
-        for entry in self.entries:
-            store = out[entry.store] if hetero else out._store
-            values = store._mapping if plain else store
-            if entry.slice >= 0:
-                values[entry.key] = slot.slice(entry.slice)
-                continue
-            index = slot.edge_id(entry.number, host=True) if entry.of_edges else slot.n_id(entry.number, host=True)
-            value = store[entry.key]
-            store[entry.key] = None if index is None else _index(value, index, store, entry.key, device)
+        self._set_attributes(out, slot, device)
         for key, relation, name in self.edge_keys:
             store = out[key] if hetero else out._store
             values = store._mapping if plain else store
@@ -199,7 +191,20 @@ class Blueprint:
                 values["e_id"] = e_id
             else:
                 store.e_id = e_id
-        return out
+        batch: Data | HeteroData = out
+        return batch
+
+    def _set_attributes(self, out: Any, slot: Slot, device: torch.device | None) -> None:
+        """What the user's data holds of nodes and edges, cut to those of the batch."""
+        for entry in self.entries:
+            store = out[entry.store] if self.sampler.graph.hetero else out._store
+            if entry.slice >= 0:
+                values = store._mapping if self.plain else store
+                values[entry.key] = slot.slice(entry.slice)
+                continue
+            index = slot.edge_id(entry.number, host=True) if entry.of_edges else slot.n_id(entry.number, host=True)
+            value = store[entry.key]
+            store[entry.key] = None if index is None else _index(value, index, store, entry.key, device)
 
 
 def put(owner: Any, values: dict[str, Any], *, plain: bool) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import IndexRangeError, fail
-from stretto.kernels import build
+from stretto.kernels import build, on_host
 
 INDEX = (torch.int64, torch.int32)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -38,14 +38,14 @@ def shape_of(value: Any) -> str:
     """A value in the words of an error: what kind of array it is."""
     if not isinstance(value, Tensor):
         return type(value).__name__
-    place = "" if value.device.type == "cpu" else f" on {value.device}"
+    place = "" if on_host(value) else f" on {value.device}"
     layout = "" if value.layout == torch.strided else f" {str(value.layout).removeprefix('torch.')}"
     return f"{str(value.dtype).removeprefix('torch.')}{layout} of shape {list(value.shape)}{place}"
 
 
 def readable(value: Any) -> bool:
     """Whether native code can read an array by its address: a dense tensor in memory, all of it there."""
-    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.device.type != "cpu":
+    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or not on_host(value):
         return False
     return not value.is_conj() and not value.is_neg() and is_whole(value)
 
@@ -55,7 +55,7 @@ def is_whole(value: Tensor) -> bool:
 
     torch itself reads what is no longer there.
     """
-    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.device.type != "cpu":
+    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or not on_host(value):
         return True
     if value.numel() == 0:
         return True
@@ -91,24 +91,26 @@ def vector(who: str, name: str, value: Any, dtypes: Sequence[torch.dtype], lengt
     if not fits or (length is not None and value.numel() != length):
         strided = readable(value) and not value.is_contiguous()
         fail(f"{who}: '{name}' is {shape_of(value)}{' with strides' if strided else ''}, wanted {wanted}")
-    return value
+    array: Tensor = value
+    return array
 
 
 def indices(who: str, name: str, value: Any, size: int | None = None, *, of: str = "node") -> Tensor:
     """Indices on the CPU, int64, one-dimensional and contiguous; each in [0, size), where a size is given."""
     if not is_dense(value) or value.dim() != 1 or value.dtype not in INTEGERS:
         fail(f"{who}: '{name}' is {shape_of(value)}, wanted integers of shape [n]")
-    value = value.detach().to("cpu", torch.int64).contiguous()
+    array: Tensor = value.detach().to("cpu", torch.int64).contiguous()
     if size is not None:
-        in_range(who, name, value, size, of=of)
-    return value
+        in_range(who, name, array, size, of=of)
+    return array
 
 
 def real(who: str, name: str, value: Any) -> Tensor:
     """Real numbers that torch can read, of whatever type and shape."""
     if not is_dense(value) or value.is_complex():
         fail(f"{who}: '{name}' is {shape_of(value)}, wanted real numbers in a dense tensor")
-    return value
+    array: Tensor = value
+    return array
 
 
 def in_range(who: str, name: str, index: Tensor, size: int, *, of: str = "node") -> None:

@@ -78,7 +78,7 @@ class ClusterLoader(pyg.ClusterLoader):
             kwargs.pop(name, None)
         self.num_threads = thread_count("ClusterLoader", kwargs.pop("num_threads", None), asked)
         self.memory = checks.count("ClusterLoader", "memory", kwargs.pop("memory", None) or MEMORY, 1)
-        super().__init__(cluster_data, **kwargs)
+        super().__init__(cluster_data, **kwargs)  # type: ignore[no-untyped-call]
         self._made: tuple[Blueprint, NativeSampler] | None = None
 
     def __iter__(self) -> Any:

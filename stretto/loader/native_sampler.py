@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
+from typing import Any
 
 import numpy as np
 import torch
@@ -188,6 +189,17 @@ class NativeSampler:
             _check_relation(relation, self.node_types)
         for part in self.slices:
             _check_slice(part, self.node_types, self.relations)
+        plan, inputs = self._plan(fanouts)
+        handle = lib.stretto_sampler_create(c.byref(plan))
+        if not handle:
+            raise failure(lib)
+        self.handle = handle
+        del inputs  # the native side has copied them, and points to what the types, relations and slices hold
+        checks.fixed(*self._bound())
+        self._owned = Owned(lib.stretto_sampler_destroy, handle, (self.node_types, self.relations, self.slices))
+
+    def _plan(self, fanouts: Sequence[Any]) -> tuple[PlanStruct, tuple[Any, ...]]:
+        """What is sampled from, as the native side reads it, and the arrays that this points to."""
         c_types = (NodeTypeStruct * len(self.node_types))(
             *(NodeTypeStruct(t.num_nodes, address(t.time)) for t in self.node_types)
         )
@@ -206,15 +218,9 @@ class NativeSampler:
             s.columns = part.value.shape[1] if part.scale is not None else 0
         plan = PlanStruct(
             *(c.cast(array, c.c_void_p) for array in (c_types, c_relations, c_slices)),
-            len(c_types), len(c_relations), len(c_slices), num_hops, int(flags),
+            len(c_types), len(c_relations), len(c_slices), self.num_hops, int(self.flags),
         )  # fmt: skip
-        handle = lib.stretto_sampler_create(c.byref(plan))
-        if not handle:
-            raise failure(lib)
-        self.handle = handle
-        kept = (self.node_types, self.relations, self.slices)
-        checks.fixed(*self._bound())
-        self._owned = Owned(lib.stretto_sampler_destroy, handle, kept)
+        return plan, (c_types, c_relations, c_slices, fanouts)
 
     def sample(
         self, seed: int, epoch: int, batch: int, seeds: Sequence[Tensor | None], times: Sequence[Tensor | None]

@@ -140,12 +140,14 @@ class NeighborSampler(BaseSampler):
     # ---- sampling ----
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput | HeteroSamplerOutput:
-        return self.finish(node_sample(index, self._sample))
+        output: SamplerOutput | HeteroSamplerOutput = self.finish(node_sample(index, self._sample))
+        return output
 
     def sample_from_edges(
         self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
     ) -> SamplerOutput | HeteroSamplerOutput:
-        return self.finish(self.edge_sample(index, self._sample, neg_sampling))
+        output: SamplerOutput | HeteroSamplerOutput = self.finish(self.edge_sample(index, self._sample, neg_sampling))
+        return output
 
     def edge_sample(
         self, index: EdgeSamplerInput, sample: Callable[..., Any], neg_sampling: NegativeSampling | None

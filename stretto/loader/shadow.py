@@ -82,7 +82,8 @@ class ShaDowKHopSampler(pyg.ShaDowKHopSampler):
                 batch[name] = value[e_id]
             else:
                 batch[name] = value
-        return batch
+        made: Batch = batch
+        return made
 
     def _handle(self) -> NativeSampler:
         if self._native is None:  # this loader went to another process

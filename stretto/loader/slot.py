@@ -57,7 +57,7 @@ class Slot:
         return self.table[self.sampler.edges_at[relation]]
 
     def n_id(self, node_type: int = 0, *, host: bool = False) -> Tensor:
-        """Global ids of the sampled nodes, seeds first. [nodes]"""
+        """Global ids of the sampled nodes, seeds first. [nodes]."""
         at = self.sampler.nodes_at[node_type]
         count, offset = self.table[at], self.table[at + 1]
         if host or self._device is None:
@@ -65,7 +65,7 @@ class Slot:
         return self._view(offset, count, torch.int64)
 
     def tree(self, node_type: int = 0) -> Tensor | None:
-        """In disjoint sampling, the seed each node belongs to. [nodes]"""
+        """In disjoint sampling, the seed each node belongs to. [nodes]."""
         at = self.sampler.nodes_at[node_type]
         return None if self.table[at + 2] < 0 else self._view(self.table[at + 2], self.table[at], torch.int64)
 
@@ -74,7 +74,7 @@ class Slot:
         return self.table[at + 3 : at + 4 + self.sampler.num_hops]
 
     def edge_index(self, relation: int = 0) -> Tensor:
-        """Local source and target of every edge, grouped by target. [2, edges]"""
+        """Local source and target of every edge, grouped by target. [2, edges]."""
         at = self.sampler.edges_at[relation]
         count, offset = 2 * self.table[at], self.table[at + 1]
         if self._device is None:
@@ -82,7 +82,7 @@ class Slot:
         return self._view(offset, count, torch.int64).view(2, -1)
 
     def rowptr(self, relation: int = 0, *, host: bool = False) -> Tensor | None:
-        """Where each target's edges start; host: as it was before the slot went to a device. [targets + 1]"""
+        """Where each target's edges start; host: as it was before the slot went to a device. [targets + 1]."""
         at = self.sampler.edges_at[relation]
         targets = self.table[self.sampler.nodes_at[self.sampler.relations[relation].target]]
         if self.table[at + 2] < 0:
@@ -90,12 +90,12 @@ class Slot:
         return self._view(self.table[at + 2], targets + 1, torch.int64, host=host)
 
     def col(self, relation: int = 0) -> Tensor | None:
-        """Local source of every edge, int32. [edges]"""
+        """Local source of every edge, int32. [edges]."""
         at = self.sampler.edges_at[relation]
         return None if self.table[at + 3] < 0 else self._view(self.table[at + 3], self.table[at], torch.int32)
 
     def edge_id(self, relation: int = 0, *, host: bool = False) -> Tensor | None:
-        """The user's number of every edge. [edges]"""
+        """The user's number of every edge. [edges]."""
         at = self.sampler.edges_at[relation]
         count, offset = self.table[at], self.table[at + 4]
         if offset < 0:
@@ -109,7 +109,7 @@ class Slot:
         return self.table[at + 5 : at + 5 + self.sampler.num_hops]
 
     def slice(self, number: int) -> Tensor:
-        """The rows of slice `number`. [nodes or edges, ...]"""
+        """The rows of slice `number`. [nodes or edges, ...]."""
         part, table, sampler = self.sampler.slices[number], self.table, self.sampler
         rows = table[sampler.edges_at[part.type] if part.of_edges else sampler.nodes_at[part.type]]
         shape, offset = (rows, *part.value.shape[1:]), table[sampler.slices_at + number]

@@ -16,7 +16,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -282,31 +282,35 @@ def _collect(data: Any, graph: GraphArrays, features: str) -> tuple[dict[str, Te
     for kind, e in graph.edges.items():
         expect(_name(kind, "row") not in arrays, f"Store: two edge types are called {_name(kind, '')[:-1]!r} on disk")
         arrays[_name(kind, "colptr")], arrays[_name(kind, "row")] = e.colptr, e.row
-    found: list[Attribute] = []
-    kinds = [None] if not graph.hetero else [*graph.node_types, *graph.edge_types]
+    attributes = []
+    for attribute, value in _attributes(data, graph):
+        kind, name, key = attribute.type, attribute.name, _name(attribute.type, attribute.name)
+        if value.layout != torch.strided or value.is_meta:
+            fail(f"Store: attribute {name!r} is {checks.shape_of(value)}, wanted a dense tensor")
+        known = str(value.dtype).removeprefix("torch.") in DTYPES
+        expect(known, f"Store: attribute {name!r} is {value.dtype}, wanted one of {', '.join(DTYPES)}")
+        taken = key in arrays or name.endswith(".scale")
+        expect(not taken, f"Store: attribute {name!r} has a name that the store needs itself")
+        order = graph.edges[kind].edge_id if attribute.of_edges else None
+        arrays[key] = value if order is None else value[order.long()]
+        attributes.append(attribute)
+        if name == "x" and not attribute.of_edges:
+            arrays.update({_name(kind, part): t for part, t in _stored(value, features).items()})
+    return arrays, attributes
+
+
+def _attributes(data: Any, graph: GraphArrays) -> Iterator[tuple[Attribute, Tensor]]:
+    """The tensors that PyG takes for attributes of nodes or edges."""
+    kinds = [*graph.node_types, *graph.edge_types] if graph.hetero else [None]
     for kind in kinds:
-        held = data._store if kind is None else data[kind]
-        for name, value in held.items():
+        store = data._store if kind is None else data[kind]
+        asked = data if kind is None else store
+        for name, value in store.items():
             if name in ("edge_index", "adj_t", "num_nodes") or not isinstance(value, Tensor):
                 continue
             of_edges = isinstance(kind, tuple) or (kind is None and not data.is_node_attr(name))
-            if of_edges and not (data.is_edge_attr(name) if kind is None else held.is_edge_attr(name)):
-                continue
-            if not of_edges and kind is not None and not held.is_node_attr(name):
-                continue
-            key = _name(kind, name)
-            if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
-                fail(f"Store: attribute {name!r} is {checks.shape_of(value)}, wanted a dense tensor")
-            known = str(value.dtype).removeprefix("torch.") in DTYPES
-            expect(known, f"Store: attribute {name!r} is {value.dtype}, wanted one of {', '.join(DTYPES)}")
-            taken = key in arrays or name.endswith(".scale")
-            expect(not taken, f"Store: attribute {name!r} has a name that the store needs itself")
-            order = graph.edges[kind].edge_id if of_edges else None
-            arrays[key] = value if order is None else value[order.long()]
-            found.append(Attribute(kind, name, of_edges))
-            if name == "x" and not of_edges:
-                arrays.update({_name(kind, part): t for part, t in _stored(value, features).items()})
-    return arrays, found
+            if asked.is_edge_attr(name) if of_edges else asked.is_node_attr(name):
+                yield Attribute(kind, name, of_edges), value
 
 
 def _one_each(values: Tensor, edges: EdgeArrays, name: str | None) -> Tensor:

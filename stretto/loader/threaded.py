@@ -6,7 +6,7 @@ are sampled, relabelled and sliced by native threads in this process, ahead of t
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,7 +51,18 @@ def thread_count(who: str, asked: Any, workers: int) -> int:
 class Threaded:
     """What both loaders share: options, the stream, the iterator. Mixed into one of PyG's loader classes."""
 
+    # PyG's own
     data: Any
+    input_data: Any
+    dataset: Any
+    batch_sampler: Any
+    batch_size: Any
+    drop_last: bool
+    pin_memory: bool
+    transform: Any
+    transform_sampler_output: Any
+    filter_fn: Callable[[Any], Any]
+
     store: Store | None = None
     sampler_: NeighborSampler
     generator: torch.Generator | None
@@ -82,8 +93,10 @@ class Threaded:
     # ---- iterating ----
 
     def __iter__(self) -> Iterator[Any]:
-        if not isinstance(self.sampler_, NeighborSampler) or self.batch_sampler is None:  # type: ignore[attr-defined]
-            return super().__iter__()  # type: ignore[misc]
+        if not isinstance(self.sampler_, NeighborSampler) or self.batch_sampler is None:
+            stock: Any = super()
+            batches: Iterator[Any] = stock.__iter__()
+            return batches
         seed, epoch = self._clock.tick(self.generator)
         self._reclaim()
         stream, self._stream = self._stream, None
@@ -121,7 +134,7 @@ class Threaded:
         slices: list[Any] = []
         # Where edges are changed after sampling, or features come from a store, PyG's own filter_fn makes the batch.
         direct = isinstance(self.data, (Data, HeteroData)) and sampler.subgraph_type != SubgraphType.bidirectional
-        if direct and self.transform_sampler_output is None:  # type: ignore[attr-defined]
+        if direct and self.transform_sampler_output is None:
             self._blueprint = Blueprint(self.data, sampler, self.store)
             slices = self._blueprint.slices
             extra |= Sampling.CSR
@@ -142,7 +155,8 @@ class Threaded:
     def __call__(self, index: Any) -> Any:
         """The batch of these positions in the list of seeds, made on this thread."""
         if self.store is None:
-            return super().__call__(index)  # type: ignore[misc]
+            stock: Any = super()
+            return stock.__call__(index)
         seed, epoch = int(torch.empty((), dtype=torch.int64).random_()), 0
         self._reclaim()
         stream = self._stream if self._stream is not None and self._unchanged() else self._new_stream()
@@ -157,15 +171,15 @@ class Threaded:
     def _indices(self, seed: int, epoch: int) -> Iterator[Tensor]:
         """Positions in the list of seeds, batch by batch."""
         if not self._own_order:
-            for index in self.batch_sampler:  # type: ignore[attr-defined]
+            for index in self.batch_sampler:
                 yield index if isinstance(index, Tensor) else torch.tensor(index, dtype=torch.int64)
             return
-        n, size = len(self.dataset), self.batch_size  # type: ignore[attr-defined]
+        n, size = len(self.dataset), self.batch_size
         if self._shuffle:
             order = torch.randperm(n, generator=torch.Generator().manual_seed(mixed(seed, epoch)))
         else:
             order = torch.arange(n)
-        stop = n - n % size if self.drop_last else n  # type: ignore[attr-defined]
+        stop = n - n % size if self.drop_last else n
         for start in range(0, stop, size):
             yield order[start : min(start + size, stop)]
 
@@ -187,16 +201,16 @@ class Threaded:
                     {k: v % task.num_pos for k, v in trees.items()} if sampler.is_hetero else trees % task.num_pos
                 )
             out.metadata = task.metadata
-            batch = self.filter_fn(sampler.finish(out))  # type: ignore[attr-defined]
+            batch = self.filter_fn(sampler.finish(out))
             return batch if self.device is None else batch.to(self.device)
         if torch.is_inference_mode_enabled():  # ordinary tensors, whose graphs can be remembered, whoever asks for them
             with torch.inference_mode(False):
                 batch = self._built(self._blueprint, slot, task)
         else:
             batch = self._built(self._blueprint, slot, task)
-        if self.transform is not None:  # type: ignore[attr-defined]
-            batch = self.transform(batch)  # type: ignore[attr-defined]
-        if self.pin_memory and self.device is None and torch.cuda.is_available():  # type: ignore[attr-defined]
+        if self.transform is not None:
+            batch = self.transform(batch)
+        if self.pin_memory and self.device is None and torch.cuda.is_available():
             batch = batch.pin_memory()
         return batch
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from stretto.errors import expect
+from stretto.kernels import has_own_memory
 from stretto.loader.slot import Slot
 
 Flying = deque[tuple[Any, torch.Tensor]]  # host memory of copies that may not have ended, behind their events
@@ -72,7 +73,7 @@ class Transfer:
 
 def pinning(device: torch.device | None) -> tuple[Any, Any]:
     """cudaHostRegister and cudaHostUnregister, which the engine's threads call without Python; (None, None): no GPU."""
-    if device is None or device.type != "cuda" or not torch.cuda.is_available():
+    if device is None or not has_own_memory(device) or not torch.cuda.is_available():
         return None, None
     torch.cuda.init()
     runtime = ctypes.CDLL(None)

@@ -16,6 +16,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from stretto.errors import expect
 from stretto.graph import Graph
+from stretto.kernels import on_host
 
 # Layers whose output for a node depends on its own in-edges alone. GCNConv is not one of them: it divides by the
 # neighbours' degrees too, which a part of the graph does not show.
@@ -72,7 +73,7 @@ def _ends_with(graph: Graph, num_targets: int, num_edges: int) -> bool:
     csr = graph.csr
     if csr.edge_id is not None or csr.col is None or csr.num_rows < num_targets:
         return False
-    return csr.rowptr.device.type != "cpu" or int(csr.rowptr[num_targets]) == num_edges
+    return not on_host(csr.rowptr) or int(csr.rowptr[num_targets]) == num_edges
 
 
 def trimmed(batch: Any, *, semantics: str = "frontier") -> Any:
@@ -82,19 +83,19 @@ def trimmed(batch: Any, *, semantics: str = "frontier") -> Any:
 
 
 def run_trimmed(model: Any, batch: Any, *, semantics: str = "frontier") -> Tensor:
-    """The model's output for the seeds of a batch. -> [batch_size, ...]
+    """The model's output for the seeds of a batch. -> [batch_size, ...].
 
     Where the model allows, every layer computes only the nodes the next one reads; elsewhere the whole batch is run.
     Gradients, dropout and evaluation are the model's own either way.
     """
-    if why_not_trimmed(model):
-        return model(batch.x, batch.edge_index)[: batch.batch_size]
+    x: Tensor = batch.x
+    whole = bool(why_not_trimmed(model))
     if isinstance(batch.num_sampled_nodes, list) and not _is_as_given(batch):  # the user dropped some edges, say
-        return model(batch.x, batch.edge_index)[: batch.batch_size]
-    known = getattr(batch, "layers", None) or layers(batch, semantics=semantics)
+        whole = True
+    known = [] if whole else getattr(batch, "layers", None) or layers(batch, semantics=semantics)
     if len(known) != model.num_layers:
-        return model(batch.x, batch.edge_index)[: batch.batch_size]
-    x = batch.x
+        x = model(x, batch.edge_index)[: batch.batch_size]
+        return x
     for i, layer in enumerate(known):
         x = model.convs[i]((x, x[: layer.size[1]]), layer.edge_index)
         x = x if i == model.num_layers - 1 else _between(model, i, x)
@@ -110,7 +111,7 @@ def run_by_hops(model: Any, x: Tensor, edge_index: Tensor, nodes: list[int], edg
     """
     count = model.num_layers
     hooked = any(conv._forward_hooks or conv._forward_pre_hooks for conv in model.convs)
-    if hooked or why_not_trimmed(model) or x.device.type != "cpu" or not count <= min(len(nodes) - 1, len(edges)):
+    if hooked or why_not_trimmed(model) or not on_host(x) or not count <= min(len(nodes) - 1, len(edges)):
         return None
     n, m = x.size(0), edge_index.size(1)
     if n != sum(nodes) or m != sum(edges) or not Graph.is_known(edge_index, (n, n)):
@@ -143,7 +144,8 @@ def _between(model: Any, i: int, x: Tensor) -> Tensor:
     x = model.norms[i](x)
     if model.act is not None and not model.act_first:
         x = model.act(x)
-    return model.dropout(x)
+    x = model.dropout(x)
+    return x
 
 
 def why_not_trimmed(model: Any) -> str:

@@ -191,7 +191,7 @@ def _neighbours(num_rows: int, device: torch.device) -> Csr:
     rowptr = torch.arange(0, num_edges + 1, DEGREE, device=device)
     col = torch.randint(num_rows, (num_edges,), device=device, dtype=torch.int32)
     csr = Csr(rowptr, col, None, num_rows, num_rows, num_edges)
-    short_rows = getattr(kernels.backend(device), "short_rows", None)
+    short_rows = kernels.backend(device).short_rows
     if short_rows is not None:
         short_rows(csr)
     return csr

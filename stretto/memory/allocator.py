@@ -67,7 +67,7 @@ def is_kept() -> bool:
 
 
 def switch(kept: bool) -> None:
-    """Keep or not from now on, whoever wants what: for measuring one beside the other."""
+    """Keep freed memory, or give it back, from now on, whatever models ask for: to measure both."""
     with _lock:
         _set(kept)
 

@@ -47,12 +47,18 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
                     _drop(address, size)
                     continue
                 _kept.move_to_end(address)
-                return torch.empty(0, dtype=dtype, device=CPU).set_(_kept[address], 0, shape)  # type: ignore[call-overload]
+                return _view(_kept[address], shape, dtype)
         if not _make_room(size):
             return torch.empty(shape, dtype=dtype, device=CPU)
         fresh = torch.empty(size, dtype=torch.uint8, device=CPU).untyped_storage()
         _keep(fresh, size)
-        return torch.empty(0, dtype=dtype, device=CPU).set_(fresh, 0, shape)  # type: ignore[call-overload]
+        return _view(fresh, shape, dtype)
+
+
+def _view(storage: Any, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
+    """A tensor on the beginning of a storage."""
+    tensor: Tensor = torch.empty(0, dtype=dtype, device=CPU).set_(storage, 0, shape)  # type: ignore[call-overload]
+    return tensor
 
 
 def size_class(nbytes: int) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from stretto.errors import fail
+from stretto.kernels import has_own_memory
 from stretto.machine import facts
 from stretto.observe.classify import classify
 from stretto.observe.inputs import Inputs
@@ -123,6 +124,6 @@ def _growth(probe: Sizes, sizes: Sizes) -> float:
 
 def memory_here(device: torch.device) -> float:
     """Bytes that a step may take on this machine."""
-    if device.type == "cuda":
+    if has_own_memory(device):
         return float(torch.cuda.mem_get_info(device)[0])
     return float(facts.memory_bytes() or 8e9)

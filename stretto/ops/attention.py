@@ -15,8 +15,8 @@ from torch import Tensor
 
 from stretto.errors import expect, fail
 from stretto.graph import Graph
-from stretto.kernels import reference_attention
-from stretto.kernels.attention import FORMS, TENSORS, Attention, backend
+from stretto.kernels import backend, on_host, reference_attention
+from stretto.kernels.attention import FORMS, TENSORS, Attention
 from stretto.kernels.schema import CPU
 from stretto.ops import kept_scores, library, twice
 from stretto.ops.autograd_state import is_last
@@ -200,7 +200,7 @@ def _pack(
     named: dict[str, Any] = dict(zip(TENSORS, tensors, strict=True))
     a = Attention(form, **named, slope=slope, scale=scale, dropout=dropout, dropped=dropped, bias=bias)
     if seed is not None:
-        if seed.device.type == "cpu" or not hasattr(backend(a.values.device), "BIAS_WIDTH"):
+        if on_host(seed) or not backend(a.values.device).device_seed:
             a.seed = mixed(int(seed))
         else:  # read by the kernels: nothing waits, and a captured graph draws a new one at every replay
             a.seed_at = seed

@@ -28,14 +28,14 @@ MOST_INNER = 4096
 
 def takes(graph: Graph, x: Tensor, width: int, *parameters: Maybe) -> bool:
     """Whether a layer of heads of this width is made for attention_layer."""
-    layers = getattr(kernels.backend(x.device), "attention_layer", None)
+    layers = kernels.backend(x.device).attention_layer
     if layers is None or x.dtype != torch.float32 or x.dim() != 2 or not x.size(0) or not graph.num_edges:
         return False
     if width % 4 or width > layers.WIDEST or x.size(1) % 4 or x.size(1) > MOST_INNER or x.device != graph.device:
         return False
     if x.stride(1) != 1 or x.stride(0) % 4 or x.data_ptr() % 16 or graph.num_rows != graph.num_cols:
         return False
-    if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled(x.device.type):
+    if torch.get_float32_matmul_precision() != "highest" or kernels.autocasts(x):
         return False
     if library.traced(x) or library.forward_ad._current_level >= 0 or saved_elsewhere():
         return False

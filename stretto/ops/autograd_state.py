@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,11 +39,6 @@ def is_last() -> bool:
     return _kept is not None and not _here.several and not _kept()
 
 
-def in_given_types(device: str) -> Any:
-    """Inside backward: whatever autocast says here, for the forward pass has chosen the types already."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
 @contextmanager
 def saved_here() -> Iterator[None]:
     """What is saved inside is nobody's but ours, whatever hooks are on."""
@@ -60,7 +55,7 @@ def _same(tensor: Any) -> Any:
 
 @contextmanager
 def several_times() -> Iterator[None]:
-    """Inside backward: it is gone through more than once, so that no time is known to be the last."""
+    """Inside the block backward may run several times, so nothing that it reads may be freed."""
     before, _here.several = _here.several, True
     try:
         yield

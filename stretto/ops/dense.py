@@ -24,7 +24,7 @@ LARGE = 1 << 22  # values below which torch's one launch costs less than our two
 
 def column_sum(x: Tensor) -> Tensor:
     """Sum over the rows; no autograd. x [n, k] -> [k]"""
-    run = getattr(kernels.backend(x.device), "column_sum", None) if x.numel() >= LARGE else None
+    run = kernels.backend(x.device).column_sum if x.numel() >= LARGE else None
     if run is None or x.dtype not in kernels.DTYPES or type(x) is not Tensor:
         return taped.column_sum(x)
     return run(x)
@@ -32,8 +32,8 @@ def column_sum(x: Tensor) -> Tensor:
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [n, i], weight [o, i], bias [o] -> [n, o]"""
-    own = bias is not None and hasattr(kernels.backend(x.device), "column_sum") and x.dim() == 2
-    if not (own or _skinny(x, weight)) or library.traced(x) or torch.is_autocast_enabled(x.device.type):
+    own = bias is not None and kernels.backend(x.device).column_sum is not None and x.dim() == 2
+    if not (own or _skinny(x, weight)) or library.traced(x) or kernels.autocasts(x):
         return F.linear(x, weight, bias)
     if (
         x.dtype != weight.dtype
@@ -50,15 +50,15 @@ def dense_of_sums(x: Tensor, weight: Tensor) -> Tensor:
 
     x [n, i], weight [o, i] -> [n, o]
     """
-    own = x.device.type == "cpu" and x.dim() == 2 and x.dtype == weight.dtype and weight.size(0) < SKINNY
-    if not own or library.traced(x) or torch.is_autocast_enabled(x.device.type):
+    own = kernels.on_host(x) and x.dim() == 2 and x.dtype == weight.dtype and weight.size(0) < SKINNY
+    if not own or library.traced(x) or kernels.autocasts(x):
         return dense(x, weight)
     return _Dense.apply(x, weight, None, True) if library.recorded(x, weight) else narrow_product(x, weight.t())
 
 
 def add_bias(x: Tensor, bias: Tensor) -> Tensor:
     """x [n, k] + bias [k]"""
-    own = hasattr(kernels.backend(x.device), "column_sum") and x.dim() == 2 and x.dtype == bias.dtype
+    own = kernels.backend(x.device).column_sum is not None and x.dim() == 2 and x.dtype == bias.dtype
     if not own or library.traced(x) or not library.recorded(x, bias):
         return x + bias
     return _AddBias.apply(x, bias)
@@ -66,7 +66,7 @@ def add_bias(x: Tensor, bias: Tensor) -> Tensor:
 
 def plus_dense(total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """total + x W'. total [n, o], x [n, i], weight [o, i] -> [n, o]"""
-    plain = library.traced(x) or not library.recorded(x, weight) or torch.is_autocast_enabled(x.device.type)
+    plain = library.traced(x) or not library.recorded(x, weight) or kernels.autocasts(x)
     if plain or not _skinny(x, weight) or not total.dtype == x.dtype == weight.dtype:
         return torch.addmm(total, x, weight.t())
     return _PlusDense.apply(total, x, weight)
@@ -74,7 +74,7 @@ def plus_dense(total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 def _skinny(x: Tensor, weight: Tensor) -> bool:
     """Whether torch's GEMM would lose digits in the gradient of W, and W learns on a CPU."""
-    if x.device.type != "cpu" or x.dim() != 2 or not weight.requires_grad:
+    if not kernels.on_host(x) or x.dim() != 2 or not weight.requires_grad:
         return False
     return x.size(0) > MANY and min(weight.shape) < SKINNY
 

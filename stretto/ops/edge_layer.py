@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from stretto.graph import Graph
-from stretto.kernels import cpu_chain, cpu_edge, reference_chain, reference_edge
+from stretto.kernels import backend, cpu_chain, cpu_edge, reference_chain, reference_edge
 from stretto.kernels.cpu_chain import Stage
 from stretto.memory import pool
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
-from stretto.ops.edge_messages import backend
 from stretto.ops.edge_packed import Pairs, _apart, _of
 
 COUNTS = {"dense": 1, "relu": 0, "softplus": 0, "scale": 1}  # tensors of a stage, but for a Linear's bias
@@ -57,7 +56,7 @@ def takes(graph: Graph, x: Tensor, attr: Tensor, *chains: Chain) -> bool:
         return False
     if x.dtype not in (torch.float32, torch.float64) or attr.dtype != x.dtype or not x.numel() or not attr.numel():
         return False
-    if library.traced(x) or library.traced(attr) or backend(graph.device) is not cpu_edge:
+    if library.traced(x) or library.traced(attr) or not backend(graph.device).native:
         return False
     return all(
         t.dtype == x.dtype and t.device == x.device and t.is_contiguous() for chain in chains for t in chain.tensors
@@ -200,7 +199,7 @@ def _backward(plan: Any, tensors: Sequence[Tensor], kept: Sequence[Tensor], grad
 def _messages_back(
     graph: Graph, form: Form, h: Tensor, e: Tensor, g: Tensor, need_h: bool, need_e: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of before(x) and edge(attr); of gates both, whoever needs them: one makes the other."""
+    """Gradients of before(x) and edge(attr). A gated form always gives both, since each is made from the other."""
     terms, acts = _terms(form, h, e)
     csrs = (graph.edge_csr, graph.T.edge_csr) if form.pairs is None else (form.pairs.csr, form.pairs.csr_t)
     if form.act == "gate":

@@ -12,7 +12,6 @@ sum over neighbours of act(row_i + col_j + edge) * act2(row2_i + col2_j + edge2)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from stretto import kernels
 from stretto.errors import expect, fail
 from stretto.graph import Graph
-from stretto.kernels import cpu, cpu_edge, reference_edge
+from stretto.kernels import backend, reference_edge
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
 from stretto.ops.checks import check_values
@@ -68,14 +67,6 @@ def edge_messages(
     return out
 
 
-def backend(device: torch.device) -> ModuleType:
-    """The module that holds the kernels of edge messages for a device."""
-    module = kernels.backend(device)
-    if module is cpu:
-        return cpu_edge
-    return module if hasattr(module, "edge_messages") else reference_edge
-
-
 def run(graph: Graph, tensors: tuple[Tensor | None, ...], acts: tuple[str, str]) -> Tensor:
     """No autograd."""
     return backend(graph.device).edge_messages(graph.edge_csr, tensors, acts)
@@ -91,7 +82,7 @@ def run_grad(
     """
     module = backend(grad.device)
     sums = [needs[s] and needs[s + 2] and tensors[s + 2] is not None for s in (0, 3)]
-    if module is cpu_edge or not any(sums):
+    if module.native or not any(sums):
         return module.edge_messages_grad(graph.edge_csr, graph.T.edge_csr, tensors, acts, grad, needs)
     fewer = (needs[0] and not sums[0], *needs[1:3], needs[3] and not sums[1], *needs[4:])
     found = list(module.edge_messages_grad(graph.edge_csr, graph.T.edge_csr, tensors, acts, grad, fewer))

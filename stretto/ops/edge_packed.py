@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from stretto.graph import Graph
-from stretto.kernels import Csr, cpu_edge, reference_edge
+from stretto.kernels import Csr, backend, cpu_edge, on_host, reference_edge
 from stretto.kernels.cpu_dense import product_in_blocks
 from stretto.memory import pool
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
 from stretto.ops.dense import dense
-from stretto.ops.edge_messages import backend, edge_messages
+from stretto.ops.edge_messages import edge_messages
 from stretto.ops.rows import gather_rows
 
 
@@ -24,7 +24,7 @@ def _native(graph: Graph, *tensors: Tensor | None) -> bool:
     """Whether the kernel's own forms may run: not on other devices, and not where torch.compile must see the op."""
     found = [t for t in tensors if t is not None]
     plain = not any(library.traced(t) or t.device != graph.device for t in found) and len({t.dtype for t in found}) == 1
-    return plain and backend(graph.device) is cpu_edge
+    return plain and backend(graph.device).native
 
 
 # ---- row, row2, col, col2 side by side ----
@@ -202,7 +202,7 @@ class _LinearOfData(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         (data,) = ctx.saved_tensors
         turned = grads[0].t()
-        plain = torch.is_grad_enabled() or data.device.type != "cpu"
+        plain = torch.is_grad_enabled() or not on_host(data)
         both = turned @ data if plain else product_in_blocks(turned, data)
         return None, both[:, :-1], both[:, -1]
 
@@ -213,7 +213,7 @@ class _LinearOfData(torch.autograd.Function):
 def shifted_softplus(x: Tensor, shift: float) -> Tensor:
     """log(1 + e^x) - shift. x of any shape."""
     plain = not library.traced(x) and x.dtype in (torch.float32, torch.float64) and x.numel()
-    if not plain or backend(x.device) is not cpu_edge:
+    if not plain or not backend(x.device).native:
         return torch.nn.functional.softplus(x) - shift
     return _Softplus.apply(x, shift) if library.recorded(x) else cpu_edge.softplus(x, shift)
 

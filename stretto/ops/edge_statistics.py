@@ -6,16 +6,14 @@ Messages are x_j + own_i; nothing of size edges x channels is made, and nothing 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stretto import kernels
 from stretto.errors import expect
 from stretto.graph import Graph
-from stretto.kernels import cpu, cpu_statistics, reference_statistics
+from stretto.kernels import backend, reference_statistics
 from stretto.kernels.reference_statistics import LEAST_VAR, STATISTICS
 from stretto.ops import library, twice
 from stretto.ops.batched import one_by_one
@@ -39,18 +37,13 @@ def statistics(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Seq
     if own is not None and own.dtype != x.dtype:
         wide = torch.promote_types(own.dtype, x.dtype)
         own, x = own.to(wide), x.to(wide)
-    if kernels.backend(x.device) is not cpu:
+    if not backend(x.device).native:
         return _in_turn(graph, x, own, names)
     if library.traced(x):
         return torch.ops.stretto.statistics(graph.handle, x, own, list(names), graph.num_rows)
     if library.recorded(x, own):
         return _Statistics.apply(graph, names, x, own)
     return run(graph, x, own, names)
-
-
-def backend(device: torch.device) -> ModuleType:
-    """The module that holds the kernel for a device."""
-    return cpu_statistics if kernels.backend(device) is cpu else reference_statistics
 
 
 def run(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from stretto.kernels.attention import backend
+from stretto.kernels import backend, on_host
 from stretto.ops.autograd_state import saved_elsewhere
 from stretto.recording import recorder
 
@@ -40,7 +40,7 @@ def takes_bias(tensors: tuple[Tensor | None, ...], bias: Tensor, learns: bool) -
     assert values is not None
     if bias.shape != (values.size(1) * values.size(2),):  # one number for all, or a row for every node: torch's to add
         return False
-    widest = getattr(backend(values.device), "BIAS_WIDTH", 0)
+    widest = backend(values.device).bias_width
     if values.size(2) > widest or bias.dtype != values.dtype or values.dtype not in (torch.float32, torch.float64):
         return False
     return not learns or not larger(bias, lambda: some_rows(values))
@@ -55,7 +55,7 @@ def larger(bias: Tensor, values: Callable[[], Tensor]) -> bool:
     """Whether the bias is larger than some of the values it is added to, or not finite."""
     if recorder.program is not None:
         return True  # a step that is written down looks at no values: its bias is added afterwards
-    if bias.device.type == "cpu":
+    if on_host(bias):
         return _compare(bias, values)
     seen = _seen.get(bias)
     if seen is None:

@@ -59,7 +59,7 @@ def begin(graph: Graph, form: str, slope: float, values: Tensor, heads: int, sco
     gathered = graph.num_edges * heads * (score_width + values.size(2))
     dtype = accumulate_type(values.dtype)
     bytes_kept = graph.num_edges * heads * dtype.itemsize
-    if form not in FORMS or slope < 0 or kernels.backend(values.device) is not kernels.cpu or gathered < LEAST:
+    if form not in FORMS or slope < 0 or not kernels.backend(values.device).native or gathered < LEAST:
         return Trial(None, AGAIN, False, None)
     if saved_elsewhere():  # by which the user spares memory, and both passes must save the same
         return Trial(None, AGAIN, False, None)

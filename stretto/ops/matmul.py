@@ -13,7 +13,6 @@ from torch import Tensor
 from stretto import kernels
 from stretto.errors import fail
 from stretto.graph import Graph
-from stretto.kernels import reference
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
 from stretto.ops.checks import check_values
@@ -47,8 +46,7 @@ def segment_matmul(x: Tensor, ptr: Tensor | Sequence[int], weight: Tensor) -> Te
 
 def run(x: Tensor, bounds: list[int], weight: Tensor) -> Tensor:
     """No autograd: by the device's own kernel, where it has one."""
-    own = getattr(kernels.backend(x.device), "segment_matmul", reference.segment_matmul)
-    return own(x, bounds, weight)
+    return kernels.backend(x.device).segment_matmul(x, bounds, weight)
 
 
 class _SegmentMatmul(torch.autograd.Function):

@@ -48,7 +48,7 @@ class _Exploration:
 
     @property
     def too_dear(self) -> bool:
-        """Whether trying what is left has cost what it may. A slow call of a fast variant is the machine's doing."""
+        """Whether trials have cost as much as they may; slow calls of a fast variant are noise of the machine."""
         tried = [self.times[v.name] for v in self.variants]
         excess = sum(len(t) * (min(t) - self.best) for t in tried)
         return excess > min(BUDGET, MOST_CALLS * self.best)

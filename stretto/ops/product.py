@@ -31,7 +31,7 @@ def product(
     x [m, k], w [k, n] -> [m, n]. A factor only together with add.
     """
     backend = kernels.backend(x.device)
-    if x.device.type == "cpu" and not hasattr(backend, "product"):
+    if backend.product is None and kernels.on_host(x):
         return tall.tall_product(x, w, bias, add, factor)
     if add is not None and factor != 1.0:
         return taped.add_product(add, x, w, factor, in_place=True)
@@ -48,7 +48,7 @@ def product(
 
 def two_products(x: Tensor, w: Tensor, y: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
     """x w + y v + bias; no autograd. x [m, k], w [k, n], y [m, l], v [l, n] -> [m, n]"""
-    if x.device.type == "cpu" and not hasattr(kernels.backend(x.device), "product"):
+    if kernels.backend(x.device).product is None and kernels.on_host(x):
         return tall.two_products(x, w, y, v, bias)
     return product(y, v, add=product(x, w, bias))
 
@@ -58,7 +58,7 @@ def product_and_sums(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
 
     grad [m, k], x [m, n] -> [k, n], [k]
     """
-    if grad.device.type == "cpu" and not hasattr(kernels.backend(grad.device), "product"):
+    if kernels.backend(grad.device).product is None and kernels.on_host(grad):
         return tall.product_and_sums(grad, x)
     return product(grad.t(), x), None
 
@@ -103,17 +103,10 @@ def _ours(x: Tensor, w: Tensor, other: Tensor | None) -> bool:
     """Whether our kernel takes these: tall, fp32 that is to stay fp32, and laid out for loads of 16 bytes."""
     if x.dtype != torch.float32 or x.size(0) < LEAST_ROWS or x.size(1) > MOST_INNER:
         return False
-    if torch.get_float32_matmul_precision() != "highest" or not hasattr(kernels.backend(x.device), "product"):
+    if torch.get_float32_matmul_precision() != "highest" or kernels.backend(x.device).product is None:
         return False
     k, n = w.shape
-    if (
-        x.stride(1) != 1
-        or k % 4
-        or n % 4
-        or x.stride(0) % 4
-        or x.data_ptr() % 16
-        or torch.is_autocast_enabled(x.device.type)
-    ):
+    if x.stride(1) != 1 or k % 4 or n % 4 or x.stride(0) % 4 or x.data_ptr() % 16 or kernels.autocasts(x):
         return False
     return w.dtype == x.dtype and (other is None or (other.dtype == x.dtype and other.is_contiguous()))
 
@@ -124,10 +117,10 @@ def _sums_rows(x: Tensor, w: Tensor) -> bool:
     if x.dtype != torch.float32 or w.dtype != x.dtype or rows < LEAST_ROWS or x.stride(0) != 1:
         return False
     found = kernels.backend(x.device)
-    if torch.get_float32_matmul_precision() != "highest" or not hasattr(found, "transposed_product"):
+    if torch.get_float32_matmul_precision() != "highest" or found.transposed_product is None:
         return False
     if m < LEAST_SUMS[0] or w.size(1) < LEAST_SUMS[1] or m % 4 or w.size(1) % 4 or w.stride(1) != 1:
         return False
     if x.stride(1) % 4 or w.stride(0) % 4 or x.data_ptr() % 16 or w.data_ptr() % 16:
         return False
-    return not torch.is_autocast_enabled(x.device.type)
+    return not kernels.autocasts(x)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.graph import Graph
-from stretto.kernels import cpu_chain, cpu_edge, native
+from stretto.kernels import cpu_chain, cpu_edge, native, on_host
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import SIGNATURES
 from stretto.recording import recorder
@@ -281,7 +281,7 @@ def _shaped_by_values(func: Any, args: Any) -> bool:
 
 def _strided(value: Any) -> bool:
     if isinstance(value, Tensor):
-        return value.layout is torch.strided and value.device.type == "cpu"
+        return value.layout is torch.strided and on_host(value)
     return all(map(_strided, value)) if isinstance(value, (list, tuple)) else True
 
 

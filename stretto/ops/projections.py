@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stretto import kernels
 from stretto.memory import pool
 from stretto.ops import library
 from stretto.ops.batched import one_by_one
@@ -41,17 +42,17 @@ def plus(x: Tensor, y: Tensor) -> Tensor:
 def _pooled(x: Tensor, *others: Tensor | None) -> bool:
     """Whether to fill buffers of our own: large plain matrices of one type."""
     if (
-        x.device.type not in ("cpu", "cuda")
+        not (kernels.on_host(x) or kernels.has_own_memory(x.device))
         or x.dim() != 2
         or x.numel() * x.element_size() < pool.LEAST
         or library.traced(x)
     ):
         return False
-    return not torch.is_autocast_enabled(x.device.type) and all(t is None or t.dtype == x.dtype for t in others)
+    return not kernels.autocasts(x) and all(t is None or t.dtype == x.dtype for t in others)
 
 
 def _empty(x: Tensor, *shape: int) -> Tensor:
-    return pool.empty(shape, x.dtype) if x.device.type == "cpu" else x.new_empty(shape)
+    return pool.empty(shape, x.dtype) if kernels.on_host(x) else x.new_empty(shape)
 
 
 def _forward(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:

@@ -22,18 +22,18 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 def takes(z: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether relu_product is made for these."""
-    return z.device.type == "cuda" and z.dim() == 2 and not library.traced(z) and _ours(z, weight.t(), bias)
+    return kernels.has_own_memory(z.device) and z.dim() == 2 and not library.traced(z) and _ours(z, weight.t(), bias)
 
 
 def follows(rows: int, like: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether the kernels of relu_product take an array [rows, i] that is yet to be made, on the device of `like`."""
     if like.dtype != torch.float32 or rows < LEAST_ROWS or library.traced(like) or type(weight) not in PLAIN:
         return False
-    if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled(like.device.type):
+    if torch.get_float32_matmul_precision() != "highest" or kernels.autocasts(like):
         return False
     if weight.dtype != like.dtype or weight.device != like.device or weight.size(0) % 4 or weight.size(1) % 4:
         return False
-    if weight.size(1) > MOST_INNER or not hasattr(kernels.backend(like.device), "transposed_product"):
+    if weight.size(1) > MOST_INNER or kernels.backend(like.device).transposed_product is None:
         return False
     return bias is None or (bias.dtype == like.dtype and bias.device == like.device and bias.is_contiguous())
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from stretto.kernels import has_own_memory
+
 
 class Replay:
     """The state of torch's generators, of the CPU and of the devices of `tensors`, when this was made.
@@ -21,7 +23,7 @@ class Replay:
         self.cpu = torch.get_rng_state()
         self.devices: list[int] = []
         self.states: list[Tensor] = []
-        on_device = [t for t in tensors if t is not None and t.is_cuda]
+        on_device = [t for t in tensors if t is not None and has_own_memory(t.device)]
         if on_device and not torch.cuda.is_current_stream_capturing():
             self.devices, self.states = get_device_states(*on_device)
 

@@ -64,7 +64,7 @@ def has_edges(graph: Graph, dtype: torch.dtype) -> Tensor:
 
 def all_reached(graph: Graph) -> bool:
     """Whether every node is known to receive messages; kept. A device is not asked: the host would have to wait."""
-    return graph.device.type == "cpu" and graph.derived("all reached", lambda: bool((graph.degree > 0).all()))
+    return kernels.on_host(graph.csr.rowptr) and graph.derived("all reached", lambda: bool((graph.degree > 0).all()))
 
 
 def only_reached(graph: Graph, value: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def run_gather(x: Tensor, index: Tensor) -> Tensor:
 def _by_torch(x: Tensor, index: Tensor) -> bool:
     """Whether torch, which is called at less cost, gathers these rows: it checks that the index is in range itself."""
     few = x.numel() * x.element_size() * index.numel() < FEW_BYTES * max(x.size(0), 1) if x.dim() else False
-    return few and kernels.backend(x.device) is kernels.cpu
+    return few and kernels.backend(x.device).native
 
 
 def run_sum(segments: Graph, src: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -141,7 +141,7 @@ def _row_size(src: Tensor) -> int:
 
 
 def _check_range(x: Tensor, index: Tensor) -> None:
-    if index.device.type != "cpu" or type(index) is not Tensor:
+    if not kernels.on_host(index) or type(index) is not Tensor:
         return  # a device checks its own indices; a look here would wait for it
     least, most = build.minmax(index)
     num_rows = x.size(0) if x.dim() else 0

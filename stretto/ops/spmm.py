@@ -85,8 +85,8 @@ def run(
     csr = graph.csr if weight is None else graph.edge_csr
     backend = kernels.backend(x.device)
     width = x.size(1) if x.dim() == 2 else x.size(1) * x.size(2)
-    device = "cpu" if backend is kernels.cpu else x.device.type
-    if backend is reference or backend is vendor or csr.num_edges * width < SMALL[device]:
+    device = backend.variants
+    if not device or csr.num_edges * width < SMALL[device]:
         return backend.spmm(csr, x, weight, row_scale=row_scale, col_scale=col_scale, y=y, beta=beta)[0]
     options = {"row_scale": row_scale, "col_scale": col_scale, "y": y, "beta": beta}
     plain = row_scale is None and col_scale is None and y is None and x.dim() == 2 and x.dtype in _PLAIN_TYPES

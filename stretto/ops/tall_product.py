@@ -33,7 +33,7 @@ def tall_product(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, 
 def narrow_product(x: Tensor, w: Tensor) -> Tensor:
     """x w of many terms and few columns by our kernel, which adds up a block of terms at a time: torch's GEMM adds them
     one after the other. By torch where our kernel does not take them; no autograd. x [m, k], w [k, n] -> [m, n]"""
-    plain = kernels.backend(x.device) is not kernels.cpu or x.dtype not in tall.DTYPES or x.stride(1) != 1
+    plain = not kernels.backend(x.device).native or x.dtype not in tall.DTYPES or x.stride(1) != 1
     if plain or x.size(1) < TERMS or x.size(0) < TERMS or w.size(1) >= cpu_dense.SKINNY or not w.numel():
         return x @ w
     out = None
@@ -78,7 +78,7 @@ def _own_shape(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) ->
 
 def _free(x: Tensor) -> bool:
     """Whether it may run by our kernel: torch is not told to round, to be repeatable, or to be the one that runs."""
-    if kernels.backend(x.device) is not kernels.cpu:
+    if not kernels.backend(x.device).native:
         return False
     return torch.get_float32_matmul_precision() == "highest" and settings.tuning()
 

@@ -7,7 +7,6 @@ arrays. Otherwise: torch as usual. No autograd.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from stretto import kernels
 
 def recorder(device: torch.device) -> Callable[..., None] | None:
     """While a tape is recorded: call(function, *tensors), which runs a function that writes to tensors it is given."""
-    tape: Any = getattr(kernels.backend(device), "tape", None)
+    tape = kernels.backend(device).tape
     return tape.launch.call if tape is not None and tape.recording() else None
 
 

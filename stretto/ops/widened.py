@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stretto.kernels import on_host
 from stretto.kernels.cpu_dense import product_in_blocks
 from stretto.memory import pool
 from stretto.ops import library
@@ -23,7 +24,7 @@ LEAST_RATIO = 8  # columns of the result to one of x
 
 def takes(x: Tensor, weight: Tensor) -> bool:
     """Whether widened is made for these. x [n, i], weight [o, i]"""
-    if x.device.type != "cpu" or x.dim() != 2 or library.traced(x) or torch.is_autocast_enabled("cpu"):
+    if not on_host(x) or x.dim() != 2 or library.traced(x) or torch.is_autocast_enabled("cpu"):
         return False
     large = x.size(0) * weight.size(0) * x.element_size() >= pool.LEAST
     return large and weight.dtype == x.dtype and weight.size(0) >= LEAST_RATIO * weight.size(1)

@@ -95,7 +95,7 @@ def _joined(*reasons: str) -> str:
 
 
 def _told(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """(name, module) of what is told of: layers, and aggregations that serve none; a model is told by its layers."""
+    """(name, module) of every row of a report: layers, and aggregations that belong to no layer."""
     parts: set[int] = set()  # what is inside a layer or an aggregation is told of with it
     for name, module in _uncompiled(model).named_modules():
         kind = class_of(module)
@@ -229,7 +229,11 @@ def _candidates(decision: Decision, running: Plan, device: torch.device, size: i
         measured = decision.ranking.measured.get(plan)
         widths = [w.width for w in plan.works(decision.sizes, size) if w.kind == "spmm"]
         by_spmm = plan is running and isinstance(plan, Plan) and not settings.torch_kernels()
-        variants = sorted({name for w in set(widths) for name in chosen(w, device.type)}) if by_spmm else []
+        variants = (
+            sorted({name for w in set(widths) for name in chosen(w, kernels.backend(device).variants)})
+            if by_spmm
+            else []
+        )
         took = None if measured is None else measured * 1e3
         kept = plan.kept_bytes(decision.sizes, size)
         found.append(Candidate(plan.name, seconds * 1e3, took, plan is running, widths, kept, variants))

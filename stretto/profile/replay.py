@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import expect
+from stretto.kernels import has_own_memory
 from stretto.machine.timing import Timing, in_a_row, measure
 from stretto.observe.nested import mapped
 from stretto.profile.captured import capture, is_index, operands, slowest
@@ -33,7 +34,7 @@ def replay(profile: Profile, *, share: float = 0.9, repeats: int = REPEATS) -> l
     groups, device = profile.hot(share), profile.workload.device
     calls: dict[str, Callable[[], object]] = {}
     indices: dict[int, Tensor] = {}
-    with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with torch.no_grad(), torch.random.fork_rng(devices=[device] if has_own_memory(device) else []):
         inputs = capture(profile, groups)
         expect(bool(inputs), "replay: the step did not run its hot ops again")
         for place, group in enumerate(groups):

@@ -15,7 +15,6 @@ from torch.nn import Identity, Linear, ReLU, Sequential
 
 import stretto
 from stretto import kernels
-from stretto.kernels import reference
 from stretto.layers import record_of
 
 NODES, EDGES, IN, DIM = 20, 70, 6, 3
@@ -120,7 +119,7 @@ SCORES = {
 
 @pytest.fixture(params=["native", "reference"])
 def backend(request):
-    with kernels.forced(reference) if request.param == "reference" else contextlib.nullcontext():
+    with kernels.forced(kernels.REFERENCE) if request.param == "reference" else contextlib.nullcontext():
         yield
 
 

@@ -13,7 +13,6 @@ from torch.nn import Linear
 
 import stretto
 from stretto import kernels
-from stretto.kernels import reference
 from stretto.layers import record_of, streaming
 
 EDGES = torch.tensor([[0, 0, 1, 4, 2, 5, 4, 0], [1, 2, 2, 2, 4, 4, 1, 4]])  # nodes 0 and 5 hear nobody, nor does 3
@@ -47,7 +46,7 @@ def same_as_stock(conv, *inputs):
 @pytest.fixture(params=["native", "reference"])
 def backend(request):
     """Where PNAConv's statistics come from one kernel, and where from one product after the other, as on a GPU."""
-    with kernels.forced(reference) if request.param == "reference" else contextlib.nullcontext():
+    with kernels.forced(kernels.REFERENCE) if request.param == "reference" else contextlib.nullcontext():
         yield
 
 

@@ -24,17 +24,17 @@ def device() -> str:
 
 
 @pytest.fixture(scope="session")
-def triton_kernels(device: str) -> ModuleType:
+def triton_kernels(device: str) -> kernels.Backend:
     """The kernels under test, made for the interpreter where there is no GPU."""
     if device == "cuda":
-        return importlib.import_module("stretto.kernels.triton")
+        return importlib.import_module("stretto.kernels.triton").BACKEND
     # Triton looks at the variable when a function is decorated: its own library's, unless another test has imported it
     # already, and ours.
     assert "stretto.kernels.triton" not in sys.modules, "imported before the interpreter was asked for"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         interpret(importlib.import_module("triton.language"))
-        return importlib.import_module("stretto.kernels.triton")
+        return importlib.import_module("stretto.kernels.triton").BACKEND
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def interpret(language: ModuleType) -> None:
 
 
 @pytest.fixture
-def short_pieces(triton_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def short_pieces(triton_kernels: kernels.Backend, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Rows of more than 8 edges are hubs, so that small graphs have some."""
     pieces = importlib.import_module("stretto.kernels.triton.pieces")
     monkeypatch.setattr(pieces, "LEAST_CHUNK", 8)
@@ -61,7 +61,7 @@ def short_pieces(triton_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def forced(triton_kernels: ModuleType) -> Iterator[None]:
+def forced(triton_kernels: kernels.Backend) -> Iterator[None]:
     """Every op of stretto runs on these kernels."""
     with kernels.forced(triton_kernels):
         yield
