@@ -1,4 +1,4 @@
-"""The page of stretto.analyze: would more hardware help?"""
+"""The page of stretto.analyze, which answers whether more hardware would help."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Report(Document):
         return {
             "model": self.model,
             "mode": self.mode,
-            "graph": self.graph.to_dict(),
+            "graph": asdict(self.graph),
             "work": {"flops": self.work, "bytes": self.bytes, **self.symbolic, "lifted": self.lifted},
             "split": self.split,
             "depth": asdict(self.depth),

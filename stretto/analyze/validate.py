@@ -18,7 +18,7 @@ from stretto.compile.choose import MOST_STEPS
 from stretto.dist.layers import why_not
 from stretto.errors import StrettoError, fail
 from stretto.kernels import has_own_memory
-from stretto.machine.timing import call_clock
+from stretto.machine.timing import call_clock, repeated
 from stretto.memory import allocator
 from stretto.observe.agreement import difference
 from stretto.observe.look import memory_here
@@ -90,9 +90,7 @@ def peak_memory(workload: Workload) -> int:
 
 def seconds(workload: Workload, repeats: int) -> float:
     """Median time of a plain step."""
-    clock = call_clock(workload.device)
-    workload.run()
-    return statistics.median(clock(workload.run) for _ in range(repeats))
+    return repeated(workload.run, least=repeats, clock=call_clock(workload.device)).median
 
 
 def accelerated(workload: Workload) -> Workload | None:

@@ -75,18 +75,16 @@ def command(
         for path, write in ((html, result.to_html), (json, result.to_json)):
             if path is not None:
                 write(path)
-    failure = getattr(result.workload, "failure", None)  # of the first run, or of the second
-    if failure is not None:
-        raise failure
+    if result.failure is not None:  # of the first run, or of the second
+        raise result.failure
 
 
 def _stages(result: Profile, script: tuple[str, list[str]] | None, repeats: int, replay: bool, apply: bool) -> None:
     """What follows the profile, each stage shown as it ends. script: with its arguments."""
     out = console()
     show_profile(out, result, result.share)
-    failure = getattr(result.workload, "failure", None)
-    if isinstance(failure, KeyboardInterrupt):
-        raise failure
+    if isinstance(result.failure, KeyboardInterrupt):
+        raise result.failure
     if replay:
         part = alone(result, repeats=repeats) if script else result
         result.replays = part.replay(share=result.share)

@@ -18,7 +18,6 @@ from stretto.errors import expect
 from stretto.graph import Graph
 
 T = TypeVar("T")
-PIECES = ("interior", "boundary", "all")
 
 
 @dataclass(eq=False)

@@ -24,7 +24,7 @@ class Pipeline:
         self.part, self.schedule, self.timeline, self.group = part, schedule, timeline, group
 
     def run(self, conv: nn.Module, rule: Rule, x: Tensor, slots: Slots) -> Tensor:
-        """conv on this part. x [n_p, k] -> [n_p, out]."""
+        """The layer on this part. x [n_p, k] -> [n_p, out]."""
         layer, x = slots.enter(x)
         own, local = slots.own(x, layer), slots.local(x, layer)
         together = self.schedule.macro == "sync"

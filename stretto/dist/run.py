@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from stretto.dist.exchange import Link
-from stretto.dist.launch import LIMIT, launch
 from stretto.dist.schedule import Schedule
 from stretto.dist.staleness import Reading, Staleness
 from stretto.dist.timeline import Event
 from stretto.dist.traffic import Traffic
 from stretto.dist.training import TIMEOUT, PartitionParallel
+from stretto.machine.ranks import LIMIT, launch
 
 
 @dataclass

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stretto.dist.exchange import Exchange, Link
-from stretto.dist.gloo_threads import calm_gloo
 from stretto.dist.layers import check_call, layers_of, rule_of
 from stretto.dist.part import Part
 from stretto.dist.pipeline import Pipeline
@@ -29,6 +28,7 @@ from stretto.dist.staleness import Reading, Staleness
 from stretto.dist.timeline import Timeline
 from stretto.dist.traffic import Traffic, ring_sum
 from stretto.errors import expect
+from stretto.machine.ranks import calm_gloo
 from stretto.kernels import on_host
 
 TIMEOUT = 60.0  # seconds that a rank waits for another

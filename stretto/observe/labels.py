@@ -152,16 +152,21 @@ def _on_nodes(op: OpRecord, inputs: Inputs, base: Label, hops: int, layer: Layer
     bent = any(label.bent for _, label in live) or (base.feat and not straight)
     roots = frozenset().union(*(label.roots for _, label in inputs))
     if op.base in ("add", "sub") and hops:
-        # The same tensor added after every hop is a restart: the iteration solves a linear system.
         old = {label.origin or spec.key for spec, label in live if label.hops == 0}
-        if any(tensor in old and at < hops for tensor, at in roots):
-            layer.type = "R"
-        roots = roots | {(tensor, hops) for tensor in old}
+        roots = _restarted(old, roots, hops, layer)
     origin = 0
     if live and not hops and not bent:
         spec, label = live[0]
         origin = label.origin or spec.key
     return replace(base, bent=bent, hops=hops, roots=roots, origin=origin)
+
+
+def _restarted(old: set[int], roots: frozenset[tuple[int, int]], hops: int, layer: Layer) -> frozenset[tuple[int, int]]:
+    """Tensors added to the sums after so many hops. The same one after every hop is a restart: the iteration solves a
+    linear system."""
+    if any(tensor in old and at < hops for tensor, at in roots):
+        layer.type = "R"
+    return roots | {(tensor, hops) for tensor in old}
 
 
 def _aggregated(op: OpRecord, source: tuple[Spec, Label], base: Label, layer: Layer, rows: Rows) -> Label:

@@ -168,7 +168,7 @@ def _by_target(edge_index: Tensor) -> bool:
 
 
 def _edges(sizes: Sizes, generator: torch.Generator) -> Tensor:
-    """m distinct random edges, m - a of them self-loops; every node has at least one edge."""
+    """Make m distinct random edges, m - a of them self-loops; every node has at least one edge."""
     codes = torch.randperm(sizes.n * sizes.n, generator=generator)
     source, target = codes // sizes.n, codes % sizes.n
     chosen = codes[source != target][: sizes.a]

@@ -273,6 +273,9 @@ def _on_card(trace: Trace, machine: Machine) -> float:
     return max(host, card)
 
 
+CLOSE = 1 << 14  # bytes that stay in the nearest cache
+
+
 def least_seconds(op: OpRecord, machine: Machine) -> float:
     """The least time the ceilings allow for an op: as long as the one resource that needs most, all else free."""
     cost = op.cost
@@ -284,7 +287,7 @@ def least_seconds(op: OpRecord, machine: Machine) -> float:
         least.append(stream / ceilings.stream_rate(machine, stream))
     if random:
         row, span = float(cost.row), float(cost.span)
-        close = ceilings.gather_rate(machine, row, min(span, ceilings.SPANS[0]))
+        close = ceilings.gather_rate(machine, row, min(span, CLOSE))
         least.append(random * (op.close / close + (1 - op.close) / ceilings.gather_rate(machine, row, span)))
     if cost.family == "draw" and machine.peak_draw:
         least.append(sum(float(spec.numel) for spec in op.outputs) / machine.peak_draw)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from stretto.page.frame import card
 
+OF_ROOFLINES = (
+    "Each dot is an op, larger where it takes longer. The dashed lines are the most that this machine can do: the "
+    "further below them, the more there is to gain."
+)
+OF_OPS = "The longest coloured bars are the ops to look at first; grey is all the rest of the step."
+OF_LAYERS = "What the ops of each layer take, without those of the layers inside it; grey is all the rest of the step."
 CAPTIONS = {
-    "Roofline, predicted": "Each dot is an op, larger where it takes longer. The dashed lines are the most that this "
-    "machine can do: the further below them, the more there is to gain.",
-    "Roofline, measured": "Each dot is an op, larger where it takes longer. The dashed lines are the most that this "
-    "machine can do: the further below them, the more there is to gain.",
-    "Predicted time by op": "The longest coloured bars are the ops to look at first; grey is all the rest of the step.",
-    "Predicted time by layer": "What the ops of each layer take, without those of the layers inside it; grey is all "
-    "the rest of the step.",
-    "Time by op": "The longest coloured bars are the ops to look at first; grey is all the rest of the step.",
-    "Time by layer": "What the ops of each layer take, without those of the layers inside it; grey is all "
-    "the rest of the step.",
+    "Roofline, predicted": OF_ROOFLINES,
+    "Roofline, measured": OF_ROOFLINES,
+    "Predicted time by op": OF_OPS,
+    "Predicted time by layer": OF_LAYERS,
+    "Time by op": OF_OPS,
+    "Time by layer": OF_LAYERS,
     "Work and traffic by plan": "What the layers compute (above) and move (below) as they run, and by the best equal "
     "formula.",
     "Scaling": "Where a line falls, more workers make the step faster; no exact way can be below the dashed ones.",

@@ -1,4 +1,4 @@
-"""The page of stretto.profile: why is it slow?"""
+"""The page of stretto.profile, which answers why a model is slow."""
 
 from __future__ import annotations
 

@@ -78,6 +78,7 @@ class Profile(Document):
     share: float = HOT  # of the time inside ops, views aside, that the hot groups take
     new_graphs: bool = False  # each step has another graph, which an accelerated layer must sort first
     remarks: list[str] = field(default_factory=list)  # what one must know before believing the numbers
+    failure: BaseException | None = None  # that ended a script before enough was seen
 
     def hot(self, share: float | None = None) -> list[Group]:
         """The smallest set of groups that covers `share` of the time inside ops, views aside. None: the profile's."""

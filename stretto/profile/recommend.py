@@ -27,7 +27,7 @@ from stretto.observe.workload import Workload
 from stretto.page.text import duration
 from stretto.plug.report import explain
 from stretto.profile import in_step
-from stretto.profile.call_site import Site, each_tensor, indices
+from stretto.profile.call_site import Site, backward, each_tensor, indices
 from stretto.profile.captured import operands
 from stretto.profile.in_step import with_new_graph
 from stretto.profile.words import ALIKE
@@ -93,7 +93,7 @@ def _layer_step(layer: nn.Module, site: Site, train: bool) -> Callable[[], objec
                 out = layer(*args, **kwargs)
             if train:
                 layer.zero_grad(set_to_none=True)
-                site.backward(out)
+                backward(site.gradients(out))
         return out
 
     return step

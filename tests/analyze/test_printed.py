@@ -17,7 +17,7 @@ from stretto.analyze import Machine, tables
 from stretto.analyze.depth import depth, levels
 from stretto.analyze.strategies import MANY, strategies
 from stretto.analyze.terminal import show_analysis
-from stretto.dist import link as between
+from stretto.machine import link as between
 from stretto.observe import this_machine
 from stretto.observe.lift import Sizes
 from stretto.observe.models import MODELS, as_data, make
