@@ -25,8 +25,8 @@ LAYERS = (
     ("machine",),
     ("graph",),
     ("ops",),
-    ("compile", "loader"),
-    ("layers", "dist"),
+    ("compile",),
+    ("layers", "dist", "loader"),
     ("plug",),
     ("observe",),
     ("profile", "analyze", "page"),
@@ -153,12 +153,17 @@ def test_two_questions_two_packages():
 
 
 # A card itself is measured, filled or said to be missing there; everybody else asks a Backend or kernels/device.py.
-KNOW_DEVICES = ("kernels", "memory", "machine", "bench")
+KNOW_DEVICES = ("kernels", "memory", "machine")
 
 
 @pytest.mark.parametrize("path", [p for p in sources if unit_of(module_of(p)) not in KNOW_DEVICES], ids=name_of)
 def test_the_kind_of_a_device_is_asked_of_kernels(path):
     assert not re.findall(r"\.is_cuda|\bdevice\.type\b", path.read_text())
+
+
+def test_the_package_does_without_the_suites():
+    """A wheel does not hold them: the command line finds them by name, in the source tree."""
+    assert not [name_of(p) for p in sources if any(m.split(".")[0] == "benchmarks" for m in imports_of(p))]
 
 
 @pytest.mark.parametrize("path", sources, ids=name_of)

@@ -75,11 +75,17 @@ def install_and_run(wheel: Path, folder: Path, code: str) -> subprocess.Complete
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     python = folder / "venv" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("STRETTO_")}
-    environment |= {"PYTHONPATH": sysconfig.get_paths()["purelib"], "STRETTO_CACHE": str(folder / "cache")}
-    finished = subprocess.run([python, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    finished = run_installed(folder, "-c", code)
     assert finished.returncode == 0, finished.stderr
     return finished
+
+
+def run_installed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`python WORDS` in that environment."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("STRETTO_")}
+    environment |= {"PYTHONPATH": sysconfig.get_paths()["purelib"], "STRETTO_CACHE": str(folder / "cache")}
+    command = [folder / "venv" / "bin" / "python", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 SMOKE = """
@@ -92,6 +98,14 @@ expected = torch.stack([x[0] * 0, x[0], (x[1] + x[2]) / 2, x[0] * 0])
 assert torch.allclose(out, expected), out
 print(native.isa(), native.location(), stretto.__file__, sep="|")
 """
+
+LIGHT = "import sys; sys.modules.update(typer=None, rich=None); import stretto"
+COMMANDS = (
+    "doctor",
+    "demo --epochs 2 --graph rmat:8:500 --repeats 1",
+    "tune --graph rmat:8:1500 --width 16",
+    "train --epochs 1 --fanout 5,5 --hidden 16",
+)
 
 
 @pytest.mark.slow
@@ -106,12 +120,21 @@ def test_wheel(checkout, tmp_path):
     assert any(re.fullmatch(r"stretto/lib/libstretto\.(so|dylib)", n) for n in names)
     assert "stretto/datasets/cora.npz" in names
     assert not [n for n in names if n.split("/")[0] in ("csrc", "tests", "benchmarks", "examples", "build")]
+    assert not [n for n in names if "bench" in n]
     finished = install_and_run(wheel, tmp_path, SMOKE)
     isa, library, module = finished.stdout.strip().split("|")
     assert isa in ISAS
     assert str(tmp_path) in library
     assert str(tmp_path) in module
     assert "native kernels are off" not in finished.stderr
+    light = run_installed(tmp_path, "-W", "error", "-c", LIGHT)
+    assert light.returncode == 0, light.stderr
+    for words in COMMANDS:
+        finished = run_installed(tmp_path, "-m", "stretto", *words.split())
+        assert finished.returncode == 0, finished.stderr
+    finished = run_installed(tmp_path, "-m", "stretto", "bench", "models")
+    assert finished.returncode == 2
+    assert finished.stderr.startswith("stretto: bench: the suites are in the source tree alone")
 
 
 @pytest.mark.slow

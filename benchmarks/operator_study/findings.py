@@ -8,11 +8,12 @@ from rich.table import Table
 
 from benchmarks.operator_study.cell import SAME, SETTINGS, SKIPPED, SPARSITIES, Cell, run
 from benchmarks.operator_study.cells import cells
-from benchmarks.suites import report, results
+from benchmarks.suites import results
 from benchmarks.suites.case import OURS
 from stretto.errors import fail
 from stretto.machine.timing import ratio
 from stretto.machine.timing import threads as limited
+from stretto.page.terminal import progress
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ NATIVE, OTHERS = ("torch", "torch.sparse.mm"), ("PyG", "torch_scatter", "torch_s
 
 
 def _native(done: list[Cell]) -> Finding | None:
-    """torch's own ops match or beat PyG's at low to moderate sparsity."""
+    """Ops of torch itself match or beat PyG's at low to moderate sparsity."""
     wins = total = 0
     for cell in done:
         pairs = [(s, native, other) for s in SPARSITIES[:3] for native in NATIVE for other in OTHERS]
@@ -102,14 +103,17 @@ def _oblivious(done: list[Cell]) -> Finding | None:
 def judge(
     out: Console, *, threads: int, repeats: int, only: str, device: str = "cpu"
 ) -> tuple[list[results.Row], bool]:
-    """Run the study's cells whose label contains `only`, show them and the findings. -> rows, whether ours failed"""
+    """Run the study's cells whose label contains `only`, show them and the findings.
+
+    -> (rows, whether ours failed)
+    """
     setting = SETTINGS[device]
     labels = [cell.label for cell in cells(setting)]
     wanted = sum(only in label for label in labels)
     if not wanted:
         fail(f"operator study: no cell contains {only!r}")
     chosen = []
-    with limited(threads), report.progress(wanted, "operator study") as step:
+    with limited(threads), progress(wanted, "operator study") as step:
         for cell in cells(setting):
             if only in cell.label:
                 run(cell, repeats, setting)

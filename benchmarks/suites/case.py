@@ -10,8 +10,8 @@ from torch import Tensor
 from benchmarks.suites.stock import Candidate
 from stretto.errors import fail
 from stretto.machine.timing import Timing
+from stretto.observe.agreement import DTYPES
 
-DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 DIRECTIONS = ("fwd", "both")
 WEIGHTS = ("none", "edge", "scales")
 OURS = "stretto"

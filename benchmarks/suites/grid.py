@@ -19,13 +19,13 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.suites import models, report, results
-from benchmarks.suites.run import settle
+from benchmarks.suites import models, results
 from stretto import datasets
 from stretto.compile.choose import CHOOSER, MOST_STEPS, Decision
 from stretto.layers.base import record_of
-from stretto.machine.timing import as_alone, measure, timed
-from stretto.page.terminal import console
+from stretto.machine import facts
+from stretto.machine.timing import as_alone, measure, settle, timed
+from stretto.page.terminal import console, progress
 
 MODELS = ("gcn", "sage", "gin", "gat", "tag", "sgc")
 WIDTHS = (32, 256, 1024)
@@ -133,7 +133,7 @@ def _decision(ours: Any) -> Decision | None:
 def _settle(call: Callable[[], object], ours: Any) -> None:
     """Until the plan is chosen, and the kernels where that takes no minute."""
     if timed(call)[1] <= LONG:
-        settle(call, least=MOST_STEPS)
+        settle(call, minimum=MOST_STEPS)
         return
     for _ in range(MOST_STEPS):
         decision = _decision(ours)
@@ -210,12 +210,12 @@ def command(
     compiled: Annotated[bool, typer.Option("--compile", help="time torch.compile of stock too")] = False,
     minutes: Annotated[float, typer.Option(help="no cell begins after so many minutes")] = 60.0,
 ) -> None:
-    """One layer in every cell of models x widths x graphs: never slower than stock, and the plan well chosen?"""
+    """One layer in every cell of models x widths x graphs: whether it is never slower, and its plan well chosen."""
     names = model.split(",")
     models.check_models(model)
     sizes = models.numbers("widths", widths)
     out = console()
-    out.print(report.headline(), style="dim")
+    out.print(facts.headline(), style="dim")
     here = {name: str(value) for name, value in results.place().items() if name in ("machine", "threads", "commit")}
     rows = [row for row in results.load(csv) if here.items() <= row.items()]
     done = [results.case_of(row) for row in rows]
@@ -225,7 +225,7 @@ def command(
     }
     left = [cell for cell, case in wanted.items() if case not in done]
     start = time.perf_counter()
-    with report.progress(len(left), "cells") as after:
+    with progress(len(left), "cells") as after:
         for cell in left:
             if time.perf_counter() - start > 60 * minutes:
                 break

@@ -28,6 +28,7 @@ from stretto.errors import expect
 from stretto.kernels import cpu
 from stretto.loader import NeighborLoader, NeighborSampler
 from stretto.loader.native_sampler import NativeSampler, NodeType, Sampling, Slice
+from stretto.machine import facts
 from stretto.machine.timing import Timing, measure
 from stretto.memory import pages
 from stretto.page.terminal import console
@@ -266,7 +267,7 @@ def command(
     for name in chosen:
         expect(name in MEASURES, f"bench loader: '--only' names {name!r}, wanted {', '.join(MEASURES)}")
     out = console()
-    out.print(report.headline())
+    out.print(facts.headline())
     fanouts = [int(k) for k in fanout.split(",")]
     setting = Setting(make_data(graph, features), fanouts, batch, batches, threads, repeats, graph)
     again = f"stretto bench loader --graph {graph} --fanout {fanout} --batch {batch} --batches {batches}"

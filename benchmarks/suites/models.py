@@ -31,14 +31,14 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from benchmarks.suites import layers, report, results
 from benchmarks.suites.case import Outcome, details, reasons
 from benchmarks.suites.dense_floor import NAME, dense_floor
-from benchmarks.suites.run import settle
 from stretto import datasets
 from stretto.compile import HOIST
 from stretto.errors import expect
-from stretto.machine.timing import as_alone, measure
+from stretto.machine import facts
+from stretto.machine.timing import as_alone, measure, settle
 from stretto.machine.timing import threads as use_threads
 from stretto.observe.peak_memory import peak_bytes
-from stretto.page.terminal import console
+from stretto.page.terminal import Step, console, progress
 from stretto.plug.accelerate import accelerate
 
 OURS, STOCK, COMPILED = "stretto", "stock edge_index", "stock torch.compile"
@@ -80,7 +80,7 @@ class Net(nn.Module):
         self.layers = nn.ModuleList(LAYERS[model](i, o, k == len(sizes) - 1) for k, (i, o) in enumerate(sizes))
 
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Any = None) -> Tensor:
-        """x [N, F] -> [N, C]."""
+        """Class scores: x [N, F] -> [N, C]."""
         extra = () if edge_weight is None else (edge_weight,)
         for k, layer in enumerate(self.layers):
             x = x.relu() if k else x
@@ -146,7 +146,7 @@ def run(
     ablation: bool = True,
     only: tuple[str, ...] = (),
     lead_in: bool = True,
-    after: report.Step | None = None,
+    after: Step | None = None,
 ) -> Result:
     """Check every candidate (or those named in `only`) against stock, then time them in turns.
 
@@ -185,7 +185,7 @@ def run(
             after(name)
     for name, call in calls.items():
         if not name.startswith("stock"):
-            settle(call, least=12)
+            settle(call, minimum=12)
     floor = dense_floor(calls[OURS]) if ablation and OURS in calls else None
     if floor is not None:
         calls[NAME] = floor
@@ -198,7 +198,7 @@ def run(
 
 
 def candidates(model: str, data: Any, x: Tensor, compiled: bool, ablation: bool) -> dict[str, Any]:
-    """name -> (what to do with the net, the arguments of forward, environment variables)."""
+    """By name: what to do with the net, the arguments of forward, environment variables."""
     plain = (x, data.edge_index)
     found: dict[str, Any] = {STOCK: (lambda net: net, plain, {})}
     if model not in UNFUSED:
@@ -356,7 +356,7 @@ def command(
 ) -> None:
     """Training steps (or inference) of PyG models: stock in every form, and with two lines added."""
     out = console()
-    out.print(report.headline(), style="dim")
+    out.print(facts.headline(), style="dim")
     sizes = numbers("widths", widths or ("" if layer else "128,256,40"))
     compiled = not layer if compiled is None else compiled
     rows: list[results.Row] = []
@@ -368,7 +368,7 @@ def command(
         with use_threads(threads or torch.get_num_threads()):
             for name in names:
                 pair = (sizes[0], sizes[1]) if sizes else None
-                with report.progress(3 + (repeats + 2) * 3, name) as after:
+                with progress(3 + (repeats + 2) * 3, name) as after:
                     found = layers.run(name, graph, pair, repeats=repeats, compiled=compiled, after=after)
                 layers.show(out, found)
                 rows.append(found.to_row())
@@ -379,7 +379,7 @@ def command(
     check_models(model)
     with use_threads(threads or torch.get_num_threads()):
         for name in model.split(","):
-            with report.progress(7 + (repeats + 1) * 7, name) as after:
+            with progress(7 + (repeats + 1) * 7, name) as after:
                 result = run(
                     name,
                     graph,

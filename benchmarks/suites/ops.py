@@ -6,6 +6,7 @@ from typing import Annotated
 
 import torch
 import typer
+from rich.console import Console
 
 from benchmarks.suites import foundation, report, results
 from benchmarks.suites.case import Spec
@@ -14,7 +15,7 @@ from stretto.datasets import grammar
 from stretto.errors import expect, fail
 from stretto.observe.subject import writable
 from stretto.ops import OPS
-from stretto.page.terminal import console
+from stretto.page.terminal import console, progress
 
 # name -> its rows, and whether ours failed the check in any
 SUITES: dict[str, Callable[..., tuple[list[results.Row], bool]]] = {
@@ -78,9 +79,9 @@ def _was_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _one(out: report.Console, spec: Spec, repeats: int) -> Result:
+def _one(out: Console, spec: Spec, repeats: int) -> Result:
     """Measure and show one cell."""
-    with report.progress(0, spec.op) as step:
+    with progress(0, spec.op) as step:
         result = run(spec, repeats=repeats, after=step)
     report.show(out, result)
     return result

@@ -1,36 +1,12 @@
 """How results look on the console."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks.suites.case import OURS
 from benchmarks.suites.run import Result
-from stretto.machine import facts as machine
 from stretto.machine.timing import Timing
-
-Step = Callable[[str], None]
-
-
-@contextmanager
-def progress(total: int, what: str) -> Iterator[Step]:
-    """A bar on standard error, on a terminal only; call what it yields with a word for each unit done."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda word: bar.update(task, advance=1, description=f"{what}: {word}")
-
-
-def headline() -> str:
-    """The machine in one line."""
-    facts = machine.facts()
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions().items())
-    return f"{facts['cpu']}, {facts['cores']} cores, {facts['isa'] or 'no native kernels'}; {versions}"
 
 
 def show(out: Console, result: Result) -> None:

@@ -1,6 +1,5 @@
 """Check, then time: one Spec in, one Row per candidate out."""
 
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -13,11 +12,10 @@ from benchmarks.suites.cases import build
 from benchmarks.suites.ceilings import KINDS, Ceiling, ceilings
 from benchmarks.suites.stock import Candidate
 from stretto.machine import facts as machine
-from stretto.machine.timing import Timing, measure, ratio, threads
+from stretto.machine.timing import Timing, measure, ratio, settle, threads
 from stretto.observe.agreement import LIMITS, relative_error
 
 SHORT = 0.06  # seconds: shorter calls are timed several in a row, for caches take about five to settle after another
-SETTLE_CALLS, SETTLE_SECONDS = 45, 4.0
 STOCK = ("torch csr", "PyG scatter", "PyG softmax")  # what PyG runs for an op, where it is among the candidates
 REFERENCE_ELEMENTS = 1 << 26  # messages of the fp64 reference held at once
 
@@ -137,14 +135,6 @@ def run(
         row.timing = timings.get(row.candidate)
     _record_ceilings(result, limits, timings)
     return result
-
-
-def settle(call: Callable[[], object], *, least: int = 0) -> None:
-    """Let the tuner finish: it tries its variants in the first calls. least: calls made in any case."""
-    end = time.perf_counter() + SETTLE_SECONDS
-    for number in range(SETTLE_CALLS):
-        if number < least or time.perf_counter() < end:
-            call()
 
 
 def _check(

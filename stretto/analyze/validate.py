@@ -96,7 +96,7 @@ def seconds(workload: Workload, repeats: int) -> float:
 def accelerated(workload: Workload) -> Workload | None:
     """The same step accelerated; None where the plug-in takes none of its layers."""
     from stretto import accelerate
-    from stretto.layers.classes import fast_of
+    from stretto.plug.classes import fast_of
 
     if all(fast_of(type(module)) is None for module in workload.model.modules()):
         return None

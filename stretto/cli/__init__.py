@@ -33,6 +33,7 @@ BENCHES = {
     "models": "benchmarks.suites.models:command",
     "grid": "benchmarks.suites.grid:command",
     "gpu": "benchmarks.suites.gpu:command",
+    "tune": "benchmarks.suites.tuning:command",
 }
 
 
@@ -47,8 +48,6 @@ class _Table(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.table:
             return super().get_command(ctx, cmd_name)
-        if cmd_name in ("demo", "doctor", "tune"):
-            find_suites()
         name, function = self.table[cmd_name].split(":")
         module, single = importlib.import_module(name), typer.Typer(add_completion=False)
         single.command(name=cmd_name, cls=getattr(module, "Command", None))(getattr(module, function))

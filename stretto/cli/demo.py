@@ -7,155 +7,198 @@ sampled mini-batches of the same graph: one pass of our loader beside PyG's.
 """
 
 import copy
-import time
-from collections.abc import Callable
-from typing import Annotated
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Annotated, Any
 
 import torch
+import torch_geometric.loader
+import torch_geometric.typing
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.nn import GCNConv
+from torch_geometric.data import Data
+from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
 import stretto
-from benchmarks.suites import loader, models, report
-from benchmarks.suites.loader_setting import OURS, Setting, make_data
 from stretto import datasets
-from stretto.machine.timing import Timing, ratio
-from stretto.page.terminal import console
+from stretto.errors import expect
+from stretto.machine import facts
+from stretto.machine.timing import Timing, as_alone, measure, ratio, settle
+from stretto.observe.agreement import relative_error
+from stretto.observe.peak_memory import peak_bytes
+from stretto.page.terminal import console, progress
 
-HIDDEN, DROPOUT, RATE, DECAY = 16, 0.5, 0.01, 5e-4
+OURS, STOCK = "stretto", "stock PyG"
+HIDDEN, DROPOUT, RATE, DECAY = 16, 0.5, 0.01, 5e-4  # on Cora
 FANOUT, BATCH, BATCHES = [15, 10, 5], 1024, 24  # fewer would show how long the first ones take
-LARGE, WIDTHS = "rmat:17:1200000", [128, 256, 40]
-
-
-class Gcn(nn.Module):
-    """Two GCNConv with dropout between them.
-
-    None on the input, where drawing 2,708 x 1,433 random bits is 20 times the work of both layers, in either model.
-    """
-
-    def __init__(self, features: int, classes: int) -> None:
-        super().__init__()
-        self.first = GCNConv(features, HIDDEN)  # type: ignore[abstract]
-        self.second = GCNConv(HIDDEN, classes)  # type: ignore[abstract]
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """x [N, F] -> class scores [N, C]."""
-        x = self.first(x, edge_index).relu()
-        x = F.dropout(x, DROPOUT, self.training)
-        return self.second(x, edge_index)
+LARGE, (FEATURES, WIDE, CLASSES) = "rmat:17:1200000", (128, 256, 40)
+LARGE_MODELS: dict[str, Callable[[], nn.Module]] = {
+    "gcn": lambda: GCN(FEATURES, WIDE, 2, CLASSES),
+    "sage": lambda: GraphSAGE(FEATURES, WIDE, 2, CLASSES),
+    "gat": lambda: GAT(FEATURES, WIDE, 2, CLASSES, heads=4),
+}
+SAMPLE = 0.2  # seconds: shorter steps are timed several in a row, as in training
+TOLERANCE = 1e-3  # of loss and gradients, relative to stock's
 
 
 class Run:
-    """One model, its optimiser, and the time its steps took."""
+    """A model in training, its optimiser, and the time its steps took."""
 
-    def __init__(self, model: nn.Module, data: datasets.Dataset, x: Tensor) -> None:
-        self.model, self.data, self.x = model, data, x
-        self.optimiser = torch.optim.Adam(model.parameters(), lr=RATE, weight_decay=DECAY)
-        self.seconds: list[float] = []
-        self.loss = 0.0
+    timing: Timing
 
-    def step(self, epoch: int) -> None:
-        """One epoch. The seed makes the dropout masks of both models the same."""
-        torch.manual_seed(epoch)
-        train, labels = self.data.masks["train"], self.data.y
-        assert labels is not None
-        start = time.perf_counter()
+    def __init__(self, model: nn.Module, data: Any, train: Tensor | slice, *, seed: int = 0, **options: Any) -> None:
+        self.model, self.data, self.train, self.seed = model, data, train, seed
+        self.x = data.x.clone()  # ours are moved into large pages (memory/pages.py), stock's are not
+        self.optimiser = torch.optim.Adam(model.parameters(), **options)
+        self.last_loss = torch.zeros(())
+
+    def loss(self) -> Tensor:
+        """Cross-entropy of the training nodes. The seed makes the dropout masks of both models the same."""
+        torch.manual_seed(self.seed)
+        scores = self.model(self.x, self.data.edge_index)
+        return F.cross_entropy(scores[self.train], self.data.y[self.train])
+
+    def step(self) -> None:
+        """Forward, loss, backward, Adam."""
         self.model.train()
         self.optimiser.zero_grad()
-        loss = F.cross_entropy(self.model(self.x, self.data.edge_index)[train], labels[train])
+        loss = self.loss()
         loss.backward()
         self.optimiser.step()
-        self.seconds.append(time.perf_counter() - start)
-        self.loss = loss.item()
+        self.seed += 1
+        self.last_loss = loss.detach()
+
+    def loss_and_gradients(self) -> list[Tensor]:
+        """Both as they are before the next step."""
+        loss = self.loss()
+        return [loss.detach(), *torch.autograd.grad(loss, list(self.model.parameters()))]
 
     @torch.no_grad()
     def accuracy(self) -> float:
         """Share of the test nodes classified rightly."""
-        test, labels = self.data.masks["test"], self.data.y
-        assert labels is not None
+        test = self.data.test_mask
         guess = self.model.eval()(self.x, self.data.edge_index).argmax(-1)
-        return float((guess[test] == labels[test]).float().mean())
+        return float((guess[test] == self.data.y[test]).float().mean())
+
+
+def both(model: nn.Module, *task: Any, **options: Any) -> dict[str, Run]:
+    """The model as it is, and a copy of it with two lines added."""
+    faster = stretto.accelerate(copy.deepcopy(model))
+    return {STOCK: Run(model, *task, **options), OURS: Run(faster, *task, **options)}
+
+
+def race(runs: dict[str, Run], after: Callable[[str], None], **options: Any) -> None:
+    """Time steps of the models in turns."""
+    steps = {name: as_alone("stock" if name == STOCK else name, run.step) for name, run in runs.items()}
+    for name, timing in measure(steps, after=after, **options).items():
+        runs[name].timing = timing
 
 
 def train(epochs: int, seed: int, after: Callable[[str], None]) -> dict[str, Run]:
-    """Train both models in turns, one epoch of each at a time."""
-    data = datasets.load_graph("cora")
-    assert data.x is not None
-    x = data.x / data.x.sum(-1, keepdim=True).clamp(min=1.0)
+    """Train both models on Cora in turns, one epoch of each at a time."""
+    cora = datasets.load_graph("cora")
+    assert cora.x is not None
+    x = cora.x / cora.x.sum(-1, keepdim=True).clamp(min=1.0)
+    data = Data(x, cora.edge_index, y=cora.y, test_mask=cora.masks["test"])
     torch.manual_seed(seed)
-    model = Gcn(x.shape[1], data.num_classes)
-    faster = stretto.accelerate(copy.deepcopy(model))
-    runs = {"stock PyG": Run(model, data, x), "stretto": Run(faster, data, x)}
-    for epoch in range(epochs):
-        for run in runs.values():
-            run.step(seed * epochs + epoch)
-        after("training")
+    model = GCN(x.size(1), HIDDEN, 2, cora.num_classes, dropout=DROPOUT)
+    runs = both(model, data, cora.masks["train"], seed=seed * epochs, lr=RATE, weight_decay=DECAY)
+    race(runs, after, repeats=epochs, warmup=0)
     return runs
 
 
 def _cora(out: Console, epochs: int, seed: int) -> None:
-    with report.progress(epochs, "two GCNs on Cora") as step:
+    with progress(2 * epochs, "two GCNs on Cora") as step:
         runs = train(epochs, seed, step)
-    table = Table(title=f"GCN to accuracy on Cora (2,708 nodes, 10,556 edges), {epochs} epochs", title_justify="left")
-    table.add_column("model")
-    for column in ("test accuracy", "last loss", "training s", "epoch ms (median)", "speed-up"):
-        table.add_column(column, justify="right")
-    timings = {name: Timing(tuple(run.seconds)) for name, run in runs.items()}
+    title = f"GCN to accuracy on Cora (2,708 nodes, 10,556 edges), {epochs} epochs"
+    table = _table(title, "model", "test accuracy", "last loss", "training s", "epoch ms (median)", "speed-up")
     for name, run in runs.items():
-        times = ratio(timings["stock PyG"], timings[name])[0]
-        median = f"{timings[name].median * 1e3:.2f}"
-        table.add_row(
-            name, f"{run.accuracy():.1%}", f"{run.loss:.5f}", f"{sum(run.seconds):.2f}", median, f"{times:.1f}x"
-        )
+        times = f"{ratio(runs[STOCK].timing, run.timing)[0]:.1f}x"
+        seconds, loss = sum(run.timing.samples), float(run.last_loss)
+        table.add_row(name, f"{run.accuracy():.1%}", f"{loss:.5f}", f"{seconds:.2f}", _milliseconds(run.timing), times)
     out.print(table)
-    out.print(str(stretto.report(runs["stretto"].model)), highlight=False, soft_wrap=True)
+    out.print(str(stretto.report(runs[OURS].model)), highlight=False, soft_wrap=True)
     out.print()
 
 
-def _large(out: Console, graph: str, repeats: int) -> None:
-    table = Table(title=escape(f"training steps on {graph}, {'-'.join(map(str, WIDTHS))}"), title_justify="left")
-    table.add_column("model")
-    for column in ("stock ms", "stretto ms", "speed-up", "stock peak MiB", "stretto peak MiB", "difference"):
-        table.add_column(column, justify="right")
-    for name in ("gcn", "sage", "gat"):
-        with report.progress(2 * (repeats + 2), f"{name} on {graph}") as step:
-            result = models.run(
-                name, graph, WIDTHS, repeats=repeats, only=("stock edge_index", models.OURS), lead_in=False, after=step
-            )
-        stock, ours = result.get("stock edge_index"), result.get(models.OURS)
-        if stock is None or ours is None or stock.timing is None or ours.timing is None:
-            reasons = "; ".join(o.reason for o in result.outcomes if o.reason)
-            table.add_row(name, escape(reasons))
-            continue
-        times = ratio(stock.timing, ours.timing)[0]
-        peaks = [f"{o.peak_bytes / 2**20:.0f}" if o.peak_bytes is not None else "" for o in (stock, ours)]
-        columns = (report.milliseconds(stock.timing), report.milliseconds(ours.timing), f"{times:.1f}x", *peaks)
-        table.add_row(name, *columns, f"{ours.error:.1e}")
+def _large_data(graph: str) -> Any:
+    """The graph with random features and labels."""
+    known = datasets.load_graph(graph)
+    torch.manual_seed(0)
+    x, y = torch.randn(known.num_nodes, FEATURES), torch.randint(CLASSES, (known.num_nodes,))
+    return Data(x, known.edge_index, y=y, num_nodes=known.num_nodes)
+
+
+def _large(out: Console, graph: str, data: Any, repeats: int) -> None:
+    """Training steps of three models on the graph."""
+    table = _table(
+        f"training steps on {graph}, {FEATURES}-{WIDE}-{CLASSES}", "model", "stock ms", "stretto ms", "speed-up",
+        "stock peak MiB", "stretto peak MiB", "difference",
+    )  # fmt: skip
+    for name, make in LARGE_MODELS.items():
+        torch.manual_seed(0)
+        runs = both(make(), data, slice(None), lr=1e-4)
+        stock, ours = runs.values()
+        pairs = zip(ours.loss_and_gradients(), stock.loss_and_gradients(), strict=True)
+        difference = max(relative_error(mine, theirs.double()) for mine, theirs in pairs)
+        expect(difference <= TOLERANCE, f"demo: loss or gradients of {name} differ from stock's by {difference:.1e}")
+        peaks = [f"{peak_bytes(run.step) / 2**20:.0f}" for run in (stock, ours)]
+        settle(ours.step, minimum=12)
+        with progress(2 * (repeats + 1), f"{name} on {graph}") as step:
+            race(runs, step, repeats=repeats, sample_seconds=SAMPLE)
+        times = f"{ratio(stock.timing, ours.timing)[0]:.1f}x"
+        table.add_row(name, _milliseconds(stock.timing), _milliseconds(ours.timing), times, *peaks, f"{difference:.1e}")
     out.print(table)
     out.print("difference: largest relative difference of loss and gradients. One step is forward, backward and Adam.")
 
 
-def _sampled(out: Console, graph: str, repeats: int) -> None:
+def _loaders(data: Any, nodes: Tensor) -> Iterator[tuple[str, Any]]:
+    """Ours, then PyG's with each number of workers, over its own sampler where it has one."""
+    common: dict[str, Any] = {"input_nodes": nodes, "batch_size": BATCH, "shuffle": True}
+    yield OURS, stretto.NeighborLoader(data, FANOUT, num_threads=2, **common)
+    has_sampler = torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE
+    who = "PyG" if has_sampler else "PyG over our sampler"
+    for workers in (0, 1, 2):
+        sampler: Any = None if has_sampler else stretto.NeighborSampler(data, FANOUT)
+        options = {**common, "neighbor_sampler": sampler, "num_workers": workers, "persistent_workers": workers > 0}
+        yield f"{who}, {workers} workers", torch_geometric.loader.NeighborLoader(data, FANOUT, **options)
+
+
+def _sampled(out: Console, graph: str, data: Any, repeats: int) -> None:
     """A pass over some batches, sampled and sliced, by our loader and by PyG's."""
-    setting = Setting(make_data(graph, WIDTHS[0]), FANOUT, BATCH, BATCHES, 2, max(repeats, 5), graph)
-    rows = [row for row in loader.whole(setting) if row.timing is not None]
-    table = Table(title=f"mini-batches of {graph}, fan-out {FANOUT}, {BATCH} seeds", title_justify="left")
-    for column in ("loader", "ms a batch", "speed-up of stretto"):
-        table.add_column(column, justify="left" if column == "loader" else "right")
-    ours = next(row.timing for row in rows if row.candidate == OURS)
-    for row in rows:
-        assert row.timing is not None
-        assert ours is not None
-        table.add_row(row.candidate, report.milliseconds(row.timing), f"{ratio(row.timing, ours)[0]:.1f}x")
+    nodes = torch.randint(data.num_nodes, (BATCH * BATCHES,), generator=torch.Generator().manual_seed(0))
+    loaders = dict(_loaders(data, nodes))
+    batch = next(iter(loaders[OURS]))
+    expect(torch.equal(batch.x, data.x[batch.n_id]), "demo: a row of a batch is not the right one")
+    passes: dict[str, Callable[[], object]] = {name: partial(deque, loader, 0) for name, loader in loaders.items()}
+    timings = measure(passes, repeats=max(repeats, 5))
+    columns = ("loader", "ms a batch", "speed-up of stretto")
+    table = _table(f"mini-batches of {graph}, fan-out {FANOUT}, {BATCH} seeds", *columns)
+    for name, timing in timings.items():
+        each = Timing(tuple(seconds / BATCHES for seconds in timing.samples))
+        table.add_row(name, _milliseconds(each), f"{ratio(timing, timings[OURS])[0]:.1f}x")
     out.print(table)
     out.print(
         "stretto train --graph G --fanout 15,10,5 trains on such batches: checkpoints, resumes, shows its waiting."
     )
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    table = Table(first, title=escape(title), title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _milliseconds(timing: Timing) -> str:
+    """The median, with the digits that mean something."""
+    value = timing.median * 1e3
+    return f"{value:.1f}" if value >= 10 else f"{value:.3f}"
 
 
 def command(
@@ -169,6 +212,7 @@ def command(
     out = console()
     _cora(out, epochs, seed)
     if large:
-        _large(out, graph, repeats)
-        _sampled(out, graph, repeats)
-    out.print(report.headline(), style="dim")
+        data = _large_data(graph)
+        _large(out, graph, data, repeats)
+        _sampled(out, graph, data, repeats)
+    out.print(facts.headline(), style="dim")

@@ -68,6 +68,13 @@ def facts() -> dict[str, object]:
     }
 
 
+def headline() -> str:
+    """The machine in one line."""
+    known = facts()
+    installed = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return f"{known['cpu']}, {known['cores']} cores, {known['isa'] or 'no native kernels'}; {installed}"
+
+
 def describe() -> dict[str, object]:
     """What a measured rate depends on: CPU, instruction set, threads, versions, and the GPU if there is one."""
     known: dict[str, object] = {

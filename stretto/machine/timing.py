@@ -219,7 +219,18 @@ def repeated(
     return Timing(tuple(samples))
 
 
-# ---- what is set while something is timed ----
+# ---- what is done before something is timed, and set while it is ----
+
+SETTLE_CALLS, SETTLE_SECONDS = 45, 4.0
+
+
+def settle(call: Callable[[], object], *, minimum: int = 0) -> None:
+    """Let the tuner finish: it tries its variants in the first calls. minimum: calls made in any case."""
+    end = time.perf_counter() + SETTLE_SECONDS
+    for number in range(SETTLE_CALLS):
+        if number < minimum or time.perf_counter() < end:
+            call()
+
 
 THREAD_LIMIT = 1024  # threads: where the system refuses one of a hundred thousand, the whole process ends
 

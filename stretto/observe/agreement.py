@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Types by the names that command lines and rows have for them.
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 # Largest relative error (Frobenius) against fp64 that passes a check.
 LIMITS = {"f32": 1e-5, "f64": 1e-12, "bf16": 1e-2, "f16": 2e-3}
 # The same of a model's outputs against those of another way to run it; of any other type as of fp32.

@@ -1,17 +1,20 @@
-"""Tables and sentences on a terminal. Names in them are the user's: a bracket in one is no style."""
+"""Tables, sentences and bars on a terminal. Names in them are the user's: a bracket in one is no style."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from stretto.page.text import shown
 
+Step = Callable[[str], None]
 ROOMY = 110  # columns of a terminal: with fewer, a column of words would fold every one of them
 
 
@@ -24,6 +27,15 @@ def say(out: Console, *sentences: str, style: str | None = None) -> None:
     """A line for each sentence, as long as it is."""
     for sentence in sentences:
         out.print(sentence, style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+@contextmanager
+def progress(total: int, what: str) -> Iterator[Step]:
+    """A bar on standard error, on a terminal only; call what it yields with a word for each unit done."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda word: bar.update(task, advance=1, description=f"{what}: {word}")
 
 
 def show(

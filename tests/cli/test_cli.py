@@ -1,5 +1,6 @@
 """The command line: the table of commands, its help, its errors, and the two doors of `python -m stretto`."""
 
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 import stretto
 from stretto import cli
 from stretto.errors import StrettoError
+from stretto.ops import OPS
 
 runner = CliRunner()
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,8 +65,28 @@ def test_doctor_json():
     smoke = found["smoke_test"]
     assert smoke["ok"]
     assert smoke["error"] <= smoke["allowed"]
+    assert f"calls of {len(OPS)} ops" in smoke["what"]
     assert smoke["ms"] > 0
     assert smoke["stock_ms"] > 0
+
+
+def test_the_doctor_finds_a_wrong_op(monkeypatch):
+    from stretto.cli import doctor
+
+    softmax = OPS["edge_softmax"]
+    wrong = dataclasses.replace(softmax, function=lambda *args, **kwargs: 1.01 * softmax.function(*args, **kwargs))
+    monkeypatch.setitem(doctor.OPS, "edge_softmax", wrong)
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 1
+    assert "FAILED: edge_softmax" in result.output
+
+
+@pytest.mark.parametrize("name", cli.BENCHES)
+def test_suites_are_not_installed(monkeypatch, tmp_path, name):
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "site-packages" / "stretto" / "cli" / "__init__.py"))
+    result = runner.invoke(cli.app, ["bench", name])
+    assert isinstance(result.exception, StrettoError)
+    assert "the suites are in the source tree alone: run `python -m stretto bench`" in str(result.exception)
 
 
 def test_doctor_text_says_why_the_library_is_off(tmp_path):
@@ -74,7 +96,9 @@ def test_doctor_text_says_why_the_library_is_off(tmp_path):
     assert lines["library"] == "not loaded: STRETTO_NATIVE=0"
     assert "STRETTO_NATIVE=0" in lines["settings"]
     assert "not made yet, writable" in lines["cache"]
-    assert lines["smoke test"].startswith("ok: spmm forward and backward")
+    assert lines["smoke test"].startswith("ok: ")
+    assert "ops on rmat:8:1500, forward and backward: error" in lines["smoke test"]
+    assert "plain PyTorch" in lines["smoke test"]
 
 
 def test_demo_reaches_the_same_accuracy_twice():

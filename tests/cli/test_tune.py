@@ -1,52 +1,19 @@
-"""`stretto tune`: settles choices on disk; --verify finds them anew and measures every variant."""
+"""`stretto tune`: settles choices on disk."""
 
 import json
 
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.suites import results
-from benchmarks.suites.case import Spec
 from stretto import cli
-from stretto.cli import tune as tuning
+from stretto.errors import StrettoError
 from stretto.kernels import native
 from stretto.ops.pick import picker
-from stretto.ops.variants import legal
 
 runner = CliRunner()
-pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels: nothing to choose from")
 
 
-@pytest.mark.parametrize("words", [{}, {"weight": "edge"}, {"dtype": "bf16"}])
-def test_verify_measures_every_legal_variant(words):
-    spec = Spec(graph="rmat:10:8000", width=64, threads=1, **words)
-    verdict = tuning.verify(spec, repeats=2)
-    names = {v.name for v in legal("spmm", "cpu", width=64, plain=spec.dtype == "f32")}
-    assert set(verdict.variants) == names
-    assert verdict.chosen in names
-    assert verdict.best in names
-    assert verdict.ratio >= 1.0
-
-
-def test_all_variants_give_the_same_sum():
-    graph, x, _ = tuning._tensors(Spec(graph="rmat:10:8000", width=256))
-    outs = [tuning._call(graph, x, None, v)() for v in legal("spmm", "cpu", width=256, plain=True)]
-    assert len(outs) > 1
-    assert all((out - outs[0]).abs().max() < 1e-3 for out in outs)
-
-
-def test_verify_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "ALLOWED", 1e9)  # this machine may be busy: the form is tested here, not the speed
-    path = tmp_path / "verdicts.csv"
-    words = ["--graph", "rmat:8:1500", "--width", "16,32", "--repeats", "2", "--verify", "--csv", str(path)]
-    result = runner.invoke(cli.app, ["tune", *words])
-    assert result.exit_code == 0, result.output
-    assert "2 of 2 choices within" in result.output
-    rows = results.load(path)
-    assert [row["width"] for row in rows] == ["16", "32"]
-    assert all(row["chosen"] and float(row["regret"]) >= 1 for row in rows)
-
-
+@pytest.mark.skipif(native.library() is None, reason="no native kernels: nothing to choose from")
 def test_settled_choices_are_kept_on_disk(tmp_path):
     picker.forget()
     result = runner.invoke(cli.app, ["tune", "--graph", "rmat:13:60000", "--width", "64"])
@@ -55,3 +22,13 @@ def test_settled_choices_are_kept_on_disk(tmp_path):
     assert len(files) == 1
     assert json.loads(files[0].read_text())["choices"]
     picker.forget()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "wanted"),
+    [("width", "16,none", "numbers with commas"), ("dtype", "f128", "one of f32"), ("weight", "scales", "one of none")],
+)
+def test_wrong_options_are_named(option, value, wanted):
+    result = runner.invoke(cli.app, ["tune", "--graph", "star:5", f"--{option}", value])
+    assert isinstance(result.exception, StrettoError)
+    assert f"'--{option}' is {value!r}, wanted {wanted}" in str(result.exception)
