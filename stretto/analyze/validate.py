@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +16,7 @@ from stretto.compile.choose import MOST_STEPS
 from stretto.dist.layers import why_not
 from stretto.errors import StrettoError, fail
 from stretto.kernels import has_own_memory
-from stretto.machine.timing import call_clock, repeated
+from stretto.machine.timing import call_clock, memory_as, repeated
 from stretto.memory import allocator
 from stretto.observe.agreement import difference
 from stretto.observe.look import memory_here
@@ -45,17 +43,6 @@ def _row(what: str, unit: str, predicted: Any, counted: Any = None, measured: An
         "what": what, "unit": unit, "predicted": predicted, "counted": counted, "measured": measured, "ratio": ratio,
         "note": note,
     }  # fmt: skip
-
-
-@contextmanager
-def memory_as(keeps: bool) -> Iterator[None]:
-    """The allocator as a process has it that keeps freed memory, or does not; as it was at the end."""
-    before = allocator.is_kept()
-    allocator.switch(keeps)
-    try:
-        yield
-    finally:
-        allocator.switch(before)
 
 
 def validate(report: Report, *, repeats: int = 5, workers: int = 2) -> list[Row]:

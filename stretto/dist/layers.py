@@ -113,8 +113,8 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 def check_call(conv: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], edge_index: Tensor) -> None:
     """A layer must be called with the part's own edges and nothing else: weights and sizes have no rule yet. PyG's own
     models pass weights that are None."""
-    given = [value for value in (*args, *kwargs.values()) if value is not None]
+    passed = [value for value in (*args, *kwargs.values()) if value is not None]
     expect(
-        len(given) == 1 and given[0] is edge_index,
+        len(passed) == 1 and passed[0] is edge_index,
         f"dist: {type(conv).__name__} was called with another edge_index than the part's, or with more arguments",
     )

@@ -88,7 +88,7 @@ class Part:
                 sends.append((peer, torch.from_numpy(local[wanted])))
             start += lacking.size
         remote = np.concatenate(halo) if halo else np.zeros(0, np.int64)
-        held = np.concatenate([own, remote])
+        local_rows = np.concatenate([own, remote])
         return Part(
             rank=rank,
             own=torch.from_numpy(own),
@@ -97,8 +97,8 @@ class Part:
             sends=sends,
             receives=receives,
             edge_index=torch.from_numpy(np.stack([local[source[mine]], local[target[mine]]])),
-            degree=torch.from_numpy(np.bincount(target, minlength=n)[held]),
-            loops=torch.from_numpy(np.bincount(target[source == target], minlength=n)[held]),
+            degree=torch.from_numpy(np.bincount(target, minlength=n)[local_rows]),
+            loops=torch.from_numpy(np.bincount(target[source == target], minlength=n)[local_rows]),
             num_nodes=n,
         )
 

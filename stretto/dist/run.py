@@ -68,13 +68,13 @@ def train(
 ) -> Run:
     """Train `steps` steps in one process per part. optimizer(parameters) makes the optimizer; None: weights stay.
 
-    owner [n]: the part of every node, see partition(). The model given is not changed; Run.weights are the trained
+    owner [n]: the part of every node, see partition(). The model is not changed; Run.weights are the trained
     ones. Dropout draws from seed + rank.
     """
     count = ranks or (int(owner.max()) + 1 if owner.numel() else 1)
     options = {"staleness": staleness, "schedule": schedule, "link": link, "timeout": timeout}
-    given = (model, data, owner, steps, optimizer, options, keep_gradients, seed)
-    return gathered(launch(rank_of_run, count, *given, limit=limit, timeout=timeout), data.num_nodes)
+    inputs = (model, data, owner, steps, optimizer, options, keep_gradients, seed)
+    return gathered(launch(rank_of_run, count, *inputs, limit=limit, timeout=timeout), data.num_nodes)
 
 
 def rank_of_run(

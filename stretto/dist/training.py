@@ -67,8 +67,8 @@ class PartitionParallel:
             f"PartitionParallel: 'owner' is {list(owner.shape)}, but the graph has {data.num_nodes} nodes",
         )
         expect(on_host(data.x), f"PartitionParallel: 'x' is on {data.x.device}, wanted the CPU (gloo)")
-        most = int(owner.max()) if owner.numel() else 0
-        expect(most < size, f"PartitionParallel: 'owner' names rank {most}, but there are {size} ranks")
+        last = int(owner.max()) if owner.numel() else 0
+        expect(last < size, f"PartitionParallel: 'owner' names rank {last}, but there are {size} ranks")
         self._layers = layers_of(model)
         self.model, self.loss, self.rank = model, loss, rank
         self.part = Part.of(data.edge_index, owner, rank)

@@ -63,7 +63,7 @@ def launch(
     with _sigterm_noted() as noted, tempfile.TemporaryDirectory(prefix="stretto-") as folder:
         try:
             Path(folder, "path.pickle").write_bytes(pickle.dumps(sys.path))
-            torch.save((function, args, timeout, threads), Path(folder, "given.pt"))
+            torch.save((function, args, timeout, threads), Path(folder, "inputs.pt"))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             fail(f"launch: the ranks cannot be given their arguments: {error}")
         return _Ranks(Path(folder), ranks, noted).results(time.monotonic() + limit, limit)
@@ -166,7 +166,7 @@ def run_rank(place: str, count: str, parent: str, number: str) -> None:
     _settle(rank, int(count))  # before any thread is made: threads start with their maker's cores
     threading.Thread(target=_end_with, args=(int(parent), folder), daemon=True).start()
     try:
-        function, args, timeout, threads = torch.load(folder / "given.pt", weights_only=False)
+        function, args, timeout, threads = torch.load(folder / "inputs.pt", weights_only=False)
         torch.set_num_threads(threads)
         allocator.switch(True)  # nobody waits in every step for memory that the system clears anew
         wait = timedelta(seconds=timeout)

@@ -248,6 +248,17 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def memory_as(keeps: bool) -> Iterator[None]:
+    """The allocator as a process has it that keeps freed memory, or does not; as it was at the end."""
+    before = allocator.is_kept()
+    allocator.switch(keeps)
+    try:
+        yield
+    finally:
+        allocator.switch(before)
+
+
 def as_alone(name: str, call: Callable[[], object]) -> Callable[[], object]:
     """The call with the allocator as a process has it: as it always was for stock, keeping freed memory for us."""
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.compile.choose import MOST_STEPS
-from stretto.machine.timing import Timing, as_alone, measure, ratio
+from stretto.machine.timing import Timing, as_alone, measure, memory_as, ratio
 from stretto.memory import allocator
 from stretto.observe.agreement import difference, worst
 from stretto.observe.classify import layer_paths
@@ -103,12 +103,9 @@ def _in_turns(
     steps: dict[str, Callable[[], object]], repeats: int, budget: float | None, device: torch.device
 ) -> dict[str, Timing]:
     """Time the steps, then leave the allocator as it was."""
-    kept = allocator.is_kept()
-    allocator.give_back()  # large blocks kept from before would serve stock too
-    try:
+    with memory_as(allocator.is_kept()):
+        allocator.give_back()  # large blocks kept from before would serve stock too
         return measure(steps, repeats=repeats, warmup=2, budget=budget, device=device)
-    finally:
-        allocator.switch(kept)
 
 
 def recommend(profile: Profile, *, repeats: int = REPEATS, budget: float | None = 60.0) -> list[dict[str, Any]]:
@@ -209,8 +206,8 @@ def _of_layer(path: str, layer: nn.Module) -> dict[str, Any]:
 
 def unchanged(path: str, site: Site, why: str) -> dict[str, Any]:
     """The row of advice for a layer that is left as it is, with the reason."""
-    kept = {"best": "as it is", "advice": "nothing to gain", "reason": why, "saves_ms": 0.0, "share": 0.0}
-    return _of_layer(path, site.module) | kept
+    same = {"best": "as it is", "advice": "nothing to gain", "reason": why, "saves_ms": 0.0, "share": 0.0}
+    return _of_layer(path, site.module) | same
 
 
 def verdict(low: float, high: float) -> str:
