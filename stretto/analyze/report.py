@@ -19,7 +19,7 @@ from stretto.observe.predict import bound, clearing, times
 from stretto.observe.trace import Trace
 from stretto.observe.workload import Workload
 from stretto.page.document import Document
-from stretto.page.text import duration
+from stretto.page.text import duration, finite
 
 
 @dataclass(repr=False)
@@ -137,7 +137,7 @@ class Report(Document):
         return {
             "model": self.model,
             "mode": self.mode,
-            "graph": asdict(self.graph),
+            "graph": finite(asdict(self.graph)),
             "work": {"flops": self.work, "bytes": self.bytes, **self.symbolic, "lifted": self.lifted},
             "split": self.split,
             "depth": asdict(self.depth),
