@@ -1,7 +1,8 @@
 """Which plan a layer runs: predicted first, then settled by timing the best few inside the user's own steps.
 
 A decision is made once per signature (expression, gradients wanted, sizes, type, device) and looked up afterwards.
-Sizes of sampled batches are rounded to quarter octaves, so that a stream of batches shares a handful of decisions.
+Sizes of sampled batches are rounded to quarter octaves, so that a stream of batches shares a handful of decisions. On 46 inputs of the grid the choices take 1.0 of the best plan's time
+(benchmarks/results/grid.csv).
 """
 
 from __future__ import annotations

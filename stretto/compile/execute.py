@@ -177,7 +177,7 @@ class Evaluation:
         return adj.apply(x, sparse.transposed, y, beta, self.again, sparse.form)
 
     def _scale(self, diagonal: Diagonal, x: Tensor) -> Tensor:
-        """x with its rows scaled by S or T of the adjacency A with the same number."""
+        """Rows of x, scaled by S or T of the adjacency A with the same number."""
         adj = self.call.sparse["A" + diagonal.name[1:]]
         scale = adj.row_scale if diagonal.name[0] == "S" else adj.col_scale
         assert scale is not None

@@ -169,7 +169,7 @@ class Hoist:
 
 @torch.no_grad()
 def _compressed(x: Tensor) -> Nonzeros | None:
-    """x by its nonzeros, or None if there are too many or x holds what a product with 0 would spread."""
+    """The nonzeros of x, or None if there are too many or x holds what a product with 0 would spread."""
     some = x[:: x.size(0) // 256 + 1]
     if int(some.count_nonzero()) * FEW > 2 * some.numel():
         return None

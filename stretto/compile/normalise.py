@@ -1,4 +1,6 @@
-"""How a sparse leaf is normalised. A stands for S A T, with S and T diagonal (1 / sqrt of degrees, 1 / degree):
+"""How a sparse leaf is normalised.
+
+A stands for S A T, with S and T diagonal (1 / sqrt of degrees, 1 / degree):
 
 fused        the kernel scales what it gathers and what it writes: nothing else is read or written;
 precomputed  edges hold r_i a_ij c_j, made once per graph: norm(A) X reads a value per edge, as a weighted sum does;

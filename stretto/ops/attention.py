@@ -1,7 +1,8 @@
 """attention: score, softmax over a node's incoming edges and weighted sum in one pass; no edge x channel array is made.
 
 Forward keeps two numbers per node and head (the largest score, the inverse of the sum of exponentials); backward
-computes the weights again from them, with the scores computed again too, or kept (kept_scores.py).
+computes the weights again from them, with the scores computed again too, or kept (kept_scores.py). A GATConv trains
+21 times as fast as stock on rmat:17, in a twentieth of the memory (benchmarks/results/layers.csv).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def attention(
     dropped: bool = False,
     bias: Tensor | None = None,
 ) -> Results:
-    """sum over neighbours of alpha * v with alpha = softmax of a score over a node's incoming edges, per head.
+    """Sum over neighbours of alpha * v with alpha = softmax of a score over a node's incoming edges, per head.
 
     graph [n, m], v [m, h, f] (or [m, 1, f], one row for all heads) -> [n, h, f]; nodes without edges give 0.
       form    left       right      edge       score of edge (i, j)
@@ -271,7 +272,7 @@ def reference(
     dropout: float = 0.0,
     seed: int = 0,
 ) -> Tensor:
-    """attention in plain PyTorch."""
+    """The same in plain PyTorch."""
     if scale is None:
         scale = 1 / math.sqrt(left.size(2)) if form == "dot" and left is not None else 1.0
     a = Attention(form, v, left, right, att, edge, None, None, negative_slope, scale, dropout, mixed(seed))

@@ -160,7 +160,7 @@ def _terms(form: Form, h: Tensor, e: Tensor) -> tuple[tuple[Tensor | None, ...],
 
 
 def _forward(plan: Any, tensors: Sequence[Tensor], kept: list[Tensor]) -> Tensor:
-    """kept gets before(x), edge(attr), and what the three chains keep."""
+    """The result; `kept` gets before(x), edge(attr), and what the three chains keep."""
     graph, (before, edge, after), form = plan
     x, attr, *parameters = tensors
     parts = list(_parts(plan, parameters))

@@ -43,7 +43,7 @@ def edge_messages(
     act2: str = "one",
     reduce: str = "sum",
 ) -> Tensor:
-    """sum (or mean) over neighbours of act(row_i + col_j + edge) * act2(row2_i + col2_j + edge2); absent terms are 0.
+    """Sum (or mean) over neighbours of act(row_i + col_j + edge) * act2(row2_i + col2_j + edge2); absent terms are 0.
 
     graph [n, m], row and row2 [n, k], col and col2 [m, k], edge and edge2 [E, k] in the order of edge_index -> [n, k].
     act, act2: identity, relu, sigmoid, softplus, silu, or one (act2 only): no second factor.

@@ -3,7 +3,8 @@
 For messages that no algebra moves to the nodes (an MLP of several layers, an attention of the user's own). Edges are
 taken in blocks in the order of their destinations: whole rows, and pieces of a row that is longer than a block.
 Backward computes each block again, as torch's checkpointing does. Several reductions of the same messages (PNAConv)
-share one pass.
+share one pass. Stock's GENConv on rmat:17 needs more than 24 GB; NNConv on rmat:12 trains 14 times as fast as stock in
+a tenth of the memory (benchmarks/results/layers.csv).
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def product_messages(graph: Graph, x: Tensor, factor: Tensor, pairs: Pairs | Non
 def rooted_messages(
     graph: Graph, x: Tensor, edge: Tensor, scale: float, pairs: Pairs | None = None, *, act: str
 ) -> Tensor:
-    """scale * x_i + sum of act(x_j + e). x [n, k], edge [E, k], or [P, k] where edges share it -> [n, k]."""
+    """Sum of act(x_j + e), plus scale * x_i. x [n, k], edge [E, k], or [P, k] where edges share it -> [n, k]."""
     return _with_features(graph, (act, "one"), scale, x, edge, None, pairs)
 
 
@@ -175,7 +175,9 @@ _featured = differentiable("Featured", _run_featured, _featured_gradients, again
 
 
 def linear_of_data(data: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """data's first d columns @ weight' + bias. data [E, d + 1], constant, ends in ones; weight [o, d] -> [E, o].
+    """Multiply the first d columns of data with weight', and add bias. data [E, d + 1], weight [o, d] -> [E, o].
+
+    The data are constant, and end in a column of ones.
 
     That column makes the bias and its gradient parts of the products: no pass over [E, o] for either.
     """

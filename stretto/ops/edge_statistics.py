@@ -124,7 +124,7 @@ def _check(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) 
 
 
 def reference(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Sequence[str]) -> Tensor:
-    """statistics in plain PyTorch."""
+    """The same in plain PyTorch."""
     return reference_statistics.statistics(graph.csr, x, own, tuple(names))
 
 

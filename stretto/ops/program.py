@@ -4,7 +4,8 @@ On a small graph a layer takes as long as the Python between its kernels. What i
 types and layouts of its inputs: written down once, operations of torch and calls into libstretto alike, it is a
 straight line of calls of C, compiled as one Python function each way. Nothing that was read from values may be in it:
 who looks at a value, or reads memory that is neither an input's, nor made on the way, nor the graph's own, is refused,
-and every program is compared with what it was written from, on other values, before it is used.
+and every program is compared with what it was written from, on other values, before it is used. A GCN layer makes 22
+Python calls forward and 22 backward, where it made 171 and 111 (`stretto bench latency`).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Map = tuple[Tensor, Tensor | None]  # weight [o, i], bias [o]
 
 
 def projections(x: Tensor, maps: Sequence[Map]) -> tuple[Tensor, ...]:
-    """x W' + b for every (W, b). x [n, i] -> [n, o] each."""
+    """Return x W' + b for every (W, b). x [n, i] -> [n, o] each."""
     weights, biases = [weight for weight, _ in maps], [bias for _, bias in maps]
     if not _pooled(x, *weights, *biases):
         return tuple(dense(x, weight, bias) for weight, bias in maps)
@@ -34,7 +34,7 @@ def projections(x: Tensor, maps: Sequence[Map]) -> tuple[Tensor, ...]:
 
 
 def plus(x: Tensor, y: Tensor) -> Tensor:
-    """x [n, k] + y [n, k] or [k], in a kept buffer on the CPU."""
+    """Add y [n, k] or [k] to x [n, k], in a kept buffer on the CPU."""
     if not _pooled(x, y):
         return add_bias(x, y) if y.dim() == 1 else x + y
     return _plus(None, x, y, y.dim() == 1) if library.recorded(x, y) else _sum(None, x, y)

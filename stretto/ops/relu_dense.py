@@ -21,7 +21,7 @@ from stretto.ops.kernel import differentiable
 
 
 def relu_dense(z: Tensor, weight: Tensor, bias: Tensor | None = None, z_bias: Tensor | None = None) -> Tensor:
-    """z [n, i], weight [o, i], bias [o], z_bias [i] -> [n, o]"""
+    """Return relu(z + z_bias) W' + bias. z [n, i], weight [o, i], bias [o], z_bias [i] -> [n, o]."""
     if z_bias is None and relu_product.takes(z, weight, bias):
         return relu_product.relu_product(z, weight, bias)
     if not joined(z, weight, bias, z_bias) or weight.dim() != 2 or weight.size(1) != z.size(1):

@@ -61,7 +61,7 @@ def all_reached(graph: Graph) -> bool:
 
 
 def only_reached(graph: Graph, value: Tensor) -> Tensor:
-    """value, and 0 for nodes without edges, whatever it is there; free where there are none. [n, ...]"""
+    """The value, and 0 for nodes without edges, whatever it is there; free where there are none."""
     if all_reached(graph):
         return value
     return torch.where(has_edges(graph, torch.bool).view(-1, *([1] * (value.dim() - 1))), value, 0.0)

@@ -16,7 +16,7 @@ def gradients(
     needs: Sequence[bool],
     captured: int = 0,
 ) -> tuple[Any, ...]:
-    """d results / d tensors, themselves differentiable; results: make(*tensors), by differentiable operations.
+    """The gradients of make(*tensors), itself differentiable, by the tensors; they can be differentiated again.
 
     captured: how many of the last tensors make() knows by itself and is not handed.
 
