@@ -141,8 +141,8 @@ def _spmm(form: str, sizes: Sizes, rows: int, cols: int, value_bytes: int) -> Wo
 
 def works_of(nodes: Iterable[Node], sizes: Sizes, value_bytes: int) -> list[Work]:
     """The kernel calls that compute a set of nodes; on a graph not met before, also its normalised edges."""
-    found = [w for node in nodes for w in works(kind_of(node), sizes, value_bytes)]
-    return found + _fresh(nodes, sizes, value_bytes)
+    result = [w for node in nodes for w in works(kind_of(node), sizes, value_bytes)]
+    return result + _fresh(nodes, sizes, value_bytes)
 
 
 def _fresh(nodes: Iterable[Node], sizes: Sizes, value_bytes: int) -> list[Work]:
@@ -177,11 +177,11 @@ class Prices:
 
     def _node(self, node: Node) -> float:
         kind = kind_of(node)
-        found = self._known.get(kind)
-        if found is None:
-            found = sum(work.seconds(self.profile) for work in works(kind, self.sizes, self.value_bytes))
-            self._known[kind] = found
-        return found
+        result = self._known.get(kind)
+        if result is None:
+            result = sum(work.seconds(self.profile) for work in works(kind, self.sizes, self.value_bytes))
+            self._known[kind] = result
+        return result
 
 
 # On a GPU: the products of a head with its own part of the weight run as a batch of thin GEMMs, which reach about half

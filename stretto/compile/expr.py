@@ -30,8 +30,8 @@ class One:
             places = list(cls.__dataclass_fields__.values())[len(values) :]  # type: ignore[attr-defined]
             values = (*values, *(named.get(field.name, field.default) for field in places))
         key = (cls, *values)
-        found = One._made.get(key)
-        return One._made.setdefault(key, super().__new__(cls)) if found is None else found
+        result = One._made.get(key)
+        return One._made.setdefault(key, super().__new__(cls)) if result is None else result
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(self.__dict__.values())  # what is copied or read from a file is the one object, too
@@ -229,15 +229,15 @@ def gradient(expression: Expression, leaf: str) -> Expression:
     """
     rows, cols = shape(expression[0].factors[0])[0], shape(expression[0].factors[-1])[1]
     upstream = Leaf("G", rows, cols)
-    found = []
+    result = []
     for term, place in _places(expression)[leaf]:
         before = tuple(transpose(f) for f in reversed(term.factors[:place]))
         after = tuple(transpose(f) for f in reversed(term.factors[place + 1 :]))
         product = (*before, upstream, *after)
         if isinstance(term.factors[place], Transpose):
             product = tuple(transpose(f) for f in reversed(product))
-        found.append(Term(product, term.scale))  # type: ignore[arg-type]
-    return tuple(found)
+        result.append(Term(product, term.scale))  # type: ignore[arg-type]
+    return tuple(result)
 
 
 def leaves(expression: Expression) -> list[str]:
@@ -248,13 +248,13 @@ def leaves(expression: Expression) -> list[str]:
 @functools.cache
 def _places(expression: Expression) -> dict[str, list[tuple[Term, int]]]:
     """Where each dense leaf stands, by name: terms and places in them."""
-    found: dict[str, list[tuple[Term, int]]] = {}
+    result: dict[str, list[tuple[Term, int]]] = {}
     for term in expression:
         for place, factor in enumerate(term.factors):
             inner = factor.of if isinstance(factor, Transpose) else factor
             if isinstance(inner, Leaf):
-                found.setdefault(inner.name, []).append((term, place))
-    return found
+                result.setdefault(inner.name, []).append((term, place))
+    return result
 
 
 def _bracket(node: Factor) -> str:

@@ -53,11 +53,11 @@ def lowered(roots: tuple[Node, ...], how: str, scales: Scales, hoisted: tuple[No
         yield one
         return
     forward, gradients = one[:1], one[1:]
-    found: dict[tuple[Node, ...], None] = {}
+    result: dict[tuple[Node, ...], None] = {}
     for first, rest in itertools.product((False, True), repeat=2):
         one = tuple(map(moved, forward)) if first else forward
-        found[one + (tuple(map(moved, gradients)) if rest else gradients)] = None
-    yield from found
+        result[one + (tuple(map(moved, gradients)) if rest else gradients)] = None
+    yield from result
 
 
 class _Rewriter:
@@ -69,10 +69,10 @@ class _Rewriter:
         self.known: dict[Node, Node] = {node: node for node in hoisted}
 
     def __call__(self, node: Node) -> Node:
-        found = self.known.get(node)
-        if found is None:
-            found = self.known[node] = self._made(node)
-        return found
+        result = self.known.get(node)
+        if result is None:
+            result = self.known[node] = self._made(node)
+        return result
 
     def _made(self, node: Node) -> Node:
         if isinstance(node, Leaf):

@@ -55,9 +55,9 @@ class Trial:
         """The layer's inputs: those it is to be evaluated with."""
         self.recorded = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
         learn = [t for t in inputs if t.requires_grad]  # the others stay the objects they are
-        found = iter(_enter(self, *learn) if self.recorded else learn)
+        result = iter(_enter(self, *learn) if self.recorded else learn)
         self.start = time.perf_counter()
-        return tuple(next(found) if t.requires_grad else t for t in inputs)
+        return tuple(next(result) if t.requires_grad else t for t in inputs)
 
     def leave(self, out: Tensor) -> Tensor:
         """The layer's result: the one to hand out."""

@@ -116,10 +116,10 @@ class Plan:
 
 def _computed(roots: tuple[Node, ...], hoisted: tuple[Node, ...]) -> dict[Node, None]:
     """All nodes that the roots take to compute, each once, when the hoisted ones are known."""
-    found: dict[Node, None] = {}
+    result: dict[Node, None] = {}
     for root in roots:
-        found.update(_needed(root, hoisted))
-    return found
+        result.update(_needed(root, hoisted))
+    return result
 
 
 @functools.lru_cache(maxsize=4096)
@@ -143,12 +143,12 @@ def plans(request: Request) -> tuple[Plan, ...]:
     wanted = [gradient(request.expression, leaf) for leaf in request.wanted]
     gradients = [(leaf, forms(each)) for leaf, each in zip(request.wanted, wanted, strict=True)]
     choices = _choices([options for _, options in gradients], [alike(each) for each in wanted])
-    found: dict[Plan, None] = {}
+    result: dict[Plan, None] = {}
     for forward in forms(request.expression):
         for chosen in choices:
             picked = tuple((leaf, node) for (leaf, _), node in zip(gradients, chosen, strict=True))
-            found[Plan(forward, picked, hoisted=request.hoisted)] = None
-    best = _undominated(tuple(found))
+            result[Plan(forward, picked, hoisted=request.hoisted)] = None
+    best = _undominated(tuple(result))
     as_powers = [_as_power(plan, request.formed) for plan in best] if request.formed else []
     hows = ways(request.fuses) if request.scales else (normalise.FUSED,)
     if hows != (normalise.FUSED,):
@@ -177,14 +177,14 @@ def ways(fuses: bool) -> tuple[str, ...]:
     request = Request((), scales=(("A", True, True),))
     hop = Plan(MatMul(Sparse("A", "n", "m"), Leaf("X", "m", "i")))
     hows = (normalise.FUSED,) * fuses + (normalise.PRECOMPUTED, normalise.DYNAMIC)
-    found = {plan: how for how in hows for plan in _lowered(hop, how, request)}
-    return tuple(found[plan] for plan in _undominated(tuple(found)))
+    result = {plan: how for how in hows for plan in _lowered(hop, how, request)}
+    return tuple(result[plan] for plan in _undominated(tuple(result)))
 
 
 def _choices(options: list[tuple[Node, ...]], kinds: list[Alike]) -> list[tuple[Node, ...]]:
-    found = combinations(options, kinds)
-    if len(found) <= MOST_PLANS:
-        return found
+    result = combinations(options, kinds)
+    if len(result) <= MOST_PLANS:
+        return result
     groups = sorted({shape(o[0]) for o in options})
     return [
         tuple(o[ends[groups.index(shape(o[0]))]] for o in options)
@@ -206,12 +206,14 @@ def with_kept(plan: Plan) -> Plan:
     return Plan(plan.forward, plan.gradients, kept, plan.hoisted)
 
 
-def _undominated(found: tuple[Plan, ...]) -> tuple[Plan, ...]:
+def _undominated(candidates: tuple[Plan, ...]) -> tuple[Plan, ...]:
     """Drop a plan whose work contains all of another's and more: no input can make it the better one."""
-    bags = [_bag(plan) for plan in found]
+    bags = [_bag(plan) for plan in candidates]
     kept = []
-    for i, plan in enumerate(found):
-        worse = any(j != i and _contains(bags[i], bags[j]) and (bags[i] != bags[j] or j < i) for j in range(len(found)))
+    for i, plan in enumerate(candidates):
+        worse = any(
+            j != i and _contains(bags[i], bags[j]) and (bags[i] != bags[j] or j < i) for j in range(len(candidates))
+        )
         if not worse:
             kept.append(plan)
     return tuple(kept)

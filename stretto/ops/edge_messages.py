@@ -146,9 +146,9 @@ def flops(graph: Graph, *tensors: Any, **options: Any) -> int:
 
 def bytes_moved(graph: Graph, *tensors: Any, **options: Any) -> int:
     """One row of every column and edge term per edge, row terms and the result once."""
-    found = [(i % 3, t) for i, t in enumerate(tensors) if t is not None]
-    width = row_bytes(found[0][1])
-    per_edge = sum(1 for kind, _ in found if kind != 0)
+    result = [(i % 3, t) for i, t in enumerate(tensors) if t is not None]
+    width = row_bytes(result[0][1])
+    per_edge = sum(1 for kind, _ in result if kind != 0)
     return 8 * (graph.num_rows + 1) + graph.num_edges * (4 + per_edge * width) + 2 * graph.num_rows * width
 
 

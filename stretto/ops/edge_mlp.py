@@ -75,8 +75,8 @@ def edge_mlp(
     if parameters is None:
         parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
     places = tuple(at for at, _ in ends)
-    found = _edge_mlp(graph, function, block, names, places, own, *(t for _, t in ends), *parameters)
-    return found[0] if isinstance(reduce, str) else found
+    result = _edge_mlp(graph, function, block, names, places, own, *(t for _, t in ends), *parameters)
+    return result[0] if isinstance(reduce, str) else result
 
 
 def listed(ends: Ends) -> Sequence[Tensor]:
@@ -339,9 +339,9 @@ def _reduced(graph: Graph, part: Block, message: Tensor, name: str) -> tuple[Ten
     return out.reshape(shape), None if count is None else count.reshape(shape)
 
 
-def _merged(name: str, before: Any, found: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+def _merged(name: str, before: Any, piece: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
     """A row's reduction from those of its pieces so far and of the next one."""
-    (old, old_count), (new, count) = before, found
+    (old, old_count), (new, count) = before, piece
     if count is None:
         return old + new, None
     most = (torch.maximum if name == "max" else torch.minimum)(old, new)

@@ -23,8 +23,10 @@ from stretto.ops.rows import gather_rows
 
 def _native(graph: Graph, *tensors: Tensor | None) -> bool:
     """Whether the kernel's own forms may run: not on other devices, and not where torch.compile must see the op."""
-    found = [t for t in tensors if t is not None]
-    plain = not any(library.traced(t) or t.device != graph.device for t in found) and len({t.dtype for t in found}) == 1
+    result = [t for t in tensors if t is not None]
+    plain = (
+        not any(library.traced(t) or t.device != graph.device for t in result) and len({t.dtype for t in result}) == 1
+    )
     return plain and backend(graph.device).native
 
 

@@ -241,7 +241,7 @@ class Kernel:
         if self.again is not None:
             grad_node = getattr(torch.ops.stretto, f"{self.name}_grad")
             made = grad_node(*over, saved, list(grads), list(ctx.needs), *options)
-            found = [g if need else None for g, need in zip(made, ctx.needs, strict=True)]
+            result = [g if need else None for g, need in zip(made, ctx.needs, strict=True)]
         else:  # made of ops, which make nodes of their own where they are traced
             graph: Any = None
             like = next(g for g in grads if g is not None)
@@ -250,8 +250,8 @@ class Kernel:
                 traced = TracedGraph(handle, num_rows, num_cols, num_edges, like.device)
                 graph = traced if library.traced(like) else library.graph_of(handle)
             assert self.gradient is not None
-            found = list(self.gradient(graph, saved, grads, ctx.needs, *_with_tuples(options)))
-        return (*[None for _ in over], *found, *[None for _ in options])
+            result = list(self.gradient(graph, saved, grads, ctx.needs, *_with_tuples(options)))
+        return (*[None for _ in over], *result, *[None for _ in options])
 
 
 def _with_tuples(options: Sequence[Any]) -> list[Any]:

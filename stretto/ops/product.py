@@ -71,9 +71,9 @@ def _choose(key: Hashable, x: Tensor, w: Tensor, bias: Tensor | None, add: Tenso
     tuned = settings.tuning() and not torch.are_deterministic_algorithms_enabled()
     if not tuned:
         return variants[0]
-    found = picker.recall(key, variants)
-    if found is not None:
-        return found
+    result = picker.recall(key, variants)
+    if result is not None:
+        return result
     backend = kernels.backend(x.device)
     backend.tape.unsettled()
     if torch.cuda.is_current_stream_capturing():

@@ -113,11 +113,11 @@ def run(
 
 def chosen(width: int, device: str) -> list[str]:
     """Names of the variants the tuner has settled on so far for aggregations of this width, on any graph."""
-    found = set()
+    result = set()
     for key, variant in picker.choices():
         if key[0] == "spmm" and math.prod(key[3]) == width and (*key[7:], "cpu")[0] == device:
-            found.add(variant.name)
-    return sorted(found)
+            result.add(variant.name)
+    return sorted(result)
 
 
 # Gathered values below which no variant differs enough to be worth a look.

@@ -49,8 +49,8 @@ class Spread:
 
 def spread_of(graph: Graph) -> Spread | None:
     """The places of a graph's sources; None: one each. Kept."""
-    found: Spread | None = graph.derived("spread", lambda: _spread(graph))
-    return found
+    result: Spread | None = graph.derived("spread", lambda: _spread(graph))
+    return result
 
 
 def _spread(graph: Graph) -> Spread | None:

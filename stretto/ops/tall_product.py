@@ -90,9 +90,9 @@ def _choose(key: Hashable, shape: str, x: Tensor, w: Tensor) -> Variant:
     variants = legal("product", "cpu", width=w.size(1), plain=True)
     if torch.are_deterministic_algorithms_enabled():
         return variants[0]
-    found = picker.recall(key, variants)
-    if found is not None:
-        return found
+    result = picker.recall(key, variants)
+    if result is not None:
+        return result
     unsettled()
     small = x.size(1) * w.size(1) if shape == "tall" else x.size(0) * w.size(1)
     rows = max(SAMPLE_WORK // small, tall.TALL)
