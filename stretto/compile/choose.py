@@ -1,7 +1,7 @@
 """Which plan a layer runs: predicted first, then settled by timing the best few inside the user's own steps.
 
 A decision is made once per signature (expression, gradients wanted, sizes, type, device) and looked up afterwards.
-Sizes of sampled batches are rounded to quarter octaves, so that a stream of batches shares a handful of decisions. Of 96
+Sizes of sampled batches are rounded to quarter octaves, so that a stream of them shares a handful of decisions. Of 96
 cells of the grid 92 ran a plan within 5 % of the fastest (benchmarks/results/grid.csv).
 """
 

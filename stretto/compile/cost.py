@@ -11,7 +11,6 @@ from stretto.compile.expr import (
     Add,
     Clenshaw,
     Diagonal,
-    Factor,
     Horner,
     Leaf,
     MatMul,
@@ -21,6 +20,7 @@ from stretto.compile.expr import (
     Sparse,
     Step,
     Transpose,
+    children,
     shape,
 )
 from stretto.machine.rates import Profile
@@ -43,22 +43,6 @@ class Work:
         if self.gathered:
             traffic += self.gathered / profile.gather_rate(self.row_bytes)
         return profile.seconds(max(self.flops / profile.gemm, traffic), self.kind)
-
-
-@functools.cache
-def children(node: Factor) -> tuple[Node, ...]:
-    """The nodes a node is made of."""
-    if isinstance(node, MatMul):
-        return (node.right,) if isinstance(node.left, (Sparse, Diagonal)) else (node.left, node.right)
-    if isinstance(node, (Transpose, Scaled)):
-        return (node.of,)
-    if isinstance(node, Add):
-        return node.terms
-    if isinstance(node, Step):
-        return node.now, node.before
-    if isinstance(node, (Horner, Clenshaw)):
-        return tuple(term for term in node.terms if term is not None)
-    return ()
 
 
 def closure(node: Node, seen: dict[Node, None] | None = None) -> dict[Node, None]:

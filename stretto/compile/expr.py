@@ -13,6 +13,7 @@ forward and backward, is equality.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -220,6 +221,25 @@ def shape(node: Factor) -> tuple[str, str]:
         return shape(node.terms[0])
     last = next(t for t in reversed(node.terms) if t is not None)
     return node.sparse.rows, shape(last)[1]
+
+
+@functools.cache
+def children(node: Factor) -> tuple[Node, ...]:
+    """The nodes a node is made of."""
+    parts: list[Any] = [
+        part for value in vars(node).values() for part in (value if isinstance(value, tuple) else (value,))
+    ]
+    return tuple(part for part in parts if not isinstance(part, (str, bool, Sparse, Diagonal)) and part is not None)
+
+
+def mapped(node: Node, change: Callable[[Any], Any]) -> Any:
+    """A node of the same kind, made of other nodes and matrices: change(part) for every part."""
+    parts = []
+    for value in vars(node).values():
+        if isinstance(value, tuple):
+            value = tuple(None if part is None else change(part) for part in value)
+        parts.append(change(value) if isinstance(value, One) else value)
+    return type(node)(*parts)
 
 
 def gradient(expression: Expression, leaf: str) -> Expression:

@@ -19,16 +19,14 @@ from dataclasses import replace
 
 from stretto.compile.expr import (
     Add,
-    Clenshaw,
     Diagonal,
+    Factor,
     Horner,
-    Leaf,
     MatMul,
     Node,
-    Scaled,
     Sparse,
-    Step,
     Transpose,
+    mapped,
 )
 
 FUSED, PRECOMPUTED, DYNAMIC = "fused", "precomputed", "dynamic"
@@ -75,27 +73,19 @@ class _Rewriter:
         return result
 
     def _made(self, node: Node) -> Node:
-        if isinstance(node, Leaf):
-            return node
-        if isinstance(node, Transpose):
-            return Transpose(self(node.of))
-        if isinstance(node, Scaled):
-            return Scaled(node.by, self(node.of))
-        if isinstance(node, Add):
-            return Add(tuple(map(self, node.terms)))
-        if isinstance(node, (Horner, Clenshaw)):
-            terms = tuple(None if term is None else self(term) for term in node.terms)
-            if isinstance(node, Horner) and self.dynamic and node.sparse.name in self.sides:
-                return self._steps(node.sparse, terms)
-            return type(node)(self._with_edges(node.sparse), terms)
-        if isinstance(node, Step):  # it subtracts where it sums: its edges hold the normalisation, either way
-            return Step(self._with_edges(node.sparse), self(node.now), self(node.before), node.twice)
-        right = self(node.right)
-        if isinstance(node.left, Sparse):
-            if self.dynamic and node.left.name in self.sides:
-                return self._around(node.left, right)
-            return MatMul(self._with_edges(node.left), right)
-        return MatMul(node.left if isinstance(node.left, Diagonal) else self(node.left), right)
+        if self.dynamic and isinstance(node, Horner) and node.sparse.name in self.sides:
+            return self._steps(node.sparse, tuple(None if term is None else self(term) for term in node.terms))
+        sparse = node.left if isinstance(node, MatMul) else None
+        if self.dynamic and isinstance(node, MatMul) and isinstance(sparse, Sparse) and sparse.name in self.sides:
+            return self._around(sparse, self(node.right))
+        # A Step subtracts where it sums: its edges hold the normalisation, either way.
+        made: Node = mapped(node, self._part)
+        return made
+
+    def _part(self, part: Factor) -> Factor:
+        if isinstance(part, Sparse):
+            return self._with_edges(part)
+        return part if isinstance(part, Diagonal) else self(part)
 
     def _with_edges(self, sparse: Sparse) -> Sparse:
         return _in_form(sparse, "edges") if sparse.name in self.sides else sparse

@@ -24,6 +24,7 @@ from stretto.compile.expr import (
     Sparse,
     Step,
     Transpose,
+    children,
     gradient,
     shape,
 )
@@ -133,7 +134,7 @@ def _needed(root: Node, hoisted: tuple[Node, ...]) -> dict[Node, None]:
 
 def _met(roots: tuple[Node, ...], hoisted: tuple[Node, ...]) -> tuple[Node, ...]:
     """The hoisted nodes among the roots and the operands of what is computed for them."""
-    read = {child for node in _computed(roots, hoisted) for child in cost.children(node)}
+    read = {child for node in _computed(roots, hoisted) for child in children(node)}
     return tuple(node for node in hoisted if node in read or node in roots)
 
 
@@ -198,10 +199,10 @@ def with_kept(plan: Plan) -> Plan:
     backward = _computed(tuple(root for _, root in plan.gradients), plan.hoisted)
     needed = [node for node in backward if node in forward and not isinstance(node, (Leaf, Transpose))]
     inner: dict[Node, None] = {}
-    for child in dict.fromkeys(child for node in needed for child in cost.children(node)):
+    for child in dict.fromkeys(child for node in needed for child in children(node)):
         cost.closure(child, inner)
     # Read by a gradient itself, not only as part of something that is kept.
-    read = {child for parent in backward if parent not in forward for child in cost.children(parent)}
+    read = {child for parent in backward if parent not in forward for child in children(parent)}
     kept = tuple(node for node in needed if node not in inner or node in read)
     return Plan(plan.forward, plan.gradients, kept, plan.hoisted)
 
