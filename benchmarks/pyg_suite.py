@@ -1,4 +1,6 @@
-"""PyG's own tests with the plug-in on: python benchmarks/pyg_suite.py CHECKOUT [FOLDER_OR_FILE ...] [-k EXPRESSION]
+"""PyG's own tests with the plug-in on.
+
+python benchmarks/pyg_suite.py CHECKOUT [FOLDER_OR_FILE ...] [-k EXPRESSION]
 
 CHECKOUT is a clone of PyG, at the version that is installed; the tests are its, the code under test is the installed
 torch_geometric with stretto.patch() in force. What fails is run again without the plug-in: what fails there too is not

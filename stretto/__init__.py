@@ -12,8 +12,9 @@ from stretto.errors import StrettoError
 from stretto.graph import Graph
 from stretto.loader import LinkNeighborLoader, NeighborLoader, NeighborSampler, Store
 from stretto.plug.accelerate import accelerate, accelerated, forget, is_patched, patch, restore, unpatch
+from stretto.plug.explain import explain
 from stretto.plug.inference import inference
-from stretto.plug.report import explain, report
+from stretto.plug.report import report
 
 __version__ = "0.1.0"
 

@@ -67,7 +67,7 @@ NATIVE, OTHERS = ("torch", "torch.sparse.mm"), ("PyG", "torch_scatter", "torch_s
 
 
 def _native(done: list[Cell]) -> Finding | None:
-    """torch's own ops match or beat PyG's at low to moderate sparsity."""
+    """Ops of torch itself match or beat PyG's at low to moderate sparsity."""
     wins = total = 0
     for cell in done:
         pairs = [(s, native, other) for s in SPARSITIES[:3] for native in NATIVE for other in OTHERS]
@@ -103,7 +103,10 @@ def _oblivious(done: list[Cell]) -> Finding | None:
 def judge(
     out: Console, *, threads: int, repeats: int, only: str, device: str = "cpu"
 ) -> tuple[list[results.Row], bool]:
-    """Run the study's cells whose label contains `only`, show them and the findings. -> rows, whether ours failed"""
+    """Run the study's cells whose label contains `only`, show them and the findings.
+
+    -> (rows, whether ours failed)
+    """
     setting = SETTINGS[device]
     labels = [cell.label for cell in cells(setting)]
     wanted = sum(only in label for label in labels)

@@ -57,7 +57,8 @@ def _relation(number: int) -> tuple[str, str, str]:
 
 
 def _hetero(make: Callable[[], nn.Module]) -> nn.Module:
-    return pyg.HeteroConv({_relation(r): make() for r in range(RELATIONS)})
+    conv: nn.Module = pyg.HeteroConv({_relation(r): make() for r in range(RELATIONS)})
+    return conv
 
 
 _METADATA = (["n"], [_relation(r) for r in range(RELATIONS)])

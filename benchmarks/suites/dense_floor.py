@@ -27,13 +27,13 @@ PRODUCTS = {
 
 class _Record(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Tensor, Tensor, bool]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in PRODUCTS:
             first, adds = PRODUCTS[function]
-            self.calls.append((*(_like(t) for t in args[first : first + 2]), adds))  # type: ignore[arg-type]
+            self.calls.append((_like(args[first]), _like(args[first + 1]), adds))
         return function(*args, **(kwargs or {}))
 
 

@@ -80,7 +80,7 @@ def _share(target: Target, result: Result) -> Interval | None:
 
 def _overhead(target: Target, result: Result) -> Interval | None:
     timing = result.ours
-    return None if timing is None else tuple(timing.quantile(q) * 1e6 for q in (0.5, 0.2, 0.8))  # type: ignore[return-value]
+    return None if timing is None else results.figure(timing, 1e6)
 
 
 # kind -> (how it is read off a result, how it is written, whether the bound is the least or the most allowed)
@@ -112,14 +112,57 @@ def scaling(spec: Spec, repeats: int) -> dict[str, Timing]:
         return measure(calls, repeats=max(repeats, SCALING_ROUNDS), sample_seconds=SHORT, lead_in=True)
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What a target says of the measurements, as it is shown and written down."""
+
+    wanted: str
+    measured: str
+    interval: str
+    met: bool
+    reading_alone: str  # what would be reached if reading the rows were all there is to do
+
+
 def command(out: Console, *, threads: int, repeats: int, only: str = "") -> tuple[list[results.Row], bool]:
-    """Measure every target whose label contains `only`. -> a row of each, and whether ours failed a check"""
+    """Measure every target whose label contains `only`.
+
+    -> (a row of each, whether ours failed a check)
+    """
     chosen = [replace(t, spec=replace(t.spec, threads=threads)) for t in TARGETS if only in t.label]
     if not chosen:
         fail(f"bench ops: '--only' is {only!r}, which no line of the suite contains")
+    out.print(facts.headline(), soft_wrap=True, highlight=False)
+    done, scalings = _measured(out, chosen, repeats)
+    rows: list[results.Row] = []
+    table = Table("measure", title=f"foundation, {threads} threads, median of {repeats}", title_justify="left")
+    for column in ("wanted", "measured", "interval", "", "reading alone"):
+        table.add_column(column, justify="right")
+    for target in chosen:
+        timings, result = scalings.get(target), done.get(target.spec)
+        judged = _judged(target, timings, result)
+        cells = (judged.wanted, judged.measured, judged.interval, "met" if judged.met else "MISSED")
+        table.add_row(target.label, *cells, judged.reading_alone, style="" if judged.met else "bold")
+        again = f"stretto bench ops --suite foundation --only {target.label!r} --threads {threads} --repeats {repeats}"
+        figures = results.figures(timings) if timings else done[target.spec].figures()
+        row = results.row(
+            "foundation", {"measure": target.label}, figures, command=again, threads=threads,
+            stock=ONE_THREAD if timings else target.against, more=vars(judged),
+        )  # fmt: skip
+        rows.append(row)
+    out.print(table)
+    out.print(_worst(done), soft_wrap=True)
+    same = [f"width {spec.width} {s['gather']:.0%}" for spec, r in done.items() if "gather" in (s := r.shares())]
+    if same:
+        out.print(f"share of the speed at which the very same rows can be read: {', '.join(same)}", soft_wrap=True)
+    return rows, any(result.failed for result in done.values())
+
+
+def _measured(
+    out: Console, chosen: list[Target], repeats: int
+) -> tuple[dict[Spec, Result], dict[Target, dict[str, Timing]]]:
+    """The result of every cell, and of targets of scaling their timings, each measured in a process of its own."""
     specs = list(dict.fromkeys(t.spec for t in chosen if t.kind != "scaling"))
     done: dict[Spec, Result] = {}
-    out.print(facts.headline(), soft_wrap=True, highlight=False)
     fresh = multiprocessing.get_context("spawn")
     with progress(len(specs), "cells") as step, fresh.Pool(1, maxtasksperchild=1) as process:
         for spec in specs:
@@ -134,39 +177,24 @@ def command(out: Console, *, threads: int, repeats: int, only: str = "") -> tupl
             else:
                 line = report.summary(done[spec]).splitlines()[0]
                 out.print(f"{spec.command(repeats)}\n  {line}", soft_wrap=True, highlight=False)
-        scalings = {t: process.apply(scaling, (t.spec, repeats)) for t in chosen if t.kind == "scaling"}
-    rows: list[results.Row] = []
-    table = Table(title=f"foundation, {threads} threads, median of {repeats}", title_justify="left")
-    table.add_column("measure")
-    for column in ("wanted", "measured", "interval", "", "reading alone"):
-        table.add_column(column, justify="right")
-    for target in chosen:
-        read, form, least = KINDS[target.kind]
-        timings = scalings.get(target)
-        value = ratio(timings[ONE_THREAD], timings[OURS]) if timings else read(target, done[target.spec])
-        met = value is not None and (value[0] >= target.bound if least else value[0] <= target.bound)
-        shown = (
-            ("-", "-")
-            if value is None
-            else (form.format(value[0]), f"{form.format(value[1])} - {form.format(value[2])}")
-        )
-        wanted = ("at least " if least else "at most ") + form.format(target.bound)
-        attainable = done[target.spec].attainable(target.against) if target.kind == "speedup" else None
-        ceiling = "" if attainable is None else form.format(attainable)
-        table.add_row(target.label, wanted, *shown, "met" if met else "MISSED", ceiling, style="" if met else "bold")
-        again = f"stretto bench ops --suite foundation --only {target.label!r} --threads {threads} --repeats {repeats}"
-        figures = results.figures(timings) if timings else done[target.spec].figures()
-        against = ONE_THREAD if timings else target.against
-        more = {"wanted": wanted, "measured": shown[0], "interval": shown[1], "met": met, "reading_alone": ceiling}
-        case = {"measure": target.label}
-        row = results.row("foundation", case, figures, command=again, threads=threads, stock=against, more=more)
-        rows.append(row)
-    out.print(table)
-    out.print(_worst(done), soft_wrap=True)
-    same = [f"width {spec.width} {s['gather']:.0%}" for spec, r in done.items() if "gather" in (s := r.shares())]
-    if same:
-        out.print(f"share of the speed at which the very same rows can be read: {', '.join(same)}", soft_wrap=True)
-    return rows, any(result.failed for result in done.values())
+        return done, {t: process.apply(scaling, (t.spec, repeats)) for t in chosen if t.kind == "scaling"}
+
+
+def _judged(target: Target, timings: dict[str, Timing] | None, result: Result | None) -> Judged:
+    """Whether a target is met by the timings of its scaling, or else by the result of its cell."""
+    read, form, at_least = KINDS[target.kind]
+    wanted = ("at least " if at_least else "at most ") + form.format(target.bound)
+    if timings is not None:
+        value: Interval | None = ratio(timings[ONE_THREAD], timings[OURS])
+    else:
+        value = None if result is None else read(target, result)
+    attainable = result.attainable(target.against) if result is not None and target.kind == "speedup" else None
+    ceiling = "" if attainable is None else form.format(attainable)
+    if value is None:
+        return Judged(wanted, "-", "-", False, ceiling)
+    met = value[0] >= target.bound if at_least else value[0] <= target.bound
+    middle, low, high = map(form.format, value)
+    return Judged(wanted, middle, f"{low} - {high}", met, ceiling)
 
 
 def _worst(done: dict[Spec, Result]) -> str:

@@ -58,7 +58,7 @@ SPARSE = ("gcn", "sage", "gin")  # stock takes a torch CSR adjacency for these
 
 
 def rmat(scale: int, draws: int, *, seed: int = 0) -> Tensor:
-    """Power-law graph on the device, both directions of every edge, sorted by source. -> edge_index [2, E]"""
+    """Power-law graph on the device, both directions of every edge, sorted by source: edge_index [2, E]."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     source = torch.zeros(draws, dtype=torch.int64, device="cuda")
     target = torch.zeros_like(source)
@@ -74,7 +74,7 @@ def rmat(scale: int, draws: int, *, seed: int = 0) -> Tensor:
 
 
 def operators(sheet: Sheet, name: str, edge_index: Tensor, num_nodes: int) -> None:
-    """spmm of every width against cuSPARSE."""
+    """Sums of every width against cuSPARSE."""
     graph = stretto.Graph.of(edge_index, num_nodes)
     for width in WIDTHS:
         for dtype in (torch.float32, torch.bfloat16):
@@ -198,7 +198,7 @@ class Net(nn.Module):
         )
 
     def forward(self, x: Tensor, edges: Any, weight: Any = None) -> Tensor:
-        """x [N, F] -> [N, C]."""
+        """Class scores: x [N, F] -> [N, C]."""
         extra = () if weight is None else (weight,)
         for k, layer in enumerate(self.layers):
             x = layer(x.relu() if k else x, edges, *extra)

@@ -94,14 +94,14 @@ def _row(model: str, tensor: str, drawn: str, ours: float, stock: float, **more:
 
 
 def _scores(layer: Any, v: Tensor) -> tuple[Tensor, Tensor]:
-    """What every node adds to the scores of its edges as their source and as their destination. v [n, h * f]"""
+    """What every node adds to the scores of its edges as their source and as their destination: v [n, h * f]."""
     heads = v.view(v.size(0), layer.heads, -1)
     return (heads * layer.att_src.to(v)).sum(-1), (heads * layer.att_dst.to(v)).sum(-1)
 
 
 @torch.no_grad()
 def _positive(layer: Any, x: Tensor, edges: Tensor) -> Tensor:
-    """Where stock's scores are positive, in the type of x. -> [E, h]"""
+    """Where stock's scores are positive, in the type of x: [E, h]."""
     source, target = _scores(layer, x @ layer.lin.weight.to(x).t())
     return source[edges[0]] + target[edges[1]] > 0
 
@@ -111,7 +111,8 @@ def _our_positive(layer: Any, x: Tensor, edges: Tensor) -> Tensor:
     """Where the scores of our kernels are positive."""
     kernel = importlib.import_module("stretto.kernels.triton.product").product_with_scores
     _, source, target = kernel(x, layer.lin.weight.t(), layer.att_src, layer.att_dst)
-    return source[edges[0]] + target[edges[1]] > 0
+    positive: Tensor = source[edges[0]] + target[edges[1]] > 0
+    return positive
 
 
 def _with_signs(layer: Any, x: Tensor, edges: Tensor, upstream: Tensor, positive: Tensor) -> Tensor:

@@ -210,7 +210,7 @@ def command(
     compiled: Annotated[bool, typer.Option("--compile", help="time torch.compile of stock too")] = False,
     minutes: Annotated[float, typer.Option(help="no cell begins after so many minutes")] = 60.0,
 ) -> None:
-    """One layer in every cell of models x widths x graphs: never slower than stock, and the plan well chosen?"""
+    """One layer in every cell of models x widths x graphs: whether it is never slower, and its plan well chosen."""
     names = model.split(",")
     models.check_models(model)
     sizes = models.numbers("widths", widths)

@@ -22,6 +22,7 @@ from benchmarks.suites import report, results, scenes
 from benchmarks.suites.case import Outcome, details, reasons
 from benchmarks.suites.scenes import BATCHES, CUTOFF, Scene
 from stretto import datasets
+from stretto.compile import Order
 from stretto.layers import gat, record_of
 from stretto.machine import facts as machine
 from stretto.machine.timing import as_alone, measure
@@ -55,13 +56,14 @@ class Layer:
 def _pna(i: int, o: int, data: datasets.Dataset) -> nn.Module:
     degree = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
     names, scalers = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
-    return pyg.PNAConv(i, o, names, scalers, torch.bincount(degree))
+    conv: nn.Module = pyg.PNAConv(i, o, names, scalers, torch.bincount(degree))
+    return conv
 
 
 def _filters(i: int, o: int, data: datasets.Dataset) -> nn.Module:
     net = nn.Sequential(nn.Linear(50, o), ShiftedSoftplus(), nn.Linear(o, o))
-    made: Any = CFConv  # abstract to a type checker
-    return made(i, o, o, net, CUTOFF)
+    make: Callable[..., nn.Module] = CFConv  # abstract to a type checker
+    return make(i, o, o, net, CUTOFF)
 
 
 def _mlp(i: int, o: int, hidden: int) -> nn.Module:
@@ -69,7 +71,8 @@ def _mlp(i: int, o: int, hidden: int) -> nn.Module:
 
 
 def _gine(i: int, o: int, data: datasets.Dataset) -> nn.Module:
-    return pyg.GINEConv(_mlp(i, o, o), edge_dim=50)
+    conv: nn.Module = pyg.GINEConv(_mlp(i, o, o), edge_dim=50)
+    return conv
 
 
 LAYERS: dict[str, Layer] = {
@@ -143,7 +146,7 @@ def run(
     *,
     repeats: int = 5,
     compiled: bool = False,
-    after: Step | None = None,
+    after: Step = lambda name: None,
 ) -> Result:
     """Check every candidate against stock, measure its memory, then time all in turns."""
     layer = LAYERS[name]
@@ -154,48 +157,66 @@ def run(
     ends = scene.ends + tensor_bytes(*first.parameters())
     shape = (scene.num_nodes, scene.num_edges)
     result = Result(name, graph, (i, o), *shape, repeats, torch.get_num_threads(), ends, compiled)
+    calls: dict[str, Callable[[], object]] = {}
+    truth: list[Tensor] = []  # of stock, which is the first
+    for label, make in _candidates(layer, compiled).items():
+        outcome = Outcome(label)
+        result.outcomes.append(outcome)
+        net = make(copy.deepcopy(first))
+        arrays = 0 if not label.startswith("stock") else 8 if layer.orders else layer.arrays
+        call = _checked(outcome, net, scene, truth, 4 * arrays * scene.num_edges * o)
+        if label == OURS:
+            result.plan = _plans(net)
+        if call is not None:
+            calls[label] = as_alone(label, call)
+            after(label)
+    truth.clear()
+    timings = measure(calls, repeats=repeats, warmup=2, sample_seconds=0.05, lead_in=True, after=after)
+    for outcome in result.outcomes:
+        outcome.timing = timings.get(outcome.name)
+    return result
+
+
+def _candidates(layer: Layer, compiled: bool) -> dict[str, Callable[[Any], Any]]:
+    """What is done with the layer, by the name of the candidate."""
     makers: dict[str, Callable[[Any], Any]] = {STOCK: lambda net: net}
     if compiled:
         makers["stock torch.compile"] = torch.compile
     makers[OURS] = accelerate
     if layer.orders:
         makers[UPDATE_FIRST] = lambda net: _UpdateFirst(accelerate(net))
-    calls: dict[str, Callable[[], object]] = {}
-    truth: list[Tensor] | None = None
-    for label, make in makers.items():
-        outcome = Outcome(label)
-        result.outcomes.append(outcome)
-        arrays = 0 if not label.startswith("stock") else 8 if layer.orders else layer.arrays
-        need = 4 * arrays * scene.num_edges * o
-        if need > 0.9 * machine.memory_bytes("MemAvailable"):
-            outcome.reason = f"needs {need / 2**30:.0f} GiB"
-            continue
-        net = make(copy.deepcopy(first))
-        try:
-            got = scene.check(net)
-            truth = got if truth is None else truth
-            outcome.error = _error(got, truth)
-            del got
-            call = scene.call(net)
-            outcome.peak_bytes = max(peak_bytes(call) - scene.result_bytes, 0)
-        except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
-            outcome.reason = f"raises: {str(error).splitlines()[0][:90]}"
-            continue
-        if label == OURS:
-            records = [record_of(module) for module in net.modules()]
-            plans = [found.plan or found.reason for found in records if found.calls]
-            result.plan = ", ".join(dict.fromkeys(plan for plan in plans if plan))
-        if outcome.error > 1e-3:
-            outcome.reason = f"differs from stock by {outcome.error:.1e}"
-            continue
-        calls[label] = as_alone(label, call)
-        if after is not None:
-            after(label)
-    truth = None
-    timings = measure(calls, repeats=repeats, warmup=2, sample_seconds=0.05, lead_in=True, after=after)
-    for outcome in result.outcomes:
-        outcome.timing = timings.get(outcome.name)
-    return result
+    return makers
+
+
+def _checked(outcome: Outcome, net: Any, scene: Scene, truth: list[Tensor], need: int) -> Callable[[], object] | None:
+    """The call to time, of a candidate that agrees with stock; of another the outcome says what was wrong.
+
+    truth: the results of stock, empty until there are any. need: bytes without which it is not tried.
+    """
+    if need > 0.9 * machine.memory_bytes("MemAvailable"):
+        outcome.reason = f"needs {need / 2**30:.0f} GiB"
+        return None
+    try:
+        got = scene.check(net)
+        truth[:] = truth or got
+        outcome.error = _error(got, truth)
+        del got
+        call = scene.call(net)
+        outcome.peak_bytes = max(peak_bytes(call) - scene.result_bytes, 0)
+    except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
+        outcome.reason = f"raises: {str(error).splitlines()[0][:90]}"
+        return None
+    if outcome.error > 1e-3:
+        outcome.reason = f"differs from stock by {outcome.error:.1e}"
+        return None
+    return call
+
+
+def _plans(net: nn.Module) -> str:
+    """How the layers of an accelerated model ran, or why they ran as stock."""
+    records = [record_of(module) for module in net.modules()]
+    plans = [record.plan or record.reason for record in records if record.calls]
+    return ", ".join(dict.fromkeys(plan for plan in plans if plan))
 
 
 def _scene(name: str, layer: Layer, graph: str, i: int, o: int) -> tuple[nn.Module, Scene]:
@@ -232,9 +253,10 @@ class _UpdateFirst(nn.Module):
         self.conv = conv
 
     def forward(self, *inputs: Any) -> Tensor:
-        before, gat.ordered = gat.ordered, lambda *given: (False, None)
+        before, gat.ordered = gat.ordered, lambda *_: (Order(gat.REUSE, (), 0), None, None)
         try:
-            return self.conv(*inputs)
+            result: Tensor = self.conv(*inputs)
+            return result
         finally:
             gat.ordered = before
 

@@ -49,7 +49,8 @@ def _stock(data: Any, fanout: list[int], batch: int, workers: int, nodes: Any = 
 
 def _whole(model: Any, batch: Any) -> Tensor:
     """Every layer over every node of the batch, as PyG's examples have it."""
-    return model(batch.x, batch.edge_index)[: batch.batch_size]
+    result: Tensor = model(batch.x, batch.edge_index)
+    return result[: batch.batch_size]
 
 
 def _cut(model: Any, batch: Any) -> Tensor:
@@ -58,7 +59,8 @@ def _cut(model: Any, batch: Any) -> Tensor:
         "num_sampled_nodes_per_hop": batch.num_sampled_nodes,
         "num_sampled_edges_per_hop": batch.num_sampled_edges,
     }
-    return model(batch.x, batch.edge_index, **hops)[: batch.batch_size]
+    result: Tensor = model(batch.x, batch.edge_index, **hops)
+    return result[: batch.batch_size]
 
 
 def _train(model: Any, run: Callable[[Any, Any], Tensor], loader: Any) -> Callable[[], float]:

@@ -74,25 +74,28 @@ CEILINGS = ("reading alone", "writing alone")  # what nobody can do without: no 
 
 def to_row(lines: list[Row], setting: Setting, command: str) -> results.Row:
     """The lines of one measure, as they are written down. Stock: the fastest of PyG's own ways to do it."""
-    timed = [line for line in lines if line.timing is not None and not line.published]
+    timed = {line.candidate: line for line in lines if line.timing is not None and not line.published}
     unit = AMOUNTS.get(lines[0].unit, "ms")
-    measured = {line.candidate: _figure(line, unit) for line in timed}
+    measured = {name: _figure(line, unit) for name, line in timed.items()}
     ours = OURS if OURS in measured else next((name for name in measured if name.startswith("labor")), OURS)
-    stock = [n for n in measured if n == "uniform" or (n.startswith(("PyG", "stock")) and "our sampler" not in n)]
-    whole = [name for name in stock if not name.endswith("trim_to_layer")]
-    columns = {f"{name} {unit}": f[0] for name, f in measured.items() if name.startswith(OURS) or name in CEILINGS}
-    more: dict[str, object] = {column: value for column, value in columns.items() if column != f"{ours} {unit}"}
-    mine = next((line for line in timed if line.candidate == ours), None)
-    if mine is not None and unit == "ms":
-        more |= {"work": mine.work, "work_unit": mine.unit}
+    beside = [name for name in measured if name.startswith(OURS) or name in CEILINGS]
+    more: dict[str, object] = {f"{name} {unit}": measured[name][0] for name in beside if name != ours}
+    if ours in timed and unit == "ms":
+        more |= {"work": timed[ours].work, "work_unit": timed[ours].unit}
     return results.row(
         "loader", {"measure": lines[0].measure, "graph": setting.graph, "batch": setting.batch}, measured,
         command=command, threads=setting.threads, unit=unit, ours=ours,
-        stock=min(whole, key=lambda name: measured[name][0], default=""),
+        stock=min(filter(_is_stock, measured), key=lambda name: measured[name][0], default=""),
         rivals=[name for name in measured if not name.startswith((OURS, "labor")) and name not in CEILINGS],
         note="; ".join(f"{line.candidate}: {line.reason}" for line in lines if line.reason),
         more=more,
     )  # fmt: skip
+
+
+def _is_stock(candidate: str) -> bool:
+    """Whether it is PyG's own way; its loader over our sampler, and layers cut by hand, are not."""
+    its_own = not candidate.endswith("trim_to_layer") and "our sampler" not in candidate
+    return candidate == "uniform" or (candidate.startswith(("PyG", "stock")) and its_own)
 
 
 def _figure(line: Row, unit: str) -> results.Figure:

@@ -80,7 +80,7 @@ class Net(nn.Module):
         self.layers = nn.ModuleList(LAYERS[model](i, o, k == len(sizes) - 1) for k, (i, o) in enumerate(sizes))
 
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Any = None) -> Tensor:
-        """x [N, F] -> [N, C]."""
+        """Class scores: x [N, F] -> [N, C]."""
         extra = () if edge_weight is None else (edge_weight,)
         for k, layer in enumerate(self.layers):
             x = x.relu() if k else x
@@ -198,7 +198,7 @@ def run(
 
 
 def candidates(model: str, data: Any, x: Tensor, compiled: bool, ablation: bool) -> dict[str, Any]:
-    """name -> (what to do with the net, the arguments of forward, environment variables)."""
+    """By name: what to do with the net, the arguments of forward, environment variables."""
     plain = (x, data.edge_index)
     found: dict[str, Any] = {STOCK: (lambda net: net, plain, {})}
     if model not in UNFUSED:

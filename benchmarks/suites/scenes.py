@@ -86,7 +86,7 @@ class Scene(abc.ABC):
 
 
 def gradients(out: Tensor, wanted: list[Tensor], flow: Tensor | None = None) -> list[Tensor]:
-    """out and its gradients, zeros where there are none."""
+    """The result and its gradients, zeros where there are none."""
     grads = torch.autograd.grad(out, wanted, flow, allow_unused=True, materialize_grads=True)
     return [out.detach(), *grads]
 
@@ -178,7 +178,8 @@ class SchNetStep(nn.Module):
 
     def forward(self, given: Molecules) -> Tensor:
         self.index = given.index
-        return self.net(given.z, given.pos, given.batch)
+        energy: Tensor = self.net(given.z, given.pos, given.batch)
+        return energy
 
 
 class CrystalStep(nn.Module):
@@ -194,4 +195,5 @@ class CrystalStep(nn.Module):
         x = self.embed(given.z)
         for conv in self.convs:
             x = conv(x, given.index, given.attr)
-        return self.out(pyg.global_mean_pool(x, given.batch))
+        result: Tensor = self.out(pyg.global_mean_pool(x, given.batch))
+        return result

@@ -40,7 +40,7 @@ def optional(name: str) -> ModuleType | str:
 
 
 def csr(destination: Tensor, source: Tensor, value: Tensor, num_nodes: int, index: torch.dtype = torch.int64) -> Tensor:
-    """torch's own CSR matrix, rows are destinations. value [E] in the order of the edges."""
+    """A CSR matrix of torch's own, rows are destinations: value [E] in the order of the edges."""
     order = (destination * num_nodes + source).argsort()
     rowptr = torch.zeros(num_nodes + 1, dtype=torch.int64, device=source.device)
     rowptr[1:] = torch.bincount(destination, minlength=num_nodes).cumsum(0)
@@ -113,7 +113,8 @@ def sddmm(edge_index: Tensor, a: Tensor, b: Tensor) -> Offers:
         back = (destination * num_nodes + source).argsort().argsort()
 
         def sampled(a: Tensor, b: Tensor) -> Tensor:
-            return torch.sparse.sampled_addmm(adj, a[:, 0], b[:, 0].T, beta=0.0).values()[back][:, None]
+            products: Tensor = torch.sparse.sampled_addmm(adj, a[:, 0], b[:, 0].T, beta=0.0)
+            return products.values()[back][:, None]
 
         result.append(Candidate("torch sampled_addmm", sampled))
     else:
@@ -183,7 +184,7 @@ def _scatter_name(reduce: str) -> str:
 
 
 def _scatter(message: Tensor, index: Tensor, num_rows: int, reduce: str) -> Tensor:
-    """torch's own scatter. message [E, K] -> [num_rows, K]."""
+    """The scatter of torch itself: message [E, K] -> [num_rows, K]."""
     out = message.new_zeros(num_rows, *message.shape[1:])
     if reduce == "sum":
         return out.index_add_(0, index, message)

@@ -23,7 +23,7 @@ from torch_geometric.nn.dense import Linear
 from stretto.analyze.graph_stats import Partition
 from stretto.dist import Staleness
 from stretto.dist.layers import layers_of, why_not
-from stretto.layers.classes import stock_of
+from stretto.layers.layer import stock_of
 
 FORMULA = "sum_k r_k |W_k| prod_(l>k) (a_l |W_l| + o_l |V_l|) d_k"
 

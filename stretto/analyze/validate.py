@@ -99,7 +99,7 @@ def counted_rows(splitter: Partitioner, parts: int, method: str) -> int:
 def plans(workload: Workload) -> dict[str, Workload]:
     """The same step as stock and, where the plug-in takes the model, accelerated."""
     from stretto import accelerate
-    from stretto.layers.classes import fast_of
+    from stretto.plug.classes import fast_of
 
     result = {"as given": workload}
     if any(fast_of(type(module)) is not None for module in workload.model.modules()):

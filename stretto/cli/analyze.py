@@ -1,4 +1,4 @@
-"""`stretto analyze`: would more hardware help?"""
+"""`stretto analyze`: whether more hardware would help."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`stretto profile`: why is my model slow?"""
+"""`stretto profile`: why a model is slow."""
 
 from pathlib import Path
 from typing import Annotated, Any

@@ -20,7 +20,6 @@ import torch.utils.deterministic
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from torch_geometric.data import Data
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 from stretto import files
@@ -171,7 +170,7 @@ def _accuracy(prediction: torch.Tensor, data: Any, mask: torch.Tensor) -> float:
     return float((prediction[mask] == data.y[mask]).double().mean()) if bool(mask.any()) else float("nan")
 
 
-def read_any(source: str, *, trust_pickle: bool = False) -> Data:
+def read_any(source: str, *, trust_pickle: bool = False) -> Any:
     """A store's content, or whatever `stretto convert` reads."""
     if (Path(source) / "meta.json").is_file():
         return Store(source).load()
@@ -220,7 +219,7 @@ def _read(path: Path, run: Run) -> dict[str, Any]:
         fail(f"train: {str(path)!r} is no checkpoint of stretto train; give it another name")
     if line.removeprefix(MAGIC) != hashlib.sha256(content).hexdigest().encode():
         fail(f"train: the checkpoint {str(path)!r} is damaged: its content has another checksum")
-    state = torch.load(io.BytesIO(content), weights_only=True)
+    state: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
     if state["run"] != asdict(run):
         differs = [k for k, v in asdict(run).items() if state["run"].get(k) != v]
         fail(f"train: checkpoint {path} was made with other settings ({', '.join(differs)}); give it another name")

@@ -1,37 +1,26 @@
 """Layers on a part, each as a graph op (aggregate the neighbours' rows) and a neural op (what it makes of the sum).
 
-A layer's exact class, stock or accelerated, has a Rule here: stock classes aggregate by PyG's own propagate,
-accelerated ones by stretto's spmm over the part's rows and its halo. To add a layer, write its two functions and its
-line in RULES.
+A layer's exact class, stock or accelerated, says in its record how it is split (layers/layer.py): stock classes
+aggregate by PyG's own propagate, accelerated ones by stretto's spmm over the part's rows and its halo.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import conv as pyg_conv
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.norm import MessageNorm
 
 from stretto.dist.part import Part, Piece
 from stretto.errors import expect, fail
-from stretto.layers.classes import stock_of
+from stretto.layers import LAYERS, layer_of
+from stretto.layers.layer import Split, stock_of
 from stretto.ops import spmm
 
 REDUCES = ("sum", "add", "mean", "max", "min")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How a layer runs on a part."""
-
-    graph_op: Callable[[Any, Part, str, Tensor], Tensor]  # conv, part, name of the rows, sources -> [rows, k]
-    neural_op: Callable[[Any, Part, str, Tensor, Tensor], Tensor]  # conv, part, rows, gathered, own -> [rows, out]
 
 
 def _aggregate(conv: Any, piece: Piece, sources: Tensor, **weights: Tensor) -> Tensor:
@@ -41,32 +30,7 @@ def _aggregate(conv: Any, piece: Piece, sources: Tensor, **weights: Tensor) -> T
     return conv.propagate(piece.edge_index, x=x, size=piece.size, **weights)
 
 
-# ---- SAGEConv: lin_l(reduce of x_j) + lin_r(x_i) ----
-
-
-def _sage_graph(conv: Any, part: Part, rows: str, sources: Tensor) -> Tensor:
-    sources = conv.lin(sources).relu() if conv.project and hasattr(conv, "lin") else sources
-    return _aggregate(conv, part.piece(rows), sources)
-
-
-def _sage_neural(conv: Any, part: Part, rows: str, gathered: Tensor, own: Tensor) -> Tensor:
-    out = conv.lin_l(gathered)
-    out = out + conv.lin_r(own) if conv.root_weight else out
-    return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
-
-
-# ---- GINConv: nn(sum of x_j + (1 + eps) x_i) ----
-
-
-def _gin_graph(conv: Any, part: Part, rows: str, sources: Tensor) -> Tensor:
-    return _aggregate(conv, part.piece(rows), sources)
-
-
-def _gin_neural(conv: Any, part: Part, rows: str, gathered: Tensor, own: Tensor) -> Tensor:
-    return conv.nn(gathered + (1 + conv.eps) * own)
-
-
-# ---- GCNConv: lin(sum of s_i s_j x_j), s = degree^-1/2; the loop it adds to every row is the row's own term ----
+# ---- GCN's A: s_i s_j with s = degree^-1/2; the loop it adds to every row is the row's own term ----
 
 
 @dataclass(frozen=True)
@@ -89,29 +53,28 @@ def _normalised(conv: Any, part: Part, dtype: torch.dtype) -> _Normalised:
     return part.kept(("gcn", conv.normalize, conv.add_self_loops, dtype), make)
 
 
-def _gcn_graph(conv: Any, part: Part, rows: str, sources: Tensor) -> Tensor:
+def split_of(conv: nn.Module) -> Split | None:
+    """How a layer, stock or accelerated, runs on a part; None: it does not."""
+    layer = layer_of(type(conv))
+    return None if layer is None else layer.split
+
+
+def graph_op(conv: Any, split: Split, part: Part, rows: str, sources: Tensor) -> Tensor:
+    """What the rows of this name gather from their sources. -> [rows, k]"""
+    sources = sources if split.sent is None else split.sent(conv, sources)
+    if not split.normalised:
+        return _aggregate(conv, part.piece(rows), sources)
     piece = _normalised(conv, part, sources.dtype).pieces[rows]
     assert piece.weight is not None
     return _aggregate(conv, piece, sources, edge_weight=piece.weight)
 
 
-def _gcn_neural(conv: Any, part: Part, rows: str, gathered: Tensor, own: Tensor) -> Tensor:
-    scale, piece = _normalised(conv, part, own.dtype).own, part.piece(rows)
-    summed = gathered if scale is None else gathered + scale[piece.first : piece.last, None] * own
-    out = conv.lin(summed)
-    return out if conv.bias is None else out + conv.bias
-
-
-RULES: dict[type, Rule] = {
-    pyg_conv.GCNConv: Rule(_gcn_graph, _gcn_neural),
-    pyg_conv.SAGEConv: Rule(_sage_graph, _sage_neural),
-    pyg_conv.GINConv: Rule(_gin_graph, _gin_neural),
-}
-
-
-def rule_of(conv: nn.Module) -> Rule | None:
-    """The rule of a layer, stock or accelerated; None: it has none."""
-    return RULES.get(stock_of(type(conv)) or type(conv))
+def neural_op(conv: Any, split: Split, part: Part, rows: str, gathered: Tensor, own: Tensor) -> Tensor:
+    """What the layer makes of it. gathered, own [rows, k] -> [rows, o]"""
+    if split.normalised:
+        scale, piece = _normalised(conv, part, own.dtype).own, part.piece(rows)
+        gathered = gathered if scale is None else gathered + scale[piece.first : piece.last, None] * own
+    return split.made(conv, gathered, own)
 
 
 def why_not(model: nn.Module) -> str:
@@ -120,8 +83,9 @@ def why_not(model: nn.Module) -> str:
     if not layers:
         return "it has no layer of message passing"
     for module in layers:
-        if rule_of(module) is None:
-            return f"{type(module).__name__} has no rule, only {', '.join(kind.__name__ for kind in RULES)} have"
+        if split_of(module) is None:
+            known = ", ".join(layer.kind.__name__ for layer in LAYERS if layer.split)
+            return f"{type(module).__name__} has no rule, only {known} have"
         if module.flow != "source_to_target":
             return f"the flow of {type(module).__name__} is {module.flow}, wanted source_to_target"
     for other in model.modules():
@@ -142,7 +106,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     reason = why_not(model)
     if reason:
         fail(f"dist: {type(model).__name__} cannot be split into parts: {reason}")
-    return [module for module in model.modules() if rule_of(module) is not None]
+    return [module for module in model.modules() if split_of(module) is not None]
 
 
 def check_call(conv: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], edge_index: Tensor) -> None:

@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stretto.dist.layers import Rule
+from stretto.dist import layers
 from stretto.dist.part import Part
 from stretto.dist.schedule import Schedule
 from stretto.dist.slots import Slots
 from stretto.dist.timeline import Timeline
+from stretto.layers.layer import Split
 
 
 class Pipeline:
@@ -22,7 +23,7 @@ class Pipeline:
     def __init__(self, part: Part, schedule: Schedule, timeline: Timeline, group: dist.ProcessGroup | None) -> None:
         self.part, self.schedule, self.timeline, self.group = part, schedule, timeline, group
 
-    def run(self, conv: nn.Module, rule: Rule, x: Tensor, slots: Slots) -> Tensor:
+    def run(self, conv: nn.Module, split: Split, x: Tensor, slots: Slots) -> Tensor:
         """conv on this part. x [n_p, k] -> [n_p, out]."""
         layer, x = slots.enter(x)
         own, local = slots.own(x, layer), slots.local(x, layer)
@@ -32,20 +33,20 @@ class Pipeline:
             sources = local if rows == "interior" else torch.cat([local, slots.remote(x, layer)])
             sources = _Mark.apply(sources, lambda r=rows: self.timeline.backward_ends(layer, r))
             with self.timeline.span(layer, "graph op", rows):
-                out = rule.graph_op(conv, self.part, rows, sources)
+                out = layers.graph_op(conv, split, self.part, rows, sources)
             if self.schedule.micro == "async":
-                out = self._neural(conv, rule, rows, out, own, layer)
+                out = self._neural(conv, split, rows, out, own, layer)
             results.append(out)
         out = results[0] if together else torch.cat(results)
         if self.schedule.micro == "sync":
             out = _Meeting.apply(out, lambda: self._meet(layer, slots))
-            out = self._neural(conv, rule, "all", out, own, layer)
+            out = self._neural(conv, split, "all", out, own, layer)
         return out
 
-    def _neural(self, conv: nn.Module, rule: Rule, rows: str, gathered: Tensor, own: Tensor, layer: int) -> Tensor:
+    def _neural(self, conv: nn.Module, split: Split, rows: str, gathered: Tensor, own: Tensor, layer: int) -> Tensor:
         piece = self.part.piece(rows)
         with self.timeline.span(layer, "neural op", rows):
-            out = rule.neural_op(conv, self.part, rows, gathered, own[piece.first : piece.last])
+            out = layers.neural_op(conv, split, self.part, rows, gathered, own[piece.first : piece.last])
         return _Mark.apply(out, lambda: self.timeline.backward_begins(layer, rows))
 
     def _meet(self, layer: int, slots: Slots) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from stretto.dist.exchange import Exchange, Link
 from stretto.dist.gloo_threads import calm_gloo
-from stretto.dist.layers import check_call, layers_of, rule_of
+from stretto.dist.layers import check_call, layers_of, split_of
 from stretto.dist.part import Part
 from stretto.dist.pipeline import Pipeline
 from stretto.dist.schedule import Schedule
@@ -91,9 +91,9 @@ class PartitionParallel:
 
     def _layer(self, conv: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         check_call(conv, args, kwargs, self.part.edge_index)
-        rule = rule_of(conv)
-        assert rule is not None
-        return self._pipeline.run(conv, rule, x, self._reading)
+        split = split_of(conv)
+        assert split is not None
+        return self._pipeline.run(conv, split, x, self._reading)
 
     # ---- one step ----
 

@@ -27,19 +27,19 @@ from stretto.ops.autograd_state import saved_elsewhere
 # takes it as stock the first time it sees it. A loader that knows its batches' CSR, or a graph used again, runs fast.
 PASSING = 600_000
 PASSING_EDGEWISE = 260_000  # of layers whose stock form makes several arrays an edge: attention and the like
-SMALL = {"SAGEConv": 260_000, "GraphConv": 260_000, "GINConv": 260_000}  # edges below which few launches decide, always
 _glimpsed: weakref.WeakKeyDictionary[Any, dict[int, weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()
 
 
-def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int, flow: str) -> None:
-    """Decline a small edge_index on a GPU that this layer has not seen before and nobody has built the graph of."""
-    if (
-        not isinstance(edge_index, Tensor)
-        or not has_own_memory(edge_index.device)
-        or edge_index.layout != torch.strided
-    ):
+def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int, few: int, flow: str) -> None:
+    """Decline a small edge_index on a device that this layer has not seen before and nobody has built the graph of.
+
+    fewest: edges from which on it is not small; few: below which it is, also where it was seen before.
+    """
+    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         return
-    if edge_index.size(1) < min(fewest, SMALL.get(type(conv).__name__, 0)):
+    if not has_own_memory(edge_index.device):
+        return
+    if edge_index.size(1) < min(fewest, few):
         raise Small(base.SMALL)
     if edge_index.size(1) >= fewest or saved_elsewhere() or Graph.is_known(edge_index, sizes, flow=flow):
         return
@@ -54,12 +54,19 @@ def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int, flo
 
 
 def graph_of(
-    conv: Any, edge_index: Any, num_src: int, num_dst: int, passing: int | None = None, flow: str | None = None
+    conv: Any,
+    edge_index: Any,
+    num_src: int,
+    num_dst: int,
+    passing: int | None = None,
+    flow: str | None = None,
+    *,
+    few: int = 0,
 ) -> Graph:
     """The graph of a conv's input, rows the nodes that receive messages under the conv's flow, or the one given."""
     flow = conv.flow if flow is None else flow
     sizes = (num_dst, num_src) if flow == "target_to_source" else (num_src, num_dst)
-    pass_by(conv, edge_index, sizes, PASSING if passing is None else passing, flow)
+    pass_by(conv, edge_index, sizes, PASSING if passing is None else passing, few, flow)
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dtype not in INDEX:
         raise Decline(f"edge_index is {edge_index.dtype}")
     if isinstance(edge_index, Tensor) and edge_index.dim() != 2:
@@ -77,6 +84,26 @@ def graph_of(
             raise Decline("flow target_to_source with a sparse matrix")
         return Graph.of(edge_index, (num_dst, num_src), flow="target_to_source")
     return Graph.of(edge_index, (num_src, num_dst))
+
+
+def destinations(edge_index: Any, size: Any, x_dst: Tensor | None, x: Tensor) -> int:
+    """How many nodes receive messages, as PyG infers it."""
+    if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
+        return edge_index.size(0)
+    if hasattr(edge_index, "sparse_sizes"):  # a SparseTensor, whose rows receive
+        return int(edge_index.sparse_sizes()[0]) if x_dst is None else x_dst.size(0)
+    if hasattr(edge_index, "sparse_size"):  # an EdgeIndex: what it knows of itself counts, and `size` does not
+        size = edge_index.sparse_size()
+    known = None
+    if size is not None:
+        num_src, known = size
+        if not all(s is None or isinstance(s, int) for s in size):
+            raise Decline("size holds no numbers")
+        if num_src not in (None, x.size(0)) or (x_dst is not None and known not in (None, x_dst.size(0))):
+            raise Decline("size and x disagree")
+    if x_dst is not None:
+        return x_dst.size(0)
+    return x.size(0) if known is None else int(known)
 
 
 def sizes_agree(edge_index: Any, num_src: int, num_dst: int) -> None:

@@ -18,7 +18,8 @@ from torch_geometric.utils import softmax
 from stretto.graph import Graph
 from stretto.kernels import DTYPES, autocasts, has_own_memory
 from stretto.layers.adjacency import PASSING
-from stretto.layers.base import Decline, Fast
+from stretto.layers.base import Decline
+from stretto.layers.layer import Fast, Layer
 from stretto.ops import gather_rows, segment_reduce
 
 SMALL = 1 << 10  # values below which finding the index again costs more than stock's scatter
@@ -196,18 +197,18 @@ def _var(x: Tensor, index: Tensor, dim_size: int, semi_grad: bool) -> Tensor:
     return square - mean * mean
 
 
-AGGREGATIONS: dict[type, Fast] = {
-    stock.SumAggregation: _simple("sum"),
-    stock.MeanAggregation: _simple("mean"),
-    stock.MaxAggregation: _simple("max"),
-    stock.MinAggregation: _simple("min"),
-    stock.MulAggregation: _simple("mul"),
-    stock.VarAggregation: fast_var,
-    stock.SoftmaxAggregation: fast_softmax,
-    stock.PowerMeanAggregation: fast_power,
-    stock.MedianAggregation: fast_median,
-    stock.fused.FusedAggregation: fast_fused,
-    stock.AttentionalAggregation: fast_attentional,
-    stock.VariancePreservingAggregation: fast_variance_preserving,
-    stock.Set2Set: fast_set2set,
-}
+LAYERS = (
+    Layer(stock.SumAggregation, _simple("sum")),
+    Layer(stock.MeanAggregation, _simple("mean")),
+    Layer(stock.MaxAggregation, _simple("max")),
+    Layer(stock.MinAggregation, _simple("min")),
+    Layer(stock.MulAggregation, _simple("mul")),
+    Layer(stock.VarAggregation, fast_var),
+    Layer(stock.SoftmaxAggregation, fast_softmax),
+    Layer(stock.PowerMeanAggregation, fast_power),
+    Layer(stock.MedianAggregation, fast_median),
+    Layer(stock.fused.FusedAggregation, fast_fused),
+    Layer(stock.AttentionalAggregation, fast_attentional),
+    Layer(stock.VariancePreservingAggregation, fast_variance_preserving),
+    Layer(stock.Set2Set, fast_set2set),
+)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto.compile import Adjacency, linear
 from stretto.layers import adjacency, edges
-from stretto.layers.base import Decline, note_plan, record_of
+from stretto.layers.base import Decline, note, note_plan
 from stretto.layers.declines import same_type
+from stretto.layers.layer import SUM, Layer, when
 from stretto.layers.sage import WITH_OTHER_ROOT, WITH_OWN_ROOT
 from stretto.ops import spmm
 
@@ -18,7 +20,6 @@ from stretto.ops import spmm
 def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What ARMAConv.forward computes."""
     x, _, _ = edges.ends(x)
-    edges.check_aggr(conv, *edges.SUM)
     edges.initialised(conv.init_weight, conv.root_weight)
     later = () if conv.num_layers < 2 else (conv.weight,)
     same_type(x, conv.init_weight, conv.root_weight, conv.bias, *later)
@@ -27,8 +28,6 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = Non
         raise Decline("x does not fit the layer")
     if not edges.is_plain(edge_index):
         raise Decline(f"edge_index is a {type(edge_index).__name__}, not [2, E]")
-    if conv.num_layers < 1:
-        raise Decline("num_layers is 0")
     adj = adjacency.gcn(conv, x, edge_index, edge_weight, add_self_loops=False)
     stacks, width = conv.num_stacks, conv.out_channels
     out = x
@@ -54,7 +53,7 @@ def _first(
 ) -> Tensor:
     """A x weight' + root root_weight' + bias."""
     if edges.learns(adj):
-        record_of(conv).plan = "A (X W') + X V'"
+        note(conv, "A (X W') + X V'")
         y = torch.nn.functional.linear(root, root_weight, bias)
         return spmm(adj.graph, x @ weight.t(), adj.weight, y=y)
     if root is x:
@@ -72,3 +71,12 @@ def _side_by_side(weight: Tensor) -> Tensor:
 def _stacked(out: Tensor, stacks: int) -> Tensor:
     """[n, K * o] -> [K, n, o], the shape stock's activation sees; a view."""
     return out.view(out.size(0), stacks, -1 if out.numel() else out.size(1) // stacks).transpose(0, 1)
+
+
+LAYER = Layer(
+    pyg.ARMAConv,
+    fast,
+    aggr=SUM,
+    declines=(when(lambda c: c.num_layers < 1, "num_layers is 0"),),
+    message=lambda c, i, o: c.num_stacks * c.out_channels,
+)

@@ -10,14 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto.compile import Adjacency, constant, linear
 from stretto.graph import Graph
 from stretto.layers import adjacency, edges
-from stretto.layers.base import Decline, note_fixed, note_plan, weight_of
+from stretto.layers.base import Decline, note, note_plan, weight_of
 from stretto.layers.declines import same_type
 from stretto.layers.hops import MOST_HOPS, chebyshev, polynomial
+from stretto.layers.layer import SUM, Layer, as_wide_as_x
 from stretto.ops import spmm
 
 
@@ -31,7 +33,6 @@ def fast(
 ) -> Tensor:
     """What ChebConv.forward computes."""
     x, _, _ = edges.ends(x)
-    edges.check_aggr(conv, *edges.SUM)
     same_type(x, conv.bias)
     weights = [weight_of(lin, x) for lin in conv.lins]
     if len(weights) == 1:
@@ -45,7 +46,7 @@ def fast(
     columns = len(weights) * x.size(1)
     kept = constant(x, adj, ("cheb", len(weights)), columns, lambda: torch.cat(_terms(adj, x, len(weights)), dim=1))
     if kept is not None:
-        note_fixed(conv, "[kept T_0(L) X | ... | T_K(L) X] [W_0; ...; W_K]'")
+        note(conv, "[kept T_0(L) X | ... | T_K(L) X] [W_0; ...; W_K]'")
         return torch.nn.functional.linear(kept, torch.cat(weights, dim=1), conv.bias)
     learns = edges.learns(adj)
     if not learns and len(weights) <= MOST_HOPS:
@@ -55,10 +56,10 @@ def fast(
         return linear(chebyshev(len(weights) - 1), tensors, twice, bias=conv.bias, note=note_plan(conv), hoist=False)
     why = "edges learn" if learns else "many hops"
     if weights[0].size(0) < x.size(1):
-        note_fixed(conv, f"Clenshaw(L, X W'), {why}")
+        note(conv, f"Clenshaw(L, X W'), {why}")
         out = _clenshaw(adj, x, weights)
     else:
-        note_fixed(conv, f"sum T_k(L) X W_k', {why}")
+        note(conv, f"sum T_k(L) X W_k', {why}")
         out = _recurrence(adj, x, weights)
     return out if conv.bias is None else out + conv.bias
 
@@ -130,3 +131,6 @@ def _clenshaw(adj: Adjacency, x: Tensor, weights: list[Tensor]) -> Tensor:
         later, now = now, spmm(adj.graph, now, twice, y=rest.contiguous())
     last = terms[0] if later is None else terms[0] - later
     return spmm(adj.graph, now, adj.weight, y=last.contiguous())
+
+
+LAYER = Layer(pyg.ChebConv, fast, aggr=SUM, copies=True, message=as_wide_as_x)

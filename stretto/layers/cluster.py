@@ -5,22 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto.compile import Adjacency, linear
 from stretto.layers import edges
 from stretto.layers.base import Decline, note_plan, weight_of
+from stretto.layers.layer import SUM, Layer, as_wide_as_x, when
 from stretto.layers.sage import WITH_OWN_ROOT
 
 
 def fast(conv: Any, x: Tensor, edge_index: Any) -> Tensor:
     """What ClusterGCNConv.forward computes."""
     x, _, _ = edges.ends(x)
-    edges.check_aggr(conv, *edges.SUM)
-    if not conv.add_self_loops:
-        raise Decline("add_self_loops=False: stock reads the diagonal of the user's own loops")
-    if conv.flow != "source_to_target":
-        raise Decline("flow target_to_source: stock divides by the other end's degree")
     kind = torch.get_default_dtype()  # in which stock counts degrees, whatever the type of x
     if kind != torch.float32 and (kind, x.dtype) != (torch.float64, torch.float64):
         raise Decline(f"stock counts degrees in the default type, which is {kind}, and the input is {x.dtype}")
@@ -43,3 +40,19 @@ def fast(conv: Any, x: Tensor, edge_index: Any) -> Tensor:
     if conv.lin_root.bias is not None:
         return out + conv.lin_root.bias
     return out
+
+
+LAYER = Layer(
+    pyg.ClusterGCNConv,
+    fast,
+    aggr=SUM,
+    declines=(
+        when(lambda c: not c.add_self_loops, "add_self_loops=False: stock reads the diagonal of the user's own loops"),
+        when(
+            lambda c: c.flow != "source_to_target",
+            "flow target_to_source: stock divides by the other end's degree",
+        ),
+    ),
+    message=as_wide_as_x,
+    copies=True,
+)

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch_geometric.nn as pyg
 from torch import Tensor
 
-from stretto.layers import edge_norms, edges, streaming
-from stretto.layers.base import LINEAR, Decline, record_of
+from stretto.layers import edges
+from stretto.layers.base import LINEAR, Decline, note
+from stretto.layers.edges import norms, streaming
 from stretto.layers.gin import first_linear
+from stretto.layers.layer import SIMPLE, Layer, as_wide_as_result, when
 from stretto.ops import spmm
 from stretto.ops.dense import dense
 from stretto.ops.edge_mlp import Ends
@@ -22,10 +25,8 @@ from stretto.ops.extremum import extremum
 def fast(conv: Any, x: Any, edge_index: Any) -> Tensor:
     """What EdgeConv.forward computes."""
     x_src, x_dst = edges.both_ends(x)
-    reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
+    reduce = edges.reduction(conv)
     first, rest = first_linear(conv.nn)
-    if first is None:
-        raise Decline("nn does not start with a Linear")
     if x_src.size(1) != x_dst.size(1):
         raise Decline("x_src and x_dst differ in width")
     own, other = edges.split_weight(first, x_src, x_dst.size(1), x_src.size(1))
@@ -35,26 +36,26 @@ def fast(conv: Any, x: Any, edge_index: Any) -> Tensor:
     u = dense(x_dst, own - other, first.bias)
     v = dense(x_src, other)
     if type(conv.nn) in LINEAR:
-        record_of(conv).plan = "X (W1 - W2)' + reduce(A, X W2')"
+        note(conv, "X (W1 - W2)' + reduce(A, X W2')")
         if reduce in ("max", "min"):
             return extremum(graph, v, None, reduce, u)
         return edges.plus_own(graph, spmm(graph, v, reduce=reduce), u, reduce)
-    modules = edge_norms.in_order(conv.nn)[1:]
+    modules = norms.in_order(conv.nn)[1:]
     width, parameters = _widest(modules, u.size(1)), streaming.parameters_of(modules)
-    plain = not edge_norms.watched(conv.nn)
+    plain = not norms.watched(conv.nn)
     steady = plain and streaming.row_by_row(modules, random=True)
 
     def message(a: Tensor, b: Tensor) -> Tensor:
         return rest(a + b)
 
-    def stage(until: Any, known: edge_norms.Known) -> Callable[..., Tensor]:
-        return lambda a, b: edge_norms.run(modules, a + b, until, known)
+    def stage(until: Any, known: norms.Known) -> Callable[..., Tensor]:
+        return lambda a, b: norms.run(modules, a + b, until, known)
 
     function: Callable[..., Tensor] = message
     numbers: Ends = None
     shared: list[Tensor] = []
-    if plain and not steady and edge_norms.takes(graph, modules, width, u):
-        function, numbers, shared = edge_norms.with_statistics(graph, stage, modules, parameters, u, v, None)
+    if plain and not steady and norms.takes(graph, modules, width, u):
+        function, numbers, shared = norms.with_statistics(graph, stage, modules, parameters, u, v, None)
         steady = True
     (out,), how = streaming.reduced(
         graph,
@@ -69,9 +70,18 @@ def fast(conv: Any, x: Any, edge_index: Any) -> Tensor:
         shared=shared,
         steady=steady,
     )
-    record_of(conv).plan = f"first Linear on nodes, the rest of nn on edges, {how}"
+    note(conv, f"first Linear on nodes, the rest of nn on edges, {how}", builds=how.builds)
     return out
 
 
 def _widest(modules: list[Any], width: int) -> int:
     return max([width, *(m.weight.size(0) for m in modules if type(m) in LINEAR)])
+
+
+LAYER = Layer(
+    pyg.EdgeConv,
+    fast,
+    aggr=SIMPLE,
+    declines=(when(lambda c: first_linear(c.nn)[0] is None, "nn does not start with a Linear"),),
+    message=as_wide_as_result,
+)

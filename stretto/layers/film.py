@@ -10,11 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto.graph import Graph
-from stretto.layers import adjacency, edges, streaming
-from stretto.layers.base import Decline, hooked, record_of
+from stretto.layers import adjacency, edges
+from stretto.layers.base import Decline, hooked, note
+from stretto.layers.edges import streaming
+from stretto.layers.layer import SIMPLE, Layer, as_wide_as_result
 from stretto.ops import edge_messages, spmm
 from stretto.ops.rows import has_edges, only_reached
 
@@ -22,12 +25,12 @@ from stretto.ops.rows import has_edges, only_reached
 def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
     """What FiLMConv.forward computes."""
     x_src, x_dst = edges.both_ends(x)
-    reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
+    reduce = edges.reduction(conv)
     if conv.num_relations <= 1:
         graphs = [edges.graph_between(conv, edge_index, x_src, x_dst)]
     else:
         graphs = _by_relation(conv, edges.plain_graph(conv, edge_index, x_src, x_dst), edge_type)
-    record_of(conv).plan = "relations in turn, gamma (A X) + beta"
+    note(conv, "relations in turn, gamma (A X) + beta")
     beta, gamma = conv.film_skip(x_dst).split(conv.out_channels, dim=-1)
     out = gamma * conv.lin_skip(x_dst) + beta
     if conv.act is not None:
@@ -44,7 +47,7 @@ def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, 
     if conv.act is None and algebra:
         return edges.plus_own(graph, gamma * spmm(graph, h, reduce=reduce), beta, reduce)
     if type(conv.act) is torch.nn.ReLU and algebra and not hooked(conv.act):
-        record_of(conv).plan = "relations in turn, |gamma| relu(+-X + beta / |gamma|) summed as messages"
+        note(conv, "relations in turn, |gamma| relu(+-X + beta / |gamma|) summed as messages")
         return _rectified(graph, h, gamma, beta, reduce)
     width, act = h.size(1), conv.act
     acts = [] if act is None else [act]
@@ -67,7 +70,7 @@ def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, 
         steady=streaming.row_by_row(acts, random=True),
         patience=16,  # the message is two operations: in blocks it takes 1.3 times as long as stock
     )
-    record_of(conv).plan = f"relations in turn, messages {how}"
+    note(conv, f"relations in turn, messages {how}", builds=how.builds)
     return out
 
 
@@ -99,3 +102,6 @@ def _by_relation(conv: Any, graph: Graph, edge_type: Any) -> list[Graph]:
 
     found: list[Graph] = adjacency.kept_for(graph, ("by relation", conv.num_relations), edge_type, make)
     return found
+
+
+LAYER = Layer(pyg.FiLMConv, fast, aggr=SIMPLE, message=as_wide_as_result)

@@ -4,9 +4,12 @@ much wider than what it becomes, they are (x W) a instead."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
@@ -14,11 +17,12 @@ from stretto import settings
 from stretto.compile import CHOOSER, Order, Trial, best_order
 from stretto.compile.cost import gat_on_cpu, gat_on_gpu
 from stretto.graph import Graph
-from stretto.kernels import has_own_memory, on_host
+from stretto.kernels import has_own_memory
 from stretto.layers import adjacency, edges
-from stretto.layers.base import SMALL, Decline, Small, note_attention, note_order, weight_of
+from stretto.layers.base import SMALL, Decline, Small, messages, note_order, weight_of
 from stretto.layers.declines import same_type
 from stretto.layers.features import linear_of_nonzeros
+from stretto.layers.layer import SUM, Layer
 from stretto.machine.rates import Profile
 from stretto.ops import library, widened
 from stretto.ops.attention import attention
@@ -30,6 +34,27 @@ from stretto.ops.projections import plus, projections
 from stretto.ops.rows import all_reached
 
 
+@dataclass(frozen=True)
+class _Ends:
+    """The features of both ends and the weights that act on them; x_dst None: of the receiving end nothing is read."""
+
+    x: Tensor
+    x_dst: Tensor | None
+    own: bool  # whether the features of both are one tensor
+    weight: Tensor
+    weight_dst: Tensor | None
+
+    @property
+    def one(self) -> bool:
+        """Whether the two ends share features and weight."""
+        return self.own and self.weight_dst is self.weight
+
+    def tried(self, trial: Trial) -> _Ends:
+        """The same, as an order of evaluation is to be tried with them."""
+        x, weight = trial.enter(self.x, self.weight)
+        return _Ends(x, x if self.own else self.x_dst, self.own, weight, weight if self.one else self.weight_dst)
+
+
 def fast(
     conv: Any,
     x: Any,
@@ -39,87 +64,125 @@ def fast(
     return_attention_weights: Any = None,
 ) -> Any:
     """What GATConv.forward computes."""
+    ends, wanted = _ends(conv, x), bool(return_attention_weights)
+    graph, edge_attr = _graph(conv, ends, edge_index, edge_attr, size)
+    check_weights_wanted(edge_index, return_attention_weights)
+    order, trial, key = ordered(graph, ends.x, ends.weight, conv.heads)
+    first = order.name == FOLDED
+    trial = None if wanted else trial
+    ends = ends if trial is None else ends.tried(trial)
+    avoided = messages(graph.num_edges, conv.heads * conv.out_channels, ends.x)
+    if ends.one and not first:
+        parts = (ends.weight, conv.att_src, conv.att_dst)
+        if whole(conv, graph, ends.x, edge_attr, wanted, parts, (ends.weight, None)):
+            note_order(conv, order, key, f"{REUSE}, one step", avoided)
+            return one_step(conv, graph, "gat", ends.x, parts)
+        if few_launches_decide(conv, graph):
+            raise Small(SMALL)
+    out, alpha = _attended(conv, graph, ends, edge_attr, first, wanted)
+    note_order(conv, order, key, avoided=avoided)
+    out = _finished(conv, graph, ends, out, first)
+    if trial is not None:
+        out = trial.leave(out)
+    return (out, (edges_of(conv, graph, edge_index), alpha)) if wanted else out
+
+
+def _ends(conv: Any, x: Any) -> _Ends:
     x_src, x_dst, own = edges.ends(x)
-    edges.check_aggr(conv, *edges.SUM)
     shared = conv.lin is not None
     weight = weight_of(conv.lin if shared else conv.lin_src, x_src)
     weight_dst = None if x_dst is None else weight_of(conv.lin if shared else conv.lin_dst, x_dst)
-    att_src, att_dst, bias = conv.att_src, conv.att_dst, conv.bias
-    same_type(x_src, att_src, att_dst, bias, conv.att_edge)
+    same_type(x_src, conv.att_src, conv.att_dst, conv.bias, conv.att_edge)
     if weight.size(0) != conv.heads * conv.out_channels:
         raise Decline("the weight does not fit the layer")
+    return _Ends(x_src, x_dst, own, weight, weight_dst)
+
+
+def _graph(conv: Any, ends: _Ends, edge_index: Any, edge_attr: Any, size: Any) -> tuple[Graph, Tensor | None]:
+    """The graph and the edge attributes that the layer attends over, with its self-loops."""
     if size is not None and None in size:
         raise Decline("size is not complete")
-    given = edges.graph_between(conv, edge_index, x_src, x_dst, size)
-    edge_attr = edge_features(conv, given, edge_index, edge_attr, x_src)
+    plain = edges.graph_between(conv, edge_index, ends.x, ends.x_dst, size)
+    edge_attr = edge_features(conv, plain, edge_index, edge_attr, ends.x)
     edges.no_infinity(edge_attr)
-    check_weights_wanted(edge_index, return_attention_weights)
-    graph, edge_attr = looped(conv, given, edge_attr)
-    if graph.num_edges == 0:
-        edge_attr = None  # stock does not look at it either: what it would have met has no gradient
-    heads, width = conv.heads, conv.out_channels
-    one = own and weight_dst is weight  # the two ends share features and weight
-    first, trial = ordered(conv, graph, x_src, weight)
-    if trial is not None and not return_attention_weights:
-        x_src, weight = trial.enter(x_src, weight)
-        x_dst, weight_dst = x_src if own else x_dst, weight if one else weight_dst
-    else:
-        trial = None
-    parts = (weight, att_src, att_dst)
-    if one and not first and whole(conv, graph, x_src, edge_attr, return_attention_weights, parts, (weight, None)):
-        note_attention(conv, f"{REUSE}, one step", graph.num_edges, heads * width, x_src)
-        drop = conv.dropout if conv.training else 0.0
-        return attention_layer(graph, "gat", heads, x_src, bias, parts, slope=conv.negative_slope, dropout=drop)
-    if one and not first and few_launches_decide(conv, graph):
-        raise Small(SMALL)
-    if first or x_src.size(1) < 2 * heads * width:
-        logits = fold_both(weight, att_src, att_dst) if one else fold(weight, att_src)
-        scores, *projected = projections(x_src, [(logits, None)] + ([] if first else [(weight, None)]))
-        right, left = scores.split(heads, dim=1) if one else (scores, scores)
-    else:  # wide inputs, narrow outputs: reading x again would cost more than the logits of what it becomes
-        of_nonzeros = linear_of_nonzeros(x_src, weight)
-        projected = [*projections(x_src, [(weight, None)])] if of_nonzeros is None else [of_nonzeros]
-        vectors = per_head(att_src) if not one else torch.cat([per_head(att_src), per_head(att_dst)], 1)
-        scores = dense(projected[0], vectors.t())
-        right, left = scores.split(heads, dim=1) if one else (scores, scores)
-    if x_dst is None or weight_dst is None:
-        left = right.new_zeros(graph.num_rows, heads)
-    elif not one:
-        left = dense(x_dst, fold(weight_dst, att_dst))
-    edge = None if edge_attr is None else dense(edge_attr, fold(conv.lin_edge.weight, conv.att_edge))
-    wanted = bool(return_attention_weights)
-    v = x_src.unsqueeze(1) if first else projected[0].view(-1, heads, width)
-    found = attention(
+    graph, edge_attr = looped(conv, plain, edge_attr)
+    # of no edges stock does not look at it either: what it would have met has no gradient
+    return graph, edge_attr if graph.num_edges else None
+
+
+def _attended(
+    conv: Any, graph: Graph, ends: _Ends, edge_attr: Tensor | None, first: bool, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The sum of values by attention, and its weights. first: of x, whose projection is still to come."""
+    left, right, projected = _scores(conv, graph, ends, first)
+    result = attention(
         graph,
-        v,
+        ends.x.unsqueeze(1) if projected is None else projected.view(-1, conv.heads, conv.out_channels),
         left,
         right,
-        edge,
+        None if edge_attr is None else dense(edge_attr, fold(conv.lin_edge.weight, conv.att_edge)),
         form="gat",
         negative_slope=conv.negative_slope,
         dropout=conv.dropout if conv.training else 0.0,
         return_weights=wanted,
         dropped=True,
-        bias=bias if conv.concat and not first else None,
+        bias=conv.bias if conv.concat and not first else None,
     )
-    out, alpha = found if isinstance(found, tuple) else (found, None)
-    note_attention(conv, FOLDED if first else REUSE, graph.num_edges, heads * width, x_src)
-    rest = bias
-    reached = not first or (conv.add_self_loops and graph.num_rows <= graph.num_cols) or all_reached(graph)
-    if first and heads == 1 and rest is not None and reached and widened.takes(out.flatten(1), weight):
-        out, rest = widened.widened(out.flatten(1), weight, rest), None
-    elif first:
-        out = project(out, weight, conv.concat)
-        out = out if reached else edges.only_reached(graph, out)
-    elif out.dim() == 3:
-        out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
-    if conv.res is not None and x_dst is not None:
-        out = out + conv.res(x_dst)
-    if rest is not None and (first or not conv.concat):
-        out = plus(out, rest)
-    if trial is not None:
-        out = trial.leave(out)
-    return (out, (edges_of(conv, graph, edge_index), alpha)) if wanted else out
+    return (result[0], result[1]) if isinstance(result, tuple) else (result, None)
+
+
+def _scores(conv: Any, graph: Graph, ends: _Ends, first: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The scores of the ends that receive and send, and x W' where that is made here (first: it is not)."""
+    heads, x, weight = conv.heads, ends.x, ends.weight
+    projected: list[Tensor]
+    if first or x.size(1) < 2 * weight.size(0):
+        logits = fold_both(weight, conv.att_src, conv.att_dst) if ends.one else fold(weight, conv.att_src)
+        scores, *projected = projections(x, [(logits, None)] + ([] if first else [(weight, None)]))
+    else:  # wide inputs, narrow outputs: reading x again would cost more than the logits of what it becomes
+        of_nonzeros = linear_of_nonzeros(x, weight)
+        projected = [*projections(x, [(weight, None)])] if of_nonzeros is None else [of_nonzeros]
+        vectors = [per_head(att) for att in ((conv.att_src, conv.att_dst) if ends.one else (conv.att_src,))]
+        scores = dense(projected[0], (torch.cat(vectors, 1) if ends.one else vectors[0]).t())
+    right, left = scores.split(heads, dim=1) if ends.one else (scores, scores)
+    if ends.x_dst is None or ends.weight_dst is None:
+        left = right.new_zeros(graph.num_rows, heads)
+    elif not ends.one:
+        left = dense(ends.x_dst, fold(ends.weight_dst, conv.att_dst))
+    return left, right, projected[0] if projected else None
+
+
+def _finished(conv: Any, graph: Graph, ends: _Ends, out: Tensor, first: bool) -> Tensor:
+    """What follows the sum: the projection, if that comes after it, heads side by side or averaged, root and bias."""
+    missing = conv.bias if first or not conv.concat else None
+    if first:
+        out, missing = _projected(conv, graph, out, ends.weight)
+    else:
+        out = heads_joined(conv, out)
+    if conv.res is not None and ends.x_dst is not None:
+        out = out + conv.res(ends.x_dst)
+    return out if missing is None else plus(out, missing)
+
+
+def _projected(conv: Any, graph: Graph, out: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The sums of x times the weight of their head, and the bias if that is still to be added."""
+    reached = (conv.add_self_loops and graph.num_rows <= graph.num_cols) or all_reached(graph)
+    if conv.heads == 1 and conv.bias is not None and reached and widened.takes(out.flatten(1), weight):
+        return widened.widened(out.flatten(1), weight, conv.bias), None
+    out = project(out, weight, conv.concat)
+    return out if reached else edges.only_reached(graph, out), conv.bias
+
+
+def heads_joined(conv: Any, out: Tensor) -> Tensor:
+    """Heads side by side or averaged, as the layer wants them. [n, h, c] -> [n, h * c] or [n, c]"""
+    if out.dim() != 3:
+        return out
+    return out.flatten(1) if conv.concat else out.mean(dim=1)
+
+
+def one_step(conv: Any, graph: Graph, form: str, x: Tensor, parts: Any) -> Tensor:
+    """The whole layer as one step."""
+    drop = conv.dropout if conv.training else 0.0
+    return attention_layer(graph, form, conv.heads, x, conv.bias, parts, slope=conv.negative_slope, dropout=drop)
 
 
 def whole(conv: Any, graph: Graph, x: Tensor, edge_attr: Any, wanted: Any, parameters: Any, values: Any) -> bool:
@@ -192,10 +255,10 @@ class _FoldBoth(torch.autograd.Function):
 REUSE, FOLDED = "alpha (X W'), logits X (W' a)", "(alpha X) W', logits X (W' a)"
 
 
-def ordered(conv: Any, graph: Graph, x: Tensor, weight: Tensor) -> tuple[bool, Trial | None]:
-    """Whether to sum x (one gather of i, heads * i products per edge) before the GEMM rather than x W' after it; and
-    what times it, while that is not settled."""
-    i, heads, columns = x.size(1), conv.heads, weight.size(0)
+def ordered(graph: Graph, x: Tensor, weight: Tensor, heads: int) -> tuple[Order, Trial | None, Hashable]:
+    """Whether to sum x (one gather of i, heads * i products per edge) before the GEMM rather than x W' after it; what
+    times it, while that is not settled; and what the decision is kept under."""
+    i, columns = x.size(1), weight.size(0)
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     # with all that a decision rests on
     fixed, threads, saved = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), saved_elsewhere()
@@ -203,27 +266,24 @@ def ordered(conv: Any, graph: Graph, x: Tensor, weight: Tensor) -> tuple[bool, T
     key = graph._derived.get(mark)
     decision = None if key is None else CHOOSER.decision(key)
     if decision is not None:
-        order = decision.steady if saved else decision.chosen
-        note_order(conv, order, key)
-        return order.name == FOLDED, None
+        return decision.steady if saved else decision.chosen, None, key
     sizes = {"n": graph.num_rows, "m": graph.num_cols, "E": graph.num_edges, "i": i, "o": columns, "h": heads}
-    size = x.element_size()
+    size, here = x.element_size(), has_own_memory(x.device)
     reuse = Order(REUSE, (columns,), graph.num_cols * columns * size)
     folded = Order(FOLDED, (heads * i,), graph.num_rows * heads * i * size)
 
     def priced(rates: Profile) -> list[tuple[float, Order]]:
-        if has_own_memory(x.device):
+        if here:
             times = gat_on_gpu(rates, graph.num_edges, graph.num_rows, i, heads, columns // heads)
         else:
             times = gat_on_cpu(rates, sizes, heads, size, 3 if wanted else 1)
         few = graph.num_edges <= 2 * graph.num_rows  # a sum that hardly adds anything saves nothing
-        return list(zip(times, (reuse,) if few and on_host(x) else (reuse, folded), strict=False))
+        return list(zip(times, (reuse,) if few and not here else (reuse, folded), strict=False))
 
     order, trial, key = best_order("GAT", priced, sizes, x, wanted)
-    note_order(conv, order, key)
     if trial is None:
         graph._derived[mark] = key
-    return order.name == FOLDED, trial
+    return order, trial, key
 
 
 def project(u: Tensor, weight: Tensor, concat: bool) -> Tensor:
@@ -274,3 +334,6 @@ def edges_of(conv: Any, graph: Graph, edge_index: Tensor) -> Tensor:
         return add_self_loops(remove_self_loops(edge_index)[0], num_nodes=loops)[0]
     found = graph.edge_index.to(edge_index.dtype)
     return found.flip(0) if conv.flow == "target_to_source" else found.clone()
+
+
+LAYER = Layer(pyg.GATConv, fast, aggr=SUM, local=True)

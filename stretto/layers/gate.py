@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.nn.models.attentive_fp import GATEConv
 
-from stretto.layers import edges, streaming
-from stretto.layers.base import Decline, note_attention, weight_of
+from stretto.layers import edges
+from stretto.layers.base import Decline, messages, note, weight_of
 from stretto.layers.declines import same_type
+from stretto.layers.edges import streaming
+from stretto.layers.layer import SUM, Layer
 from stretto.ops.attention import attention
 from stretto.ops.dense import dense, plus_dense
 from stretto.ops.projections import projections
@@ -24,7 +27,6 @@ SLOPE = 0.01  # of both leaky_relu, torch's default
 def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor) -> Tensor:
     """What GATEConv.forward computes."""
     x_src, x_dst = edges.both_ends(x)
-    edges.check_aggr(conv, *edges.SUM)
     same_type(x_src, conv.att_l, conv.att_r, conv.bias)
     graph = edges.plain_graph(conv, edge_index, x_src, x_dst)
     attr = edges.one_per_edge(graph, edge_attr, x_src)
@@ -50,7 +52,8 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor) -> Tensor:
         parameters=(of_edges, att),
         steady=True,
     )
-    note_attention(conv, f"alpha (X W2'), scores of edges {how}", graph.num_edges, v.size(1), x_src)
+    sent = messages(graph.num_edges, v.size(1), x_src)
+    note(conv, f"alpha (X W2'), scores of edges {how}", avoided=sent, builds=how.builds)
     out = attention(
         graph,
         v.unsqueeze(1),
@@ -64,3 +67,6 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor) -> Tensor:
     )
     assert isinstance(out, Tensor)
     return out
+
+
+LAYER = Layer(GATEConv, fast, aggr=SUM)

@@ -6,13 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto.graph import Graph
-from stretto.layers import edges, streaming
-from stretto.layers.base import Decline, hooked, record_of
-from stretto.layers.chains import chain_of
-from stretto.layers.edge_pairs import features_of
+from stretto.layers import edges
+from stretto.layers.base import Decline, hooked, note
+from stretto.layers.edges import streaming
+from stretto.layers.edges.chains import chain_of
+from stretto.layers.edges.pairs import features_of
+from stretto.layers.layer import SIMPLE, Layer, as_wide_as_result
 from stretto.ops.dense import dense, plus_dense
 from stretto.ops.edge_layer import gated_layer, takes
 from stretto.ops.edge_messages import edge_messages
@@ -23,12 +26,12 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
     """What ResGatedGraphConv.forward computes: sum of act(k_i + q_j) v_j, root and bias."""
     edge_index, edge_attr, _ = edges.unpacked(conv, edge_index, edge_attr)
     x_src, x_dst = edges.both_ends(x)
-    reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
+    reduce = edges.reduction(conv)
     if (edge_attr is None) != (conv.edge_dim is None):
         raise Decline("edge_attr and edge_dim disagree")
     graph = (edges.graph_between if edge_attr is None else edges.plain_graph)(conv, edge_index, x_src, x_dst)
     finite = edges.no_infinity(x_src, None if x_dst is x_src else x_dst)
-    record_of(conv).plan = "node-side Linears, gate and sum in one pass"
+    note(conv, "node-side Linears, gate and sum in one pass")
     if edge_attr is None:
         key, query, value = conv.lin_key(x_dst), conv.lin_query(x_src), conv.lin_value(x_src)
         if type(conv.act) is torch.nn.Sigmoid and reduce in ("sum", "mean") and not hooked(conv.act):
@@ -88,7 +91,7 @@ def _gated(
         modules=acts,
         steady=streaming.row_by_row(acts, random=True),
     )
-    record_of(conv).plan = f"node-side Linears, gates {how}"
+    note(conv, f"node-side Linears, gates {how}", builds=how.builds)
     return out
 
 
@@ -96,7 +99,7 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     """What CGConv.forward computes: x_i + sum of sigmoid(lin_f z) softplus(lin_s z) with z = [x_i, x_j, e]."""
     edge_index, edge_attr, _ = edges.unpacked(conv, edge_index, edge_attr)
     x_src, x_dst = edges.both_ends(x)
-    reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
+    reduce = edges.reduction(conv)
     graph = (edges.graph_between if edge_attr is None else edges.plain_graph)(conv, edge_index, x_src, x_dst)
     attr = None if edge_attr is None else edges.one_per_edge(graph, edge_attr, x_src)
     if attr is not None and attr.dim() != 2:
@@ -110,7 +113,7 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     if any(gate.weight.size(0) != x_dst.size(1) for gate in gates):
         raise Decline("the weights do not fit the layer")
     biases = (None, None) if all(g.bias is None for g in gates) else tuple(map(edges.bias_of, gates))
-    record_of(conv).plan = "node-side Linears, gate and sum in one pass"
+    note(conv, "node-side Linears, gate and sum in one pass")
     large = attr is not None and streaming.large(graph, 2 * x_dst.size(1), x_dst)
     if reduce == "sum" and attr is not None and not large and x_dst is x_src:
         made = _crystal_as_one_step(conv, graph, x_src, attr, biases)
@@ -137,7 +140,7 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     (out,), how = streaming.reduced(
         graph, message, *ends, attr, (reduce,), width=2 * x_dst.size(1), parameters=[edge], steady=True
     )
-    record_of(conv).plan = f"node-side Linears, gates {how}"
+    note(conv, f"node-side Linears, gates {how}", builds=how.builds)
     return (out if conv.bn is None else conv.bn(out)) + root
 
 
@@ -176,3 +179,7 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
     return a + b
+
+
+RESIDUAL = Layer(pyg.ResGatedGraphConv, fast_residual, aggr=SIMPLE, message=as_wide_as_result)
+CRYSTAL = Layer(pyg.CGConv, fast_crystal, aggr=SIMPLE, message=as_wide_as_result)

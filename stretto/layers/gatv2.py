@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn.functional import leaky_relu, linear
 
 from stretto.graph import Graph
-from stretto.layers import edges, gat, streaming
-from stretto.layers.base import Decline, note_attention, weight_of
+from stretto.layers import edges, gat
+from stretto.layers.base import Decline, messages, note, weight_of
 from stretto.layers.declines import same_type
+from stretto.layers.edges import streaming
+from stretto.layers.layer import SUM, Layer
 from stretto.ops.attention import attention
-from stretto.ops.attention_layer import attention_layer
 from stretto.ops.edge_mlp import edge_mlp
 from stretto.ops.projections import plus, projections
 
@@ -21,62 +23,70 @@ def fast(
     conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, return_attention_weights: Any = None
 ) -> Any:
     """What GATv2Conv.forward computes."""
-    x_src, x_dst, own = edges.ends(x)
-    if x_dst is None:
-        raise Decline("x has no destination part")
-    edges.check_aggr(conv, *edges.SUM)
+    x_src, x_dst = edges.both_ends(x)
     weight_of(conv.lin_l, x_src, bias=True)
     weight_of(conv.lin_r, x_dst, bias=True)
     same_type(x_src, conv.att, conv.bias)
-    given = edges.graph_between(conv, edge_index, x_src, x_dst)
+    plain = edges.graph_between(conv, edge_index, x_src, x_dst)
     if conv.lin_edge is None and edge_attr is not None:
         raise Decline("edge_attr without edge_dim")
-    edge_attr = gat.edge_features(conv, given, edge_index, edge_attr, x_src)
+    edge_attr = gat.edge_features(conv, plain, edge_index, edge_attr, x_src)
     gat.check_weights_wanted(edge_index, return_attention_weights)
-    graph, edge_attr = gat.looped(conv, given, edge_attr)
-    heads, width = conv.heads, conv.out_channels
-    drop = conv.dropout if conv.training else 0.0
+    graph, edge_attr = gat.looped(conv, plain, edge_attr)
     parts = (conv.lin_r.weight, conv.lin_r.bias, conv.lin_l.weight, conv.lin_l.bias, conv.att)
-    wanted, values = bool(return_attention_weights), parts[2:4]
-    if own and not conv.share_weights and gat.whole(conv, graph, x_src, edge_attr, wanted, parts, values):
-        note_attention(conv, "alpha (X W'), one step", graph.num_edges, heads * width, x_src)
-        return attention_layer(graph, "gatv2", heads, x_src, conv.bias, parts, slope=conv.negative_slope, dropout=drop)
-    to_left, to_right = (conv.lin_l.weight, conv.lin_l.bias), (conv.lin_r.weight, conv.lin_r.bias)
-    if own and conv.share_weights:
-        x_l = x_r = projections(x_src, [to_left])[0]
-    elif own:
-        x_l, x_r = projections(x_src, [to_left, to_right])
-    else:
-        x_l, x_r = projections(x_src, [to_left])[0], projections(x_dst, [to_right])[0]
-    x_l, x_r = x_l.view(-1, heads, width), x_r.view(-1, heads, width)
+    wanted, avoided = bool(return_attention_weights), messages(graph.num_edges, conv.heads * conv.out_channels, x_src)
+    one = x_dst is x_src and not conv.share_weights
+    if one and gat.whole(conv, graph, x_src, edge_attr, wanted, parts, parts[2:4]):
+        note(conv, "alpha (X W'), one step", avoided=avoided)
+        return gat.one_step(conv, graph, "gatv2", x_src, parts)
+    x_l, x_r = _projected(conv, x_src, x_dst)
     scores = _scores(conv, graph, x_r, x_l, edge_attr)
-    if scores is None:
-        edge = None if edge_attr is None else conv.lin_edge(edge_attr).view(-1, heads, width)
-        terms: Any = (None, x_r, x_l, edge)
-        form, att = "gatv2", conv.att.view(heads, width)
-    else:
-        terms, form, att = (x_l, None, None, scores), "given", None
-    found = attention(
-        graph,
-        *terms,
-        form=form,
-        att=att,
-        negative_slope=conv.negative_slope,
-        dropout=drop,
-        return_weights=wanted,
-        dropped=True,
-        bias=conv.bias if conv.concat else None,
-    )
-    out, alpha = found if isinstance(found, tuple) else (found, None)
-    plan = "alpha (X W'), one pass" if scores is None else "alpha (X W'), scores in blocks of edges"
-    note_attention(conv, plan, graph.num_edges, heads * width, x_src)
-    if out.dim() == 3:
-        out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
+    out, alpha = _attended(conv, graph, x_r, x_l, edge_attr, scores, wanted)
+    how = "one pass" if scores is None else "scores in blocks of edges"
+    note(conv, f"alpha (X W'), {how}", avoided=avoided)
+    out = gat.heads_joined(conv, out)
     if conv.res is not None:
         out = out + conv.res(x_dst)
     if conv.bias is not None and not conv.concat:
         out = plus(out, conv.bias)
     return (out, (gat.edges_of(conv, graph, edge_index), alpha)) if wanted else out
+
+
+def _projected(conv: Any, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor]:
+    """What the ends that send and receive give. -> [m, h, c], [n, h, c]"""
+    to_left, to_right = (conv.lin_l.weight, conv.lin_l.bias), (conv.lin_r.weight, conv.lin_r.bias)
+    if x_dst is x_src and conv.share_weights:
+        x_l = x_r = projections(x_src, [to_left])[0]
+    elif x_dst is x_src:
+        x_l, x_r = projections(x_src, [to_left, to_right])
+    else:
+        x_l, x_r = projections(x_src, [to_left])[0], projections(x_dst, [to_right])[0]
+    shape = (-1, conv.heads, conv.out_channels)
+    return x_l.view(shape), x_r.view(shape)
+
+
+def _attended(
+    conv: Any, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor | None, scores: Tensor | None, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The sum of values by attention, and its weights. scores [E, h]: where they are made already."""
+    if scores is None:
+        edge = None if edge_attr is None else conv.lin_edge(edge_attr).view(-1, conv.heads, conv.out_channels)
+        terms: Any = (None, x_r, x_l, edge)
+        form, att = "gatv2", conv.att.view(conv.heads, conv.out_channels)
+    else:
+        terms, form, att = (x_l, None, None, scores), "given", None
+    result = attention(
+        graph,
+        *terms,
+        form=form,
+        att=att,
+        negative_slope=conv.negative_slope,
+        dropout=conv.dropout if conv.training else 0.0,
+        return_weights=wanted,
+        dropped=True,
+        bias=conv.bias if conv.concat else None,
+    )
+    return (result[0], result[1]) if isinstance(result, tuple) else (result, None)
 
 
 def _scores(conv: Any, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor | None) -> Tensor | None:
@@ -94,3 +104,6 @@ def _scores(conv: Any, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor
     block = streaming.block_of(graph, x_l)
     made: Tensor = edge_mlp(graph, score, x_r, x_l, edge_attr, shared=learnt, reduce="each", block=block)
     return made
+
+
+LAYER = Layer(pyg.GATv2Conv, fast, aggr=SUM, local=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn.functional import linear
 from torch_geometric.nn import aggr as stock
@@ -13,8 +14,10 @@ from torch_geometric.nn.aggr import MultiAggregation, PowerMeanAggregation, Soft
 
 from stretto.graph import Graph
 from stretto.kernels import accumulate_type
-from stretto.layers import edges, streaming
-from stretto.layers.base import Decline, hooked, record_of
+from stretto.layers import edges
+from stretto.layers.base import Decline, hooked, note
+from stretto.layers.edges import streaming
+from stretto.layers.layer import Layer
 from stretto.ops import spmm
 from stretto.ops.edge_softmax_sum import softmax_sum
 from stretto.ops.rows import has_edges
@@ -42,16 +45,16 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     large = attr is not None and streaming.large(graph, conv.out_channels, x_src)
     out = _in_blocks(conv, graph, x_src, attr) if large and attr is not None else None
     if out is not None:
-        record_of(conv).plan = f"{conv.aggr} of relu(X_j + E), messages in blocks"
+        note(conv, f"{conv.aggr} of relu(X_j + E), messages in blocks")
     elif softmax is not None:
-        record_of(conv).plan = "softmax of relu(X_j + E) per channel, one pass"
+        note(conv, "softmax of relu(X_j + E) per channel, one pass")
         attr = conv.lin_edge(attr) if attr is not None and hasattr(conv, "lin_edge") else attr
         detached = not softmax.learn and softmax.semi_grad
         out = softmax_sum(graph, x_src, attr, softmax.t, act="relu", shift=conv.eps, detached=detached)
     elif attr is None:
         out = _from_nodes(conv, graph, x_src.relu() + conv.eps)
     else:
-        record_of(conv).plan = "messages reduced over the cached index"
+        note(conv, "messages reduced over the cached index", builds=True)
         attr = conv.lin_edge(attr) if hasattr(conv, "lin_edge") else attr
         out = _from_edges(conv, graph, (edges.at_sources(graph, x_src) + attr).relu() + conv.eps)
     if hasattr(conv, "lin_aggr_out"):
@@ -134,16 +137,16 @@ def _from_nodes(conv: Any, graph: Graph, message: Tensor) -> Tensor:
     """The aggregation of messages that depend on their source alone. message [m, o] -> [n, o]."""
     aggr = conv.aggr_module
     if conv.aggr in SIMPLE:
-        record_of(conv).plan = f"{conv.aggr}(A, relu(X))"
+        note(conv, f"{conv.aggr}(A, relu(X))")
         return spmm(graph, message, reduce=conv.aggr)
     if edges.is_stock(aggr, PowerMeanAggregation) and aggr.channels == 1:
-        record_of(conv).plan = "power mean(A, relu(X))"
+        note(conv, "power mean(A, relu(X))")
         return _power_mean(aggr, lambda power, _: spmm(graph, power(message), reduce="mean"))
     several = _several(aggr)
     if several is not None:
-        record_of(conv).plan = f"{', '.join(several)}(A, relu(X))"
+        note(conv, f"{', '.join(several)}(A, relu(X))")
         return aggr.combine([spmm(graph, message, reduce=name) for name in several])
-    record_of(conv).plan = "messages reduced over the cached index"
+    note(conv, "messages reduced over the cached index", builds=True)
     return _from_edges(conv, graph, edges.at_sources(graph, message))
 
 
@@ -153,3 +156,6 @@ def _from_edges(conv: Any, graph: Graph, message: Tensor) -> Tensor:
         return edges.reduce_edges(graph, message, conv.aggr)
     index = graph.derived("targets", lambda: graph.segment_index.long())
     return conv.aggr_module(message, index, dim_size=graph.num_rows, dim=-2)
+
+
+LAYER = Layer(pyg.GENConv, fast, message=lambda c, i, o: c.out_channels)

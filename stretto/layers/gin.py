@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.nn.models import MLP
@@ -14,9 +15,9 @@ from stretto.compile import Adjacency, Leaf, Sparse, Term, Transpose, linear
 from stretto.kernels import denormals, on_host
 from stretto.kernels.looks import settled
 from stretto.layers import adjacency
-from stretto.layers.base import LINEAR, Decline, check_input, hooked, note_plan, record_of, weight_of
+from stretto.layers.base import LINEAR, Decline, check_input, hooked, note, note_plan, weight_of
 from stretto.layers.declines import pair_of, same_type
-from stretto.layers.sage import destinations
+from stretto.layers.layer import SIMPLE, Layer, Split, as_wide_as_x
 from stretto.ops import relu_product, spmm
 from stretto.ops.dense import dense
 from stretto.ops.relu_dense import relu_dense
@@ -27,6 +28,7 @@ OTHER = Leaf("R", "n", "i")
 OWN_ROOT = (Term((A, X, Transpose(W))), Term((X, Transpose(W)), "c"))
 OTHER_ROOT = (Term((A, X, Transpose(W))), Term((OTHER, Transpose(W)), "c"))
 NO_ROOT = (Term((A, X, Transpose(W))),)
+FEW_EDGES = 260_000  # on a device, below which stock's few launches cost less (docs/gpu.md)
 Rest = Callable[..., Tensor]  # of the first Linear's result, and its bias if that is still to be added
 
 
@@ -35,18 +37,17 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     x_src, x_dst = pair_of(x)
     own = x_dst is x_src
     check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
-    if conv.aggr not in ("add", "sum", "mean", "max", "min"):
-        raise Decline(f"aggr is {conv.aggr}")
     if x_dst is not None and x_dst.size(1) != x_src.size(1):
         raise Decline("x_src and x_dst differ in width")
     same_type(x_src, conv.eps)
-    graph = adjacency.graph_of(conv, edge_index, x_src.size(0), destinations(edge_index, size, x_dst, x_src))
+    num_dst = adjacency.destinations(edge_index, size, x_dst, x_src)
+    graph = adjacency.graph_of(conv, edge_index, x_src.size(0), num_dst, few=FEW_EDGES)
     values = adjacency.weights_in(graph, edge_index, x_src)
     first, rest = first_linear(conv.nn)
     learns = conv.eps.requires_grad or (values is not None and values.requires_grad)
     linear_sum = conv.aggr in ("add", "sum", "mean") and not learns
     if first is None or not linear_sum:
-        record_of(conv).plan = "nn(A X + c X)"
+        note(conv, "nn(A X + c X)")
         root = None if x_dst is None else (1 + conv.eps) * x_dst
         return network(conv.nn, spmm(graph, x_src, values, reduce=conv.aggr, y=root))
     weight, bias = weight_of(first, x_src, bias=True), first.bias
@@ -187,3 +188,14 @@ def _only_relu(mlp: Any) -> bool:
         and all(type(lin) in LINEAR for lin in mlp.lins)
         and not hooked(*parts)
     )
+
+
+LAYER = Layer(
+    pyg.GINConv,
+    fast,
+    aggr=SIMPLE,
+    message=as_wide_as_x,
+    local=True,
+    few_edges=FEW_EDGES,
+    split=Split(lambda conv, gathered, own: conv.nn(gathered + (1 + conv.eps) * own)),
+)

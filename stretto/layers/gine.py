@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn.functional import linear
 
 from stretto.graph import Graph
-from stretto.layers import edges, streaming
-from stretto.layers.base import Decline, record_of, weight_of
-from stretto.layers.chains import chain_of
+from stretto.layers import edges
+from stretto.layers.base import Decline, note, weight_of
 from stretto.layers.declines import same_type
-from stretto.layers.edge_pairs import features_of
+from stretto.layers.edges import streaming
+from stretto.layers.edges.chains import chain_of
+from stretto.layers.edges.pairs import features_of
 from stretto.layers.gin import network, number
+from stretto.layers.layer import SIMPLE, Layer, as_wide_as_x
 from stretto.ops.edge_layer import Chain, Form, edge_layer, takes, width_after
 from stretto.ops.edge_messages import edge_messages
 from stretto.ops.edge_packed import linear_of_data, rooted_messages
@@ -23,7 +26,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     """What GINEConv.forward computes."""
     edge_index, edge_attr, size = edges.unpacked(conv, edge_index, edge_attr, size)
     x_src, x_dst, _ = edges.ends(x)
-    reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
+    reduce = edges.reduction(conv)
     same_type(x_src, conv.eps)
     graph = edges.plain_graph(conv, edge_index, x_src, x_dst, size)
     attr = edges.one_per_edge(graph, edge_attr, x_src)
@@ -32,7 +35,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     width = attr.size(1) if conv.lin is None else weight_of(conv.lin, attr, bias=True).size(0)
     if width != x_src.size(1) or (x_dst is not None and x_dst.size(1) != width):
         raise Decline("x and edge_attr differ in width")
-    record_of(conv).plan = "nn(sum relu(X_j + E) + c X), messages made and summed in one pass"
+    note(conv, "nn(sum relu(X_j + E) + c X), messages made and summed in one pass")
     large = streaming.large(graph, width, x_src)
     if (large and conv.lin is not None) or reduce not in ("sum", "mean"):
         (out,), how = streaming.reduced(
@@ -48,7 +51,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
             steady=conv.lin is None or streaming.row_by_row([conv.lin]),
         )
         edge = "E" if conv.lin is None else "E W'"
-        record_of(conv).plan = f"nn({reduce} relu(X_j + {edge}) + c X), messages {how}"
+        note(conv, f"nn({reduce} relu(X_j + {edge}) + c X), messages {how}", builds=how.builds)
         return network(conv.nn, out if x_dst is None else out + (1 + conv.eps) * x_dst)
     if reduce == "sum" and x_dst is x_src and not conv.eps.requires_grad:
         scale = 1.0 + number(conv.eps)
@@ -78,3 +81,6 @@ def _at_once(conv: Any, graph: Graph, x: Tensor, attr: Tensor, scale: float) -> 
     found = None if conv.lin is None else features_of(graph, attr)
     pairs, rows = (None, attr) if found is None else (found.pairs, found.attr)
     return edge_layer(graph, x, rows, Chain(), edge, after, Form("relu", scale, pairs))
+
+
+LAYER = Layer(pyg.GINEConv, fast, aggr=SIMPLE, message=as_wide_as_x, local=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto.layers import edges
-from stretto.layers.base import Decline, record_of
+from stretto.layers.base import Decline, note
 from stretto.layers.declines import same_type
+from stretto.layers.layer import SUM, Layer, when
 from stretto.ops.attention import attention
 
 EPS = 1e-15  # stock's
@@ -19,9 +21,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     """What GMMConv.forward computes."""
     edge_index, edge_attr, size = edges.unpacked(conv, edge_index, edge_attr, size)
     x_src, x_dst, _ = edges.ends(x)
-    reduce = edges.check_aggr(conv, "add", "sum", "mean")
-    if conv.separate_gaussians:
-        raise Decline("separate_gaussians=True")
+    reduce = edges.reduction(conv)
     edges.initialised(conv.g, conv.mu, conv.sigma)
     same_type(x_src, conv.g, conv.mu, conv.sigma, conv.bias)
     graph = edges.plain_graph(conv, edge_index, x_src, x_dst, size)
@@ -32,12 +32,12 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     distance = -0.5 * (attr.unsqueeze(1) - conv.mu).pow(2) / (EPS + conv.sigma.pow(2))
     gaussian = torch.exp(distance.sum(dim=-1))
     if i <= 2 * o:  # one gather of x serves all kernels
-        record_of(conv).plan = "[K_1 X | ... | K_k X] G, one pass"
+        note(conv, "[K_1 X | ... | K_k X] G, one pass")
         u = attention(graph, x_src.unsqueeze(1), edge=gaussian, form="weight")
         assert isinstance(u, Tensor)
         out = u.reshape(-1, count * i) @ conv.g.view(i, count, o).transpose(0, 1).reshape(count * i, o)
     else:
-        record_of(conv).plan = "sum K_k (X G_k), one pass"
+        note(conv, "sum K_k (X G_k), one pass")
         u = attention(graph, (x_src @ conv.g).view(-1, count, o), edge=gaussian, form="weight")
         assert isinstance(u, Tensor)
         out = u.sum(dim=1)
@@ -46,3 +46,12 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     if x_dst is not None and conv.root is not None:
         out = out + conv.root(x_dst)
     return out if conv.bias is None else out + conv.bias
+
+
+LAYER = Layer(
+    pyg.GMMConv,
+    fast,
+    aggr=(*SUM, "mean"),
+    declines=(when(lambda c: c.separate_gaussians, "separate_gaussians=True"),),
+    message=lambda c, i, o: c.kernel_size * c.out_channels,
+)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.nn.conv.han_conv import group
 
@@ -15,17 +16,16 @@ from stretto.graph.derived import kept_with
 from stretto.graph.formats import index_dtype
 from stretto.kernels import autocasts
 from stretto.layers import adjacency, edges
-from stretto.layers.base import Decline, check_input, record_of
+from stretto.layers.base import Decline, check_input, note
 from stretto.layers.declines import same_type
+from stretto.layers.layer import SUM, Layer, as_wide_as_result, when
 from stretto.ops.attention import attention
 
 
-def _checked(conv: Any, x_dict: Any, edge_index_dict: Any) -> None:
-    edges.check_aggr(conv, *edges.SUM)
+def _check(conv: Any, x_dict: Any, edge_index_dict: Any) -> None:
+    """Decline what is no dictionary of plain tensors, or not of one type."""
     if not isinstance(x_dict, dict) or not isinstance(edge_index_dict, dict) or not edge_index_dict:
         raise Decline("x and edge_index are no dictionaries, or without relations")
-    if conv.flow != "source_to_target":
-        raise Decline("flow target_to_source between types of nodes")
     tensors = list(x_dict.values())
     check_input(*tensors)
     same_type(tensors[0], *conv.parameters())
@@ -38,7 +38,7 @@ def _checked(conv: Any, x_dict: Any, edge_index_dict: Any) -> None:
 
 def fast_han(conv: Any, x_dict: Any, edge_index_dict: Any, return_semantic_attention_weights: bool = False) -> Any:
     """What HANConv.forward computes."""
-    _checked(conv, x_dict, edge_index_dict)
+    _check(conv, x_dict, edge_index_dict)
     graphs = [
         adjacency.graph_of(conv, edge_index, x_dict[kind[0]].size(0), x_dict[kind[2]].size(0))
         for kind, edge_index in edge_index_dict.items()
@@ -60,7 +60,7 @@ def fast_han(conv: Any, x_dict: Any, edge_index_dict: Any, return_semantic_atten
         dropout=conv.dropout if conv.training else 0.0,
     )
     assert isinstance(out, Tensor)
-    record_of(conv).plan = "alpha X, all relations in one pass"
+    note(conv, "alpha X, all relations in one pass")
     found: dict[str, list[Tensor]] = {kind: [] for kind in x_dict}
     each = out.reshape(-1, conv.out_channels).relu().split([graph.num_rows for graph in graphs])
     for kind, part in zip(edge_index_dict, each, strict=True):
@@ -74,7 +74,7 @@ def fast_han(conv: Any, x_dict: Any, edge_index_dict: Any, return_semantic_atten
 
 def fast_hgt(conv: Any, x_dict: Any, edge_index_dict: Any) -> dict[str, Tensor | None]:
     """What HGTConv.forward computes."""
-    _checked(conv, x_dict, edge_index_dict)
+    _check(conv, x_dict, edge_index_dict)
     graph = _joined(conv, x_dict, edge_index_dict)
     heads, width = conv.heads, conv.out_channels // conv.heads
     k_dict, q_dict, v_dict = {}, {}, {}
@@ -89,7 +89,7 @@ def fast_hgt(conv: Any, x_dict: Any, edge_index_dict: Any) -> dict[str, Tensor |
     k = k * torch.cat(priors).unsqueeze(-1)
     out = attention(graph, v, q, k, form="dot", scale=1 / math.sqrt(width))
     assert isinstance(out, Tensor)
-    record_of(conv).plan = "alpha V, all relations in one pass"
+    note(conv, "alpha V, all relations in one pass")
     out = out.reshape(-1, conv.out_channels)
     received = {
         kind: out[start : start + q_dict[kind].size(0)]
@@ -159,3 +159,8 @@ def _together(graphs: list[Graph], what: Hashable, make: Callable[[], Graph]) ->
     """
     first, *others = graphs
     return kept_with(first, (what, tuple([id(graph) for graph in others])), others, make)
+
+
+ONE_WAY = when(lambda c: c.flow != "source_to_target", "flow target_to_source between types of nodes")
+HAN = Layer(pyg.HANConv, fast_han, aggr=SUM, declines=(ONE_WAY,), message=as_wide_as_result)
+HGT = Layer(pyg.HGTConv, fast_hgt, aggr=SUM, declines=(ONE_WAY,), message=as_wide_as_result)

@@ -6,16 +6,19 @@ Powers are chains of aggregations, taken on whichever side of the weight is narr
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, constant, linear
 from stretto.kernels import autocasts
 from stretto.layers import adjacency, edges
-from stretto.layers.base import Decline, check_input, note_fixed, note_plan, record_of, weight_of
+from stretto.layers.base import Decline, check_input, note, note_plan, weight_of
 from stretto.layers.declines import same_type
+from stretto.layers.layer import SUM, Condition, Layer, as_wide_as_x, when
 from stretto.ops import spmm
 
 X, W = Leaf("X", "n", "i"), Leaf("W", "o", "i")
@@ -63,22 +66,16 @@ def teleports(hops: int) -> Expression:
 def fast_sg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What SGConv.forward computes."""
     check_input(x)
-    _check_sum(conv)
-    if conv.cached or conv._cached_x is not None:
-        raise Decline("cached=True keeps A^K X of the first call for ever")
     adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
     _no_weight_grad(adj)
     tensors = {"X": x, "W": weight_of(conv.lin, x, bias=True)}
-    _check_hops(conv.K)
     return linear(power(conv.K), tensors, {"A": adj}, bias=conv.lin.bias, note=note_plan(conv))
 
 
 def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What TAGConv.forward computes."""
     check_input(x)
-    _check_sum(conv)
-    hops = len(conv.lins) - 1  # as stock counts them, whatever conv.K has become
-    _check_hops(hops)
+    hops = len(conv.lins) - 1
     if conv.normalize:
         adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=False)
     else:
@@ -95,28 +92,25 @@ def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
 def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What SSGConv.forward computes: (alpha X + (1 - alpha) / K sum_k A^k X) W, on the better side of the weight."""
     check_input(x)
-    _check_sum(conv)
     if autocasts(x):
         raise Decline("autocast is on")
-    if conv.cached or conv._cached_h is not None:
-        raise Decline("cached=True keeps the sum of the first call for ever")
-    if conv.K < 1:
-        raise Decline("K is 0")
     adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
     weight = weight_of(conv.lin, x, bias=True)
     kept = constant(x, adj, ("ssg", conv.K, conv.alpha), x.size(1), lambda: _mixed(conv, adj, x))
     if kept is not None:
-        note_fixed(conv, "(kept a X + c A X + ...) W'")
+        note(conv, "(kept a X + c A X + ...) W'")
         return torch.nn.functional.linear(kept, weight, conv.lin.bias)
     learns = edges.learns(adj)
     if not learns and conv.K <= MOST_HOPS:
         scalars = {"a": conv.alpha, "c": (1 - conv.alpha) / conv.K}
         tensors = {"X": x, "W": weight}
-        bias, note = conv.lin.bias, note_plan(conv)
-        return linear(mixture(conv.K), tensors, {"A": adj}, bias=bias, scalars=scalars, note=note, hoist=False)
+        chosen = note_plan(conv)
+        return linear(
+            mixture(conv.K), tensors, {"A": adj}, bias=conv.lin.bias, scalars=scalars, note=chosen, hoist=False
+        )
     after = weight.size(0) < x.size(1)  # aggregate at the narrower side of the weight
     why = "edges learn" if learns else "many hops"
-    note_fixed(conv, f"Horner(A, X W'), {why}" if after else f"Horner(A, X) W', {why}")
+    note(conv, f"Horner(A, X W'), {why}" if after else f"Horner(A, X) W', {why}")
     out = _mixed(conv, adj, x @ weight.t() if after else x)
     if not after:
         return torch.nn.functional.linear(out, weight, conv.lin.bias)
@@ -137,19 +131,16 @@ def fast_appnp(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None
     There is no weight to take sides of: Horner's scheme is the one order left, forward and backward (teleports).
     """
     check_input(x)
-    _check_sum(conv)
-    if conv.dropout > 0 and conv.training:
-        raise Decline("dropout on edge weights is on")
     adj = edges.gcn_adjacency(conv, x, edge_index, edge_weight)
     kept = constant(x, adj, ("appnp", conv.K, conv.alpha), x.size(1), lambda: _propagated(conv, adj, x))
     if kept is not None:
-        note_fixed(conv, f"kept: {conv.K} times A h + alpha X")
+        note(conv, f"kept: {conv.K} times A h + alpha X")
         return kept.clone()  # theirs to edit
     if 0 < conv.K <= MOST_HOPS and not edges.learns(adj) and not autocasts(x):
         step = _scaled(adj, 1 - conv.alpha)
-        scalars, note = {"a": conv.alpha}, note_plan(conv)
-        return linear(teleports(conv.K), {"X": x}, {"A": step}, scalars=scalars, note=note, hoist=False)
-    note_fixed(conv, f"{conv.K} times A h + alpha X, one kernel each")
+        scalars = {"a": conv.alpha}
+        return linear(teleports(conv.K), {"X": x}, {"A": step}, scalars=scalars, note=note_plan(conv), hoist=False)
+    note(conv, f"{conv.K} times A h + alpha X, one kernel each")
     return _propagated(conv, adj, x)
 
 
@@ -165,7 +156,6 @@ def _propagated(conv: Any, adj: Adjacency, x: Tensor) -> Tensor:
 def fast_lg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What LGConv.forward computes: A x, normalised or not."""
     check_input(x)
-    _check_sum(conv)
     if conv.normalize:
         adj = adjacency.gcn(conv, x, edge_index, edge_weight, add_self_loops=False)
     else:
@@ -173,7 +163,7 @@ def fast_lg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = 
         values = adjacency.values_of(edge_index)
         adj = Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
     kept = constant(x, adj, "lg", x.size(1), lambda: _hop(adj, x, None, 1.0))
-    record_of(conv).plan = "A X" if kept is None else "kept A X"
+    note(conv, "A X" if kept is None else "kept A X")
     return _hop(adj, x, None, 1.0) if kept is None else kept.clone()  # theirs to edit
 
 
@@ -196,13 +186,51 @@ def _no_weight_grad(adj: Adjacency) -> None:
         raise Decline("edge_weight needs a gradient")
 
 
-def _check_hops(count: int) -> None:
-    if count < 1:
-        raise Decline("K is 0")
-    if count > MOST_HOPS:
-        raise Decline(f"K is above {MOST_HOPS}")
+def _hops(count: Callable[[Any], int]) -> tuple[Condition, ...]:
+    """What of a number of hops can be one plan."""
+    return (
+        when(lambda c: count(c) < 1, "K is 0"),
+        when(lambda c: count(c) > MOST_HOPS, f"K is above {MOST_HOPS}"),
+    )
 
 
-def _check_sum(conv: Any) -> None:
-    if conv.aggr not in ("add", "sum"):
-        raise Decline(f"aggr is {conv.aggr}")
+def _keeps(name: str, what: str) -> Condition:
+    """cached=True: stock keeps a result for ever."""
+    return when(
+        lambda c: c.cached or getattr(c, name) is not None, f"cached=True keeps {what} of the first call for ever"
+    )
+
+
+SG = Layer(
+    pyg.SGConv,
+    fast_sg,
+    aggr=SUM,
+    declines=(_keeps("_cached_x", "A^K X"), *_hops(lambda c: c.K)),
+    message=as_wide_as_x,
+    copies=True,
+)
+SSG = Layer(
+    pyg.SSGConv,
+    fast_ssg,
+    aggr=SUM,
+    declines=(_keeps("_cached_h", "the sum"), when(lambda c: c.K < 1, "K is 0")),
+    message=as_wide_as_x,
+    copies=True,
+)
+TAG = Layer(
+    pyg.TAGConv,
+    fast_tag,
+    aggr=SUM,
+    declines=_hops(lambda c: len(c.lins) - 1),  # as stock counts them, whatever c.K has become
+    message=as_wide_as_x,
+    copies=True,
+)
+APPNP = Layer(
+    pyg.APPNP,
+    fast_appnp,
+    aggr=SUM,
+    declines=(when(lambda c: c.dropout > 0 and c.training, "dropout on edge weights is on"),),
+    message=as_wide_as_x,
+    copies=True,
+)
+LG = Layer(pyg.LGConv, fast_lg, aggr=SUM, message=as_wide_as_x, copies=True)

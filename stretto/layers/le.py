@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto.layers import adjacency, edges
-from stretto.layers.base import record_of, weight_of
+from stretto.layers.base import note, weight_of
+from stretto.layers.layer import SUM, Layer, as_wide_as_result
 from stretto.ops import segment_reduce, spmm
 
 
 def fast(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What LEConv.forward computes."""
     x_src, x_dst = edges.both_ends(x)
-    edges.check_aggr(conv, *edges.SUM)
     first = weight_of(conv.lin1, x_src, bias=True)
     graph = edges.graph_between(conv, edge_index, x_src, x_dst)
     values = adjacency.values_of(edge_index)
@@ -22,8 +23,11 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None) 
     total = graph.degree.to(x_src.dtype) if weight is None else segment_reduce(weight, graph)
     own = conv.lin3(x_dst) - total.unsqueeze(1) * conv.lin2(x_dst)
     if x_src.size(1) >= first.size(0):
-        record_of(conv).plan = "A (X W1') + X W3' - D X W2'"
+        note(conv, "A (X W1') + X W3' - D X W2'")
         return spmm(graph, conv.lin1(x_src), weight, y=own)
-    record_of(conv).plan = "(A X) W1' + X W3' - D X W2'"
+    note(conv, "(A X) W1' + X W3' - D X W2'")
     out = spmm(graph, x_src, weight) @ first.t() + own
     return out if conv.lin1.bias is None else out + total.unsqueeze(1) * conv.lin1.bias
+
+
+LAYER = Layer(pyg.LEConv, fast, aggr=SUM, message=as_wide_as_result, copies=True)

@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch_geometric.nn.models import MetaLayer
 
 from stretto.errors import StrettoError
 from stretto.graph import Graph
 from stretto.layers import adjacency
-from stretto.layers.base import Decline, check_input, hooked, record_of
-from stretto.layers.edge_network import EDGE, SOURCE, TARGET, Network, Value, above, check_value, execute, network
-from stretto.layers.edge_trace import Trace, scatter, traced
-from stretto.layers.functional import REDUCTIONS
+from stretto.layers.base import Decline, check_input, hooked, note
+from stretto.layers.edges.network import EDGE, SOURCE, TARGET, Network, Value, above, check_value, execute, network
+from stretto.layers.edges.streaming import How
+from stretto.layers.edges.trace import REDUCTIONS, Trace, scatter, traced
+from stretto.layers.layer import Layer
 
 Result = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -35,34 +37,34 @@ def fast(
     check_input(x)
     if type(edge_index) is not Tensor or edge_index.layout != torch.strided or edge_index.shape[:1] != (2,):
         raise Decline("edge_index is no plain [2, E]")
-    plans = []
+    done: list[How] = []
     if meta.edge_model is not None:
         try:
             graph, made = _edge_network(meta, x, edge_index, edge_attr, u, batch)
         except Decline as decline:
             raise Decline(f"edge_model: {decline.reason}") from decline
         edge_attr, how = made.run(graph, "each")
-        plans.append(f"edge_model: {how}")
+        done.append(How(f"edge_model: {how}", how.builds))
     x, how = _nodes(meta, x, edge_index, edge_attr, u, batch)
-    plans.append(f"node_model: {how}")
+    done.append(How(f"node_model: {how}", how.builds))
     if meta.global_model is not None:
         u = meta.global_model(x, edge_index, edge_attr, u, batch)
-    record_of(meta).plan = ", ".join(plans)
+    note(meta, ", ".join(how.text for how in done), builds=any(how.builds for how in done))
     return x, edge_attr, u
 
 
-def _nodes(meta: Any, x: Tensor, edge_index: Tensor, edge_attr: Any, u: Any, batch: Any) -> tuple[Tensor, str]:
+def _nodes(meta: Any, x: Tensor, edge_index: Tensor, edge_attr: Any, u: Any, batch: Any) -> tuple[Tensor, How]:
     """The new features of nodes, and how they were made; Decline where nothing of the layer would be ours."""
     if meta.node_model is None:
         if meta.edge_model is None:
             raise Decline("neither edge_model nor node_model")
-        return x, "none"
+        return x, How("none", False)
     try:
         return _node_model(meta, x, edge_index, edge_attr, u, batch)
     except Decline as decline:
         if meta.edge_model is None:
             raise Decline(f"node_model: {decline.reason}") from decline
-        return meta.node_model(x, edge_index, edge_attr, u, batch), f"as stock ({decline.reason})"
+        return meta.node_model(x, edge_index, edge_attr, u, batch), How(f"as stock ({decline.reason})", False)
 
 
 def _traced(model: Any, given: tuple[Any, ...]) -> tuple[Trace, list[fx.Node]]:
@@ -118,7 +120,7 @@ def _edge_network(
     return graph, made
 
 
-def _node_model(meta: Any, x: Tensor, edge_index: Tensor, edge_attr: Any, u: Any, batch: Any) -> tuple[Tensor, str]:
+def _node_model(meta: Any, x: Tensor, edge_index: Tensor, edge_attr: Any, u: Any, batch: Any) -> tuple[Tensor, How]:
     """node_model(x, edge_index, edge_attr, u, batch), its scattered messages made as a network on edges."""
     model, given = meta.node_model, (x, edge_index, edge_attr, u, batch)
     trace, (of_nodes, index, attr, of_all, at) = _traced(model, given)
@@ -195,3 +197,6 @@ def _gathered(
     if what is of_all and isinstance(where, fx.Node) and where.target is operator.getitem and where.args[0] is at:
         return of_all, _side(where.args[1], index)
     return None, None
+
+
+LAYER = Layer(MetaLayer, fast)

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto.graph import Graph
 from stretto.layers import edges
-from stretto.layers.base import Decline, record_of, weight_of
+from stretto.layers.base import Decline, note, weight_of
+from stretto.layers.layer import SUM, Layer, as_wide_as_x
 from stretto.ops import gather_rows, segment_matmul, spmm
 
 
 def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     """What MFConv.forward computes."""
     x_src, x_dst, _ = edges.ends(x)
-    edges.check_aggr(conv, *edges.SUM)
     weights = [weight_of(lin, x_src, bias=True) for lin in conv.lins_l]
     roots = [] if x_dst is None else [weight_of(lin, x_dst) for lin in conv.lins_r]
     # Stock drops the values of a SparseTensor, which is no Tensor, and reads torch's matrices in its own way.
@@ -27,7 +28,7 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     order, place, degrees, bounds = graph.derived(
         ("by degree", conv.max_degree), lambda: _by_degree(graph, conv.max_degree)
     )
-    record_of(conv).plan = "[A X | X] [W_d; V_d], rows in order of degree"
+    note(conv, "[A X | X] [W_d; V_d], rows in order of degree")
     h = spmm(graph, x_src)
     stacked = torch.stack([w.t() for w in weights])
     if x_dst is not None:
@@ -48,3 +49,6 @@ def _by_degree(graph: Graph, most: int) -> tuple[Tensor, Tensor, Tensor, list[in
     place[order] = torch.arange(order.numel(), device=order.device)
     counts = torch.bincount(degree, minlength=most + 1)
     return order, place, degree[order], [0, *counts.cumsum(0).tolist()]
+
+
+LAYER = Layer(pyg.MFConv, fast, aggr=SUM, message=as_wide_as_x)

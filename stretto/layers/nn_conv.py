@@ -7,14 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.nn.models import MLP
 
 from stretto.graph import Graph
-from stretto.layers import edge_norms, edges, streaming
-from stretto.layers.base import LINEAR, Decline, hooked, record_of
-from stretto.layers.edge_norms import in_order
+from stretto.layers import edges
+from stretto.layers.base import LINEAR, Decline, hooked, note
+from stretto.layers.edges import norms, streaming
+from stretto.layers.edges.norms import in_order
 from stretto.layers.gin import rest_of_mlp
+from stretto.layers.layer import SIMPLE, Layer, as_wide_as_result
 from stretto.ops.attention import attention
 from stretto.ops.dense import dense_of_sums, plus_dense
 from stretto.ops.edge_mlp import Ends, edge_mlp
@@ -27,7 +30,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     """What NNConv.forward computes."""
     edge_index, edge_attr, size = edges.unpacked(conv, edge_index, edge_attr, size)
     x_src, x_dst, _ = edges.ends(x)
-    reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
+    reduce = edges.reduction(conv)
     graph = edges.plain_graph(conv, edge_index, x_src, x_dst, size)
     attr = edges.one_per_edge(graph, edge_attr, x_src)
     if attr.dim() != 2 or x_src.size(1) != conv.in_channels_l:
@@ -54,7 +57,7 @@ def _contracted(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce: str) -
     if graph.num_rows * hidden > 4 * graph.num_edges * o and graph.num_rows * hidden * i > 1 << 16:
         raise Decline("few edges: node x hidden sums would be larger than the messages")
     weight = last.weight.view(i, o, -1).permute(2, 0, 1)
-    record_of(conv).plan = "(sum h (x) X_j) W, no matrix per edge"
+    note(conv, "(sum h (x) X_j) W, no matrix per edge")
     u = _outer_in_blocks(conv, graph, x, attr, before, run)
     if u is None:
         u = _outer(graph, x, run(attr))
@@ -69,7 +72,7 @@ def _matrices_in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce
     """Messages x_j nn(e) as they are written, in blocks of edges once their matrices are large; why: nothing else."""
     i, o = conv.in_channels_l, conv.out_channels
     modules = in_order(conv.nn)
-    if edge_norms.watched(conv.nn) or not streaming.large(graph, i * o, x):
+    if norms.watched(conv.nn) or not streaming.large(graph, i * o, x):
         raise why
     if not streaming.row_by_row(modules, random=True):
         raise why
@@ -79,7 +82,7 @@ def _matrices_in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce
     def message(other: Tensor, edge: Tensor) -> Tensor:
         return torch.bmm(other.unsqueeze(1), network(edge).view(-1, i, o)).squeeze(1)
 
-    record_of(conv).plan = f"{reduce} of X_j nn(E), matrices in blocks of edges"
+    note(conv, f"{reduce} of X_j nn(E), matrices in blocks of edges")
     block = max(streaming.block_of(graph, x) * WIDTH // max(i * o, WIDTH), 1)
     parameters = streaming.parameters_of(modules)
     function = streaming.as_now(message, [network])
@@ -106,21 +109,21 @@ def _outer_in_blocks(
     def message(block: Graph, other: Tensor, edge: Tensor) -> Tensor:
         return _outer(block, other, run(edge))
 
-    def stage(until: Any, known: edge_norms.Known) -> Callable[..., Tensor]:
+    def stage(until: Any, known: norms.Known) -> Callable[..., Tensor]:
         if until is not None:
-            return lambda edge: edge_norms.run(before, edge, until, known)
-        return lambda block, other, edge: _outer(block, other, edge_norms.run(before, edge, None, known))
+            return lambda edge: norms.run(before, edge, until, known)
+        return lambda block, other, edge: _outer(block, other, norms.run(before, edge, None, known))
 
     function: Callable[..., Tensor] = streaming.as_now(message, [conv.nn])
     edge: Ends = attr
     shared: list[Tensor] = []
-    if edge_norms.watched(conv.nn):
+    if norms.watched(conv.nn):
         return None
     if not streaming.row_by_row(before, random=True):
-        if not edge_norms.takes(graph, before, widest, x):
+        if not norms.takes(graph, before, widest, x):
             return None
-        function, edge, shared = edge_norms.with_statistics(graph, stage, before, learned, None, None, attr)
-    record_of(conv).plan = "(sum h (x) X_j) W, h in blocks of edges"
+        function, edge, shared = norms.with_statistics(graph, stage, before, learned, None, None, attr)
+    note(conv, "(sum h (x) X_j) W, h in blocks of edges")
     options: dict[str, Any] = {"parameters": learned, "shared": shared}
     options["block"] = streaming.block_of(graph, x)
     made: Tensor = edge_mlp(graph, function, None, x, edge, reduce="function", **options)
@@ -141,3 +144,6 @@ def _ending_in_linear(nn: Any) -> tuple[list[Any], Callable[[Tensor], Tensor], A
         before = [module for module in in_order(nn) if module is not last]
         return before, lambda x: rest_of_mlp(nn, first(x), last=False), last
     raise Decline("nn does not end in a Linear")
+
+
+LAYER = Layer(pyg.NNConv, fast, aggr=SIMPLE, message=as_wide_as_result)

@@ -7,12 +7,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.nn import aggr as stock
 
 from stretto.graph import Graph
-from stretto.layers import edges, streaming
-from stretto.layers.base import Decline, hooked, record_of, weight_of
+from stretto.layers import edges
+from stretto.layers.base import Decline, hooked, note, weight_of
+from stretto.layers.edges import streaming
+from stretto.layers.layer import Layer
 from stretto.ops import statistics
 from stretto.ops.dense import plus_dense
 
@@ -32,7 +35,7 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
     """What PNAConv.forward computes."""
     edge_index, edge_attr, _ = edges.unpacked(conv, edge_index, edge_attr)
     x, _, _ = edges.ends(x)
-    names = _aggregations(conv)
+    names = _names(conv)
     if hooked(*conv.pre_nns, *(nn[0] for nn in conv.post_nns), *conv.post_nns):
         raise Decline("a hook is registered on a network inside")
     graph = edges.plain_graph(conv, edge_index, x, x)
@@ -55,7 +58,7 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
     v = _towers(source, other, conv.divide_input).reshape(-1, towers * width)
     deeper = any(len(nn) > 1 for nn in conv.pre_nns)
     if attr is None and not deeper and len(set(names)) == len(names):
-        record_of(conv).plan = "u_i + statistics of X_j W' in one pass, scalers after the GEMM"
+        note(conv, "u_i + statistics of X_j W' in one pass, scalers after the GEMM")
         each_name = statistics(graph, v, u.reshape(-1, towers * width), names=names)
         out = each_name.view(graph.num_rows, len(names), towers, width).transpose(1, 2).flatten(2)
     else:
@@ -71,27 +74,39 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
     return conv.lin(torch.cat([_post(conv.post_nns[t], each[:, t], out[:, t], scales) for t in range(towers)], dim=1))
 
 
-def _aggregations(conv: Any) -> list[str]:
-    """The names of the layer's aggregations, or Decline."""
+def _aggregations(conv: Any) -> tuple[Any, list[Any]]:
+    """The module that combines the layer's aggregations, and those. One alone combines nothing."""
+    inner = conv.aggr_module.aggr
+    return inner, list(inner.aggrs) if edges.is_stock(inner, stock.MultiAggregation) else [inner]
+
+
+def _names(conv: Any) -> list[str]:
+    """Of the layer's aggregations; "": another than those we know."""
+    _, modules = _aggregations(conv)
+    return [next((name for kind, name in KNOWN.items() if edges.is_stock(m, kind)), "") for m in modules]
+
+
+def _why_scalers(conv: Any) -> str | None:
     scaler = conv.aggr_module
     known = edges.is_stock(scaler, stock.DegreeScalerAggregation)
     if not known or any(s not in SCALERS for s in scaler.scaler):
-        raise Decline("unknown aggregation or scaler")
-    inner = scaler.aggr
-    several = edges.is_stock(inner, stock.MultiAggregation)
-    modules = list(inner.aggrs) if several else [inner]
-    if several and inner.mode != "cat":
-        raise Decline(f"aggregations are combined by {inner.mode}")
-    names = [next((name for kind, name in KNOWN.items() if edges.is_stock(m, kind)), "") for m in modules]
+        return "unknown aggregation or scaler"
+    inner, modules = _aggregations(conv)
+    several = modules != [inner]
+    return f"aggregations are combined by {inner.mode}" if several and inner.mode != "cat" else None
+
+
+def _why_aggregations(conv: Any) -> str | None:
+    (inner, modules), names = _aggregations(conv), _names(conv)
     variances: list[Any] = [
         m if name == "var" else m.var_aggr for m, name in zip(modules, names, strict=True) if name in ("var", "std")
     ]
     plain = all(edges.is_stock(v, stock.VarAggregation) and not v.semi_grad for v in variances)
     if "" in names or not plain:
-        raise Decline("an aggregation other than sum, mean, max, min, var and std")
+        return "an aggregation other than sum, mean, max, min, var and std"
     if hooked(inner, *modules, *variances):
-        raise Decline("a hook is registered on an aggregation inside, or its forward was replaced")
-    return names
+        return "a hook is registered on an aggregation inside, or its forward was replaced"
+    return None
 
 
 def _check_post(conv: Any, rows: Tensor, count: int) -> None:
@@ -161,7 +176,7 @@ def _aggregate_edges(
         steady=streaming.row_by_row(inner, random=True),
         own=None if deeper else own,
     )
-    record_of(conv).plan = f"aggregations of messages made on edges, {how}, scalers after the GEMM"
+    note(conv, f"aggregations of messages made on edges, {how}, scalers after the GEMM", builds=how.builds)
     by_name = dict(zip(wanted, values, strict=True))
     return [_one(name, by_name.get("mean"), by_name.get("square"), by_name.__getitem__) for name in names]
 
@@ -213,3 +228,11 @@ def _post(nn: Any, x: Tensor, out: Tensor, scales: list[Tensor | None]) -> Tenso
     for module in list(nn)[1:]:
         total = module(total)
     return total
+
+
+LAYER = Layer(
+    pyg.PNAConv,
+    fast,
+    declines=(_why_scalers, _why_aggregations),
+    message=lambda c, i, o: c.towers * c.F_in,
+)

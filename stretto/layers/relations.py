@@ -8,7 +8,7 @@ that no stack of results is made. Layers that are no such sum run in turn, as th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,23 +19,15 @@ from torch_geometric.nn.conv.hetero_conv import group
 from stretto import settings
 from stretto.compile import Product, joint
 from stretto.kernels import autocasts
-from stretto.layers import edges, gcn, sage
-from stretto.layers.base import Decline, hooked, note_path, record_of, why_stock
-from stretto.layers.sage import Summands
+from stretto.layers.base import Decline, hooked, messages, note, note_fast, record_of
+from stretto.layers.layer import Layer, Summands
+from stretto.layers.watched import why_stock
 
-# What a layer adds up, for the layers that are sums of products.
-SUMS: dict[type, Callable[..., Summands]] = {
-    pyg.SAGEConv: sage.of_sage,
-    pyg.GraphConv: sage.of_graph,
-    pyg.GCNConv: gcn.of_gcn,
-}
 Part = tuple[Any, Summands]  # a layer and what it adds up
 
 
 def fast(conv: Any, *args_dict: Any, **kwargs_dict: Any) -> dict[str, Tensor | None]:
     """What HeteroConv.forward computes."""
-    if conv.aggr not in ("sum", "mean"):
-        raise Decline(f"relations in turn: they are combined by {conv.aggr}")
     if settings.get("STRETTO_PLAN") == "stock":
         raise Decline("relations in turn, as stock has them")
     calls = list(_calls(conv, args_dict, kwargs_dict))
@@ -64,7 +56,8 @@ def fast(conv: Any, *args_dict: Any, **kwargs_dict: Any) -> dict[str, Tensor | N
         for other in found[target]:
             out = torch.add(out, other, alpha=share)
         found[target] = [out]
-    record_of(conv).plan = f"{len(side_by_side)} of {len(calls)} relations side by side"
+    avoided = sum(record_of(layer).way.avoided for of_one in chosen.values() for layer, _ in of_one)
+    note(conv, f"{len(side_by_side)} of {len(calls)} relations side by side", avoided=avoided)
     return {target: group(outs, conv.aggr) for target, outs in found.items()}
 
 
@@ -89,17 +82,23 @@ def _calls(conv: Any, args_dict: Any, kwargs_dict: Any) -> Iterator[tuple[str, A
             yield target, layer, [value for name, value in given if name is None], keywords
 
 
+def known(layer: Any) -> Layer | None:
+    """What is known of the class of a layer that is a sum of products, else None."""
+    from stretto.layers import layer_of  # whose table has this file's layer
+
+    kind = layer_of(type(layer))
+    return None if kind is None or kind.summands is None else kind
+
+
 def summands(layer: Any, args: Any, kwargs: Any) -> Summands | None:
     """What a layer would add up for this input, or None where it is not a plain sum of products."""
-    of = next((of for kind, of in SUMS.items() if edges.is_stock(layer, kind)), None)
-    if of is None or why_stock(layer) is not None or hooked(layer):
-        return None
-    if of is sage.of_sage and layer.normalize:
+    kind = known(layer)
+    if kind is None or kind.summands is None or why_stock(layer) or kind.why_declined(layer) or hooked(layer):
         return None
     if torch.nn.modules.module._has_any_global_hook():
         return None
     try:
-        found = of(layer, *args, **kwargs)
+        found = kind.summands(layer, *args, **kwargs)
     except Decline:
         return None
     if autocasts(found.x):
@@ -122,9 +121,18 @@ def total(parts: list[Part], share: float = 1.0) -> Tensor:
     products += [Product(root, _scaled(_sum(weights), share)) for root, weights in roots.values()]
     biases = [of.bias for _, of in parts if of.bias is not None]
     out, plan = joint(products, _scaled(_sum(biases), share) if biases else None)
-    for layer, _ in parts:
-        note_path(layer, None).plan = f"side by side: {plan}"
+    for layer, of in parts:
+        note_fast(layer)
+        note(layer, f"side by side: {plan}", avoided=_avoided(layer, of))
     return out
+
+
+def _avoided(layer: Any, of: Summands) -> int:
+    """Bytes of the messages that stock builds for this layer."""
+    kind = known(layer)
+    if kind is None or kind.message is None:
+        return 0
+    return messages(of.adj.graph.num_edges, kind.message(layer, of.x.size(1), of.weight.size(0)), of.x)
 
 
 def _sum(tensors: list[Tensor]) -> Tensor:
@@ -135,3 +143,10 @@ def _sum(tensors: list[Tensor]) -> Tensor:
 
 def _scaled(tensor: Tensor, share: float) -> Tensor:
     return tensor if share == 1.0 else tensor * share
+
+
+LAYER = Layer(
+    pyg.HeteroConv,
+    fast,
+    declines=(lambda c: None if c.aggr in ("sum", "mean") else f"relations in turn: they are combined by {c.aggr}",),
+)

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto.compile import Order, Trial, best_order
 from stretto.compile.cost import rgcn_seconds
 from stretto.graph import Graph
 from stretto.layers import adjacency, edges
-from stretto.layers.base import Decline, note_order, record_of
+from stretto.layers.base import Decline, note, note_order
 from stretto.layers.declines import same_type
+from stretto.layers.layer import SIMPLE, SUM, Layer, as_wide_as_result, as_wide_as_x
 from stretto.machine.rates import Profile
 from stretto.ops import gather_rows, segment_matmul, spmm
 from stretto.ops.attention import attention
@@ -39,7 +41,7 @@ class Relations:
 
 def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
     """What RGCNConv.forward computes."""
-    reduce = edges.check_aggr(conv, "add", "sum", "mean", "max", "min")
+    reduce = edges.reduction(conv)
     x_src, x_dst = _inputs(conv, x)
     if torch.promote_types(torch.get_default_dtype(), conv.weight.dtype) != conv.weight.dtype:
         raise Decline("stock adds onto zeros of a wider type")
@@ -48,7 +50,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) ->
 
 def fast_grouped(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
     """What FastRGCNConv.forward computes."""
-    reduce = edges.check_aggr(conv, "add", "sum", "mean")
+    reduce = edges.reduction(conv)
     x_src, x_dst = _inputs(conv, x)
     return _rooted(conv, _relational(conv, x_src, x_dst, edge_index, edge_type, reduce), x_dst)
 
@@ -100,7 +102,7 @@ def _relational(conv: Any, x: Tensor, x_dst: Tensor, edge_index: Any, edge_type:
         return out if trial is None else trial.leave(out)
     if bases is not None:
         weight = _merged(conv, weight)
-    record_of(conv).plan = PAIRS if conv.num_blocks is None else PAIRS + ", W_r block-diagonal"
+    note(conv, PAIRS if conv.num_blocks is None else PAIRS + ", W_r block-diagonal")
     return _by_pairs(conv, weight, relations, x, reduce)
 
 
@@ -161,7 +163,7 @@ def _lookup(conv: Any, graph: Graph, relations: Relations, x: Tensor, reduce: st
     """Nodes are numbers: x_j W_r is row x_j of W_r, so each edge takes one row of all weights stacked."""
     if conv.num_blocks is not None or reduce not in ("sum", "mean"):
         raise Decline("numbered nodes with blocks or a maximum")
-    record_of(conv).plan = "rows of [W_1; ...; W_R], one aggregation"
+    note(conv, "rows of [W_1; ...; W_R], one aggregation")
     weight, rows = conv.weight, conv.in_channels_l
     if conv.num_bases is not None:
         weight = conv.comp @ weight.view(conv.num_bases, -1)
@@ -211,3 +213,7 @@ def _relations(conv: Any, graph: Graph, edge_type: Any) -> Relations:
     if found is None:
         raise Decline("an edge_type is out of range")
     return found
+
+
+RGCN = Layer(pyg.RGCNConv, fast, aggr=SIMPLE, message=as_wide_as_x)
+GROUPED = Layer(pyg.FastRGCNConv, fast_grouped, aggr=(*SUM, "mean"), message=as_wide_as_result)

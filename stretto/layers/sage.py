@@ -3,17 +3,19 @@ GEMM; the bias stays outside, since a node without neighbours must still get it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto.compile import Adjacency, Expression, Leaf, Sparse, Term, Transpose, linear
 from stretto.layers import adjacency
-from stretto.layers.base import Decline, check_input, note_plan, record_of, weight_of
+from stretto.layers.base import Decline, check_input, note, note_plan, weight_of
 from stretto.layers.declines import pair_of
 from stretto.layers.features import aggregated, linear_of_nonzeros
+from stretto.layers.layer import SIMPLE, Layer, Split, Summands, as_wide_as_x
 from stretto.ops import spmm
 from stretto.ops.projections import plus
 
@@ -23,26 +25,7 @@ OTHER = Leaf("R", "n", "r")
 NEIGHBOURS = (Term((A, X, Transpose(W))),)
 WITH_OWN_ROOT = (*NEIGHBOURS, Term((OWN[0], Transpose(OWN[1]))))
 WITH_OTHER_ROOT = (*NEIGHBOURS, Term((OTHER, Transpose(V))))
-
-
-@dataclass(frozen=True)
-class Summands:
-    """What a layer adds up: reduce(A x) weight' + bias + root root_weight'; own: root is x itself."""
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    adj: Adjacency
-    reduce: str
-    root: Tensor | None = None
-    root_weight: Tensor | None = None
-    own: bool = False
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether it is a sum of products with constant adjacency."""
-        learns = self.adj.weight is not None and self.adj.weight.requires_grad
-        return self.reduce not in ("max", "min") and not learns
+FEW_EDGES = 260_000  # on a device, below which stock's few launches cost less (docs/gpu.md)
 
 
 def fast_sage(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
@@ -86,13 +69,12 @@ def _ends(conv: Any, x: Any) -> tuple[Tensor, Tensor | None, bool]:
     x_src, x_dst = pair_of(x)
     own = x_dst is x_src
     check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
-    if conv.aggr not in ("mean", "add", "sum", "max", "min"):
-        raise Decline(f"aggr is {conv.aggr}")
     return x_src, x_dst, own
 
 
 def _adjacency(conv: Any, edge_index: Any, x: Tensor, x_dst: Tensor | None, size: Any) -> Adjacency:
-    graph = adjacency.graph_of(conv, edge_index, x.size(0), destinations(edge_index, size, x_dst, x))
+    num_dst = adjacency.destinations(edge_index, size, x_dst, x)
+    graph = adjacency.graph_of(conv, edge_index, x.size(0), num_dst, few=FEW_EDGES)
     scale_type = torch.float64 if x.dtype == torch.float64 else torch.float32
     return Adjacency(graph, graph.mean_scale(scale_type) if conv.aggr == "mean" else None)
 
@@ -100,14 +82,14 @@ def _adjacency(conv: Any, edge_index: Any, x: Tensor, x_dst: Tensor | None, size
 def evaluated(conv: Any, of: Summands) -> Tensor:
     """reduce(A x) weight' + bias + root root_weight' of a layer."""
     if not of.is_linear:
-        record_of(conv).plan = f"({of.reduce} A X) W'" + ("" if of.root is None else " + X V'")
+        note(conv, f"({of.reduce} A X) W'" + ("" if of.root is None else " + X V'"))
         reduced = spmm(of.adj.graph, of.x, of.adj.weight, reduce=of.reduce)
         out = torch.nn.functional.linear(reduced, of.weight, of.bias)
         return out if of.root is None or of.root_weight is None else torch.addmm(out, of.root, of.root_weight.t())
     h = linear_of_nonzeros(of.x, of.weight)
     if h is not None:
         root = None if of.root is None or of.root_weight is None else _product(of.root, of.root_weight)
-        record_of(conv).plan = "A (X W')" + ("" if root is None else " + X V'") + ", X by its nonzeros"
+        note(conv, "A (X W')" + ("" if root is None else " + X V'") + ", X by its nonzeros")
         out = aggregated(of.adj, h, root)
         return out if of.bias is None else plus(out, of.bias)
     tensors = {"X": of.x, "W": of.weight}
@@ -125,21 +107,41 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight.t() if found is None else found
 
 
-def destinations(edge_index: Any, size: Any, x_dst: Tensor | None, x: Tensor) -> int:
-    """How many nodes receive messages, as PyG infers it."""
-    if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
-        return edge_index.size(0)
-    if hasattr(edge_index, "sparse_sizes"):  # a SparseTensor, whose rows receive
-        return int(edge_index.sparse_sizes()[0]) if x_dst is None else x_dst.size(0)
-    if hasattr(edge_index, "sparse_size"):  # an EdgeIndex: what it knows of itself counts, and `size` does not
-        size = edge_index.sparse_size()
-    known = None
-    if size is not None:
-        num_src, known = size
-        if not all(s is None or isinstance(s, int) for s in size):
-            raise Decline("size holds no numbers")
-        if num_src not in (None, x.size(0)) or (x_dst is not None and known not in (None, x_dst.size(0))):
-            raise Decline("size and x disagree")
-    if x_dst is not None:
-        return x_dst.size(0)
-    return x.size(0) if known is None else int(known)
+def _sage_summands(conv: Any, *args: Any, **kwargs: Any) -> Summands:
+    if conv.normalize:
+        raise Decline("its result is normalised")
+    return of_sage(conv, *args, **kwargs)
+
+
+def _sent(conv: Any, x: Tensor) -> Tensor:
+    projected: Tensor = conv.lin(x).relu() if conv.project and hasattr(conv, "lin") else x
+    return projected
+
+
+def _made(conv: Any, gathered: Tensor, own: Tensor) -> Tensor:
+    out: Tensor = conv.lin_l(gathered)
+    out = out + conv.lin_r(own) if conv.root_weight else out
+    return torch.nn.functional.normalize(out, p=2.0, dim=-1) if conv.normalize else out
+
+
+SAGE = Layer(
+    pyg.SAGEConv,
+    fast_sage,
+    aggr=SIMPLE,
+    message=as_wide_as_x,
+    local=True,
+    copies=True,
+    few_edges=FEW_EDGES,
+    summands=_sage_summands,
+    split=Split(_made, _sent),
+)
+GRAPH = Layer(
+    pyg.GraphConv,
+    fast_graph,
+    aggr=SIMPLE,
+    message=as_wide_as_x,
+    local=True,
+    copies=True,
+    few_edges=FEW_EDGES,
+    summands=of_graph,
+)

@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn.models.schnet import ShiftedSoftplus
+from torch_geometric.nn.models.schnet import CFConv, ShiftedSoftplus
 
 from stretto.graph import Graph
 from stretto.graph.derived import lasting
-from stretto.layers import edges, streaming
-from stretto.layers.base import LINEAR, Decline, hooked, record_of, weight_of
-from stretto.layers.chains import chain_of
-from stretto.layers.edge_pairs import Features, features_of
+from stretto.layers import edges
+from stretto.layers.base import LINEAR, Decline, hooked, note, weight_of
+from stretto.layers.edges import streaming
+from stretto.layers.edges.chains import chain_of
+from stretto.layers.edges.pairs import Features, features_of
+from stretto.layers.layer import SUM, Layer
 from stretto.ops.edge_layer import Chain, Form, edge_layer, takes, width_after
 from stretto.ops.edge_packed import linear_of_data, product_messages, shifted_softplus
 
@@ -23,7 +25,6 @@ from stretto.ops.edge_packed import linear_of_data, product_messages, shifted_so
 def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor, edge_attr: Tensor) -> Tensor:
     """What CFConv.forward computes."""
     x, _, _ = edges.ends(x)
-    edges.check_aggr(conv, *edges.SUM)
     graph = edges.plain_graph(conv, edge_index, x, x)
     attr = edges.one_per_edge(graph, edge_attr, x)
     length = edges.one_per_edge(graph, edge_weight, x, "edge_weight")
@@ -37,7 +38,7 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor, edge_attr: 
     shared = plain and streaming.row_by_row(conv.nn)
     found = features_of(graph, attr, length, shared=shared)
     pairs = None if found is None else found.pairs
-    record_of(conv).plan = "sum of W_e X_j, one pass" + ("; one filter for both directions" if pairs else "")
+    note(conv, "sum of W_e X_j, one pass" + ("; one filter for both directions" if pairs else ""))
     if found is None:
         filters = _run(conv.nn, plain, attr) * _window(conv.cutoff, length)
     else:
@@ -75,7 +76,7 @@ def _in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, length: Tensor)
         modules=conv.nn,
         steady=True,
     )
-    record_of(conv).plan = f"sum of W_e X_j, filters {how}"
+    note(conv, f"sum of W_e X_j, filters {how}", builds=how.builds)
     return conv.lin2(out)
 
 
@@ -125,3 +126,6 @@ def _run(network: Any, plain: bool, rows: Tensor) -> Tensor:
         else:
             rows = module(rows)
     return rows
+
+
+LAYER = Layer(CFConv, fast, aggr=SUM, message=lambda c, i, o: c.lin1.weight.size(0))

@@ -9,11 +9,13 @@ import math
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto.layers import edges
-from stretto.layers.base import record_of, weight_of
+from stretto.layers.base import note, weight_of
 from stretto.layers.declines import same_type
+from stretto.layers.layer import SUM, Layer
 from stretto.ops import sddmm
 from stretto.ops.attention import attention
 
@@ -23,7 +25,6 @@ def fast(
 ) -> Tensor:
     """What SuperGATConv.forward computes."""
     x, _, _ = edges.ends(x)
-    edges.check_aggr(conv, *edges.SUM)
     weight_of(conv.lin, x, bias=True)
     same_type(x, conv.bias, *((conv.att_l, conv.att_r) if conv.attention_type == "MX" else ()))
     graph = edges.plain_graph(conv, edge_index, x, x)
@@ -31,7 +32,7 @@ def fast(
         graph = edges.with_loops(conv, graph, x.size(0))
     heads, width = conv.heads, conv.out_channels
     h = conv.lin(x).view(-1, heads, width)
-    record_of(conv).plan = "alpha (X W'), scores by a sampled product"
+    note(conv, "alpha (X W'), scores by a sampled product")
     score = sddmm(graph, h, h)
     if conv.attention_type == "MX":
         right, left = (h * conv.att_l).sum(-1), (h * conv.att_r).sum(-1)
@@ -63,3 +64,6 @@ def _logits(conv: Any, h: Tensor, pairs: Tensor) -> Tensor:
     return conv.get_attention(
         edge_index_i=pairs[1], x_i=h[pairs[1]], x_j=h[pairs[0]], num_nodes=h.size(0), return_logits=True
     )
+
+
+LAYER = Layer(pyg.SuperGATConv, fast, aggr=SUM, message=lambda c, i, o: c.heads * c.out_channels)

@@ -7,10 +7,12 @@ import math
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 from stretto.layers import edges
-from stretto.layers.base import Decline, note_attention, weight_of
+from stretto.layers.base import Decline, messages, note, weight_of
+from stretto.layers.layer import SUM, Layer
 from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer, takes
 from stretto.ops.projections import plus, projections
@@ -22,7 +24,6 @@ def fast(
 ) -> Any:
     """What TransformerConv.forward computes."""
     x_src, x_dst = edges.both_ends(x)
-    edges.check_aggr(conv, *edges.SUM)
     for linear, end in ((conv.lin_query, x_dst), (conv.lin_key, x_src), (conv.lin_value, x_src)):
         weight_of(linear, end, bias=True)
     graph = edges.graph_between(conv, edge_index, x_src, x_dst)
@@ -36,7 +37,7 @@ def fast(
     drop = conv.dropout if conv.training else 0.0
     parts = tuple(t for pair in maps for t in pair)
     if x_dst is x_src and not wanted and edge_weight is None and _one_step(conv, graph, x_src, parts):
-        note_attention(conv, "alpha (X W_v'), one step", graph.num_edges, heads * width, x_src)
+        note(conv, "alpha (X W_v'), one step", avoided=messages(graph.num_edges, heads * width, x_src))
         return attention_layer(graph, "dot", heads, x_src, None, parts, scale=1 / math.sqrt(width), dropout=drop)
     if x_dst is x_src:
         query, key, value, *skip = projections(x_src, maps)
@@ -64,7 +65,7 @@ def fast(
     )
     results = list(found) if isinstance(found, tuple) else [found]
     out = results[0]
-    note_attention(conv, "alpha (X W_v'), one pass", graph.num_edges, heads * width, x_src)
+    note(conv, "alpha (X W_v'), one pass", avoided=messages(graph.num_edges, heads * width, x_src))
     if edge_weight is not None:
         out = edges.only_reached(graph, out + torch.einsum("nhd,hcd->nhc", results[1], edge_weight))
     out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
@@ -106,3 +107,6 @@ def _edge_weight(conv: Any, graph: Any, edge_index: Any, edge_attr: Any, x: Tens
         raise Decline("edge_attr is not a matrix, or its Linear has a bias")
     edges.no_infinity(found)
     return weight_of(conv.lin_edge, found).view(conv.heads, conv.out_channels, -1)
+
+
+LAYER = Layer(pyg.TransformerConv, fast, aggr=SUM)

@@ -11,16 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import GATConv, GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from stretto.errors import expect
 from stretto.graph import Graph
 from stretto.kernels import on_host
+from stretto.layers import CONVS
+from stretto.layers.layer import stock_of
 
-# Layers whose output for a node depends on its own in-edges alone. GCNConv is not one of them: it divides by the
-# neighbours' degrees too, which a part of the graph does not show.
-LOCAL = (SAGEConv, GINConv, GINEConv, GATConv, GATv2Conv, GraphConv)
 # Normalisations that treat every row alone once they are in evaluation mode.
 ROWWISE = ("BatchNorm", "LayerNorm", "BatchNorm1d", "Identity")
 
@@ -167,7 +165,7 @@ def why_not_local(model: Any) -> str:
     if getattr(model, "jk_mode", None) is not None:
         return "jumping knowledge needs the output of every layer"
     for conv in model.convs:
-        if not isinstance(conv, LOCAL):
+        if not any(kind in CONVS and CONVS[kind].local for kind in type(conv).__mro__):
             return f"{type(conv).__name__} needs more than a node's own neighbours"
     for norm in model.norms or ():
         if type(norm).__name__ not in ROWWISE or getattr(norm, "mode", "node") != "node":
@@ -177,5 +175,5 @@ def why_not_local(model: Any) -> str:
 
 def _written_by_user(model: Any) -> Any:
     """The model's forward as it was before accelerate() put a class of its own in front."""
-    own = (vars(c).get("forward") for c in type(model).__mro__ if not c.__module__.startswith("stretto.layers."))
+    own = (vars(c).get("forward") for c in type(model).__mro__ if stock_of(c) is None)
     return next((forward for forward in own if forward is not None), None)

@@ -21,13 +21,16 @@ from stretto.compile import HOIST
 from stretto.errors import StrettoError, expect
 from stretto.graph import Graph
 from stretto.kernels import looks
-from stretto.layers import AGGREGATIONS, CONTAINERS, CONVS, bound, functional, generic, gin, shadow, traced
-from stretto.layers.base import accelerated_forward, in_place_of, said, set_strict, strict_of, why_stock
-from stretto.layers.classes import class_of, fast_of, stock_of
-from stretto.layers.constructor import why_declined
-from stretto.layers.own_class import behind
+from stretto.layers import CONVS, gin, layer_of
+from stretto.layers.layer import Layer, stock_of
 from stretto.loader import arrays, swap
 from stretto.memory import allocator
+from stretto.plug import bound, functional, generic, shadow, traced
+from stretto.plug.classes import KNOWN, class_of, fast_of
+from stretto.plug.dispatch import accelerated_forward, known_reason
+from stretto.plug.own_class import behind
+from stretto.plug.stock import in_place_of
+from stretto.plug.told import said, set_strict, strict_of
 
 logger = logging.getLogger("stretto")
 M = TypeVar("M", bound=torch.nn.Module)
@@ -95,7 +98,7 @@ def _check_strict(left: Sequence[Any], layers: Sequence[Any], names: dict[int, s
         raise StrettoError(f"accelerate: strict=True, but these layers have no fast path: {kinds}")
     reasons = []
     for layer in layers:
-        reason = _known_reason(layer)
+        reason = known_reason(layer, layer_of(class_of(layer)))
         if reason is not None:
             reasons.append(f"{names[id(layer)] or '(model)'} ({type(layer).__name__}): {reason}")
     if reasons:
@@ -175,8 +178,8 @@ def patch() -> None:
         if _depth > 1:
             return
         try:
-            for stock, fast in {**CONVS, **AGGREGATIONS, **CONTAINERS}.items():
-                ours = _guarded(stock, fast)
+            for stock, layer in KNOWN.items():
+                ours = _guarded(layer)
                 _patched[stock] = stock.__dict__.get("forward")
                 stock.forward = ours  # type: ignore[attr-defined]
             allocator.keep_for(_patch_memory)
@@ -217,10 +220,11 @@ def is_patched() -> bool:
     return _depth > 0
 
 
-def _guarded(stock: type, fast: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded(layer: Layer) -> Callable[..., Any]:
     """A class-level forward: fast for exactly this class, the stock forward for classes derived from it."""
-    stock_forward = stock.forward  # type: ignore[attr-defined]
-    accelerated_one = accelerated_forward(stock, fast, stock_forward)
+    stock: Any = layer.kind
+    stock_forward = stock.forward
+    accelerated_one = accelerated_forward(layer, stock_forward)
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if type(self) is stock or behind(type(self)) is stock:
@@ -250,7 +254,7 @@ def _say(layers: Sequence[Any], left: Sequence[torch.nn.Module]) -> None:
     """One line: how many layers are fast, and of the others each reason once, where it is known before any call."""
     stock = [(type(m).__name__, f"no fast path: {generic.why_not(type(m))}") for m in left]
     for layer in layers:
-        reason = _known_reason(layer)
+        reason = known_reason(layer, layer_of(class_of(layer)))
         if reason is not None:
             stock.append((type(layer).__name__, reason))
             said(layer, reason)
@@ -258,9 +262,3 @@ def _say(layers: Sequence[Any], left: Sequence[torch.nn.Module]) -> None:
     if stock:
         text += f"; {len(stock)} stock: " + ", ".join(f"{name} ({reason})" for name, reason in sorted(set(stock)))
     logger.info("stretto: %s", text)
-
-
-def _known_reason(layer: Any) -> str | None:
-    """Why a layer runs as stock whatever its input, or None: by hooks and replaced methods, or by its constructor."""
-    kind = stock_of(class_of(layer)) or type(layer)
-    return why_stock(layer, aggregates_itself=kind not in CONVS) or why_declined(layer, kind)

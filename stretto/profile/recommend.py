@@ -25,7 +25,7 @@ from stretto.observe.put_back import put_back
 from stretto.observe.trace import device_of
 from stretto.observe.workload import Workload
 from stretto.page.text import duration
-from stretto.plug.report import explain
+from stretto.plug.explain import explain
 from stretto.profile import in_step
 from stretto.profile.call_site import Site, each_tensor, indices
 from stretto.profile.captured import operands
@@ -128,7 +128,8 @@ def layer_advice(
     workload: of the whole model, whose step is timed in the same turns; "share" of it is what a layer saves, whatever
     the machine does by the time that the advice is followed. On a card it is also timed with each layer accelerated.
     """
-    from stretto.layers.classes import fast_of, stock_of
+    from stretto.layers.layer import stock_of
+    from stretto.plug.classes import fast_of
 
     rows: list[dict[str, Any]] = []
     steps: dict[str, Callable[[], object]] = {}

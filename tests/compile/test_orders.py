@@ -12,7 +12,7 @@ from stretto.compile import choose as choosing
 from stretto.compile.cost import gat_on_cpu, rgcn_seconds
 from stretto.layers import gat, record_of, rgcn
 from stretto.machine.rates import TYPICAL
-from stretto.plug.report import explain
+from stretto.plug.explain import explain
 
 N, EDGES = 40, 300
 

@@ -16,7 +16,7 @@ from torch_geometric.nn import SAGEConv
 
 from stretto.observe.models import make
 from stretto.dist import PartitionParallel, Schedule
-from stretto.dist.layers import RULES, Rule
+from stretto.dist import layers
 from stretto.dist.run import rank_of_run
 
 
@@ -119,17 +119,18 @@ class Gate:
         self.layer = {"graph op": 0, "neural op": 0}
         self.came: bool | None = None
         self.store = dist.distributed_c10d._get_default_store()
-        self.plain = RULES[SAGEConv]
+        self.plain = layers.graph_op, layers.neural_op
 
     def __enter__(self):
-        RULES[SAGEConv] = Rule(self._op("graph op", self.plain.graph_op), self._op("neural op", self.plain.neural_op))
+        layers.graph_op = self._op("graph op", self.plain[0])
+        layers.neural_op = self._op("neural op", self.plain[1])
         return self
 
     def __exit__(self, *error):
-        RULES[SAGEConv] = self.plain
+        layers.graph_op, layers.neural_op = self.plain
 
     def _op(self, kind, function):
-        def run(conv, part, rows, *tensors):
+        def run(conv, split, part, rows, *tensors):
             if rows != "boundary":  # a layer's first rows
                 self.layer[kind] += 1
             here = (kind, self.layer[kind])
@@ -137,7 +138,7 @@ class Gate:
                 self.store.set(self.name, "1")
             if part.rank == 1 and here == self.hold and self.came is None:
                 self._hold()
-            return function(conv, part, rows, *tensors)
+            return function(conv, split, part, rows, *tensors)
 
         return run
 

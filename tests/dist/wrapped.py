@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import stretto
 from stretto.layers import record_of
-from stretto.layers.classes import class_of, stock_of
+from stretto.layers.layer import stock_of
+from stretto.plug.classes import class_of
 from tests.graphs import random_edges
 from tests.layers.test_left_behind import IN, Net, explained
 

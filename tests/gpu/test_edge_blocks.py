@@ -9,7 +9,8 @@ from torch.nn import Dropout, Linear, ReLU, Sequential
 
 import stretto
 from stretto import Graph, kernels
-from stretto.layers import record_of, streaming
+from stretto.layers import record_of
+from stretto.layers.edges import streaming
 from stretto.ops import edge_mlp
 from tests.gpu.inputs import no_batch_is_passed_by  # noqa: F401 -- a fixture
 

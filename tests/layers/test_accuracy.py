@@ -106,8 +106,8 @@ def test_within_twice_the_error_of_stock(name, kind):
 @pytest.mark.parametrize("kind", ["arriving"])
 def test_in_blocks(name, kind, monkeypatch):
     """However few the edges, messages are made in blocks, so that parameters are summed over several."""
-    monkeypatch.setattr("stretto.layers.streaming.LARGE", 1)
-    monkeypatch.setattr("stretto.layers.streaming.BLOCK", 2048)
+    monkeypatch.setattr("stretto.layers.edges.streaming.LARGE", 1)
+    monkeypatch.setattr("stretto.layers.edges.streaming.BLOCK", 2048)
     monkeypatch.setattr("stretto.ops.edge_layer.MOST", 1)
     if name not in SLOWEST:
         judge(name, kind, (1000, 20_000, 16))

@@ -13,7 +13,8 @@ from torch.nn import BatchNorm1d, Dropout, Linear, ReLU, Sequential
 from torch_geometric.nn.models.schnet import CFConv
 
 import stretto
-from stretto.layers import record_of, streaming
+from stretto.layers import record_of
+from stretto.layers.edges import streaming
 from tests.layers.edge_layers import Mesh
 from tests.layers.edge_layers import inputs as mesh_inputs
 from tests.layers.test_streaming import LAYERS, inputs

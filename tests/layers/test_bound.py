@@ -10,7 +10,7 @@ import torch_geometric.nn as pyg
 from torch.nn import Linear, ReLU, Sequential
 
 import stretto
-from stretto.layers import bound
+from stretto.plug import bound
 from tests.layers.options import SPECS
 from tests.layers.test_convs import data_for, pair_of, run
 

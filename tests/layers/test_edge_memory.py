@@ -14,7 +14,8 @@ from torch.nn import Dropout, Linear, ReLU, Sequential, Tanh
 from torch_geometric.nn.models.schnet import CFConv, ShiftedSoftplus
 
 import stretto
-from stretto.layers import record_of, streaming
+from stretto.layers import record_of
+from stretto.layers.edges import streaming
 from stretto.observe.peak_memory import peak_bytes, tensor_bytes
 
 NODES, EDGES, WIDTH, DIM, BLOCK = 100, 20000, 32, 4, 250

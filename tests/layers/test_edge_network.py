@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import BatchNorm1d, Dropout, LayerNorm, Linear, ReLU, Sequential, SiLU, Tanh
 
 import stretto
-from stretto.layers import edge_network, record_of, streaming
+from stretto.layers import record_of
+from stretto.layers.edges import network, streaming
 from stretto.observe.peak_memory import peak_bytes
 from tests.graphs import ZOO
 from tests.layers.edge_layers import (
@@ -65,7 +66,7 @@ def test_every_aggregation_and_direction(kind, how):
 
 def test_many_nodes_and_few_edges(monkeypatch, how):
     """A Linear on nodes would be more work: without blocks nothing is to be gained."""
-    monkeypatch.setattr(edge_network, "FEW", 0)
+    monkeypatch.setattr(network, "FEW", 0)
     stock, fast = pair(Mesh)
     for name in ("isolated", "directed"):
         plan, path = ("", "stock") if how == "at once" else ("network on edges, in blocks", "fast")
@@ -119,7 +120,7 @@ def test_differences_of_coordinates_stay_on_edges(monkeypatch, how):
     """Where nothing else is moved, that is stock's work: blocks of edges alone make it worth while."""
     stock, fast = pair(Difference)
     same(stock, fast, inputs("unsorted"), how=f"first Linear on nodes, the rest on edges, {how}")
-    monkeypatch.setattr(edge_network, "WIDE", IN + 1)
+    monkeypatch.setattr(network, "WIDE", IN + 1)
     plan, path = ("", "stock") if how == "at once" else ("network on edges", "fast")
     same(stock, fast, inputs("unsorted"), how=plan, path=path)
 

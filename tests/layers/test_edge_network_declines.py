@@ -12,7 +12,8 @@ from torch.nn import BatchNorm1d, Linear, ReLU, Sequential
 from torch.nn import functional as F
 
 import stretto
-from stretto.layers import generic, record_of
+from stretto.layers import record_of
+from stretto.plug import generic
 from tests.layers.edge_layers import DIM, IN, Mesh, inputs, pair, same
 
 FACTOR = 2.0

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import BatchNorm1d, Dropout, Linear, PReLU, ReLU, Sequential, Tanh
 
 import stretto
-from stretto.layers import edge_norms, record_of, streaming
+from stretto.layers import record_of
+from stretto.layers.edges import norms, streaming
 from stretto.observe.peak_memory import peak_bytes
 from tests.compare import judge
 from tests.layers.edge_layers import Mesh, same
@@ -216,7 +217,7 @@ def test_dropout_beside_a_norm_is_differentiated_as_it_was_drawn(name, monkeypat
 @pytest.mark.parametrize("name", DROPPING)
 def test_a_norm_sees_what_is_left(name, monkeypatch):
     """With a known function where values are dropped: what stock gives with that function in the Dropout's place."""
-    monkeypatch.setattr(edge_norms, "_drop", lambda generator, p, x: x * 2)
+    monkeypatch.setattr(norms, "_drop", lambda generator, p, x: x * 2)
     stock, fast = pair(DROPPING[name], aggr="sum")
     if name == "MLP":
         monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p, training: x * 2 if p else x)

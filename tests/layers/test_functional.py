@@ -14,7 +14,7 @@ from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_poo
 from torch_geometric.utils import scatter, softmax
 
 import stretto
-from stretto.layers import functional
+from stretto.plug import functional
 
 STOCK = (scatter, softmax)
 

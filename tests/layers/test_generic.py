@@ -16,7 +16,9 @@ import torch_geometric.nn as pyg
 from torch_geometric.nn import MessagePassing
 
 import stretto
-from stretto.layers import generic, record_of, tracing
+from stretto.layers import record_of, tracing
+from stretto.layers.edges import product
+from stretto.plug import generic
 from tests.graphs import ZOO
 
 FACTOR = 2.0
@@ -298,7 +300,7 @@ def test_shadow_mode(monkeypatch):
     layer = stretto.accelerate(Copy())
     layer(values(n, 5), index)
     assert record_of(layer).path == "fast"
-    monkeypatch.setattr(generic, "spmm", lambda graph, x, *rest, **options: x * 0)
+    monkeypatch.setattr(product, "spmm", lambda graph, x, *rest, **options: x * 0)
     torch.testing.assert_close(layer(values(n, 5), index), Copy()(values(n, 5), index))
     assert "shadow" in record_of(layer).reason
 

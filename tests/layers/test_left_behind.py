@@ -16,7 +16,7 @@ from torch_geometric.explain import Explainer, GNNExplainer
 
 import stretto
 from stretto.layers import record_of
-from stretto.layers.classes import STOCK
+from stretto.plug.classes import FAST
 from tests.graphs import random_edges
 
 N, IN = 30, 16
@@ -147,11 +147,11 @@ def door(name: str, *models: Any) -> Iterator[None]:
 
 def on_classes() -> dict[Any, Any]:
     """All that the classes of accelerated layers hold, and what PyG writes onto those of stock."""
-    kinds = [*STOCK, type(stretto.accelerate(Own()))]
+    kinds = [*FAST.values(), type(stretto.accelerate(Own()))]
     names = ("propagate", "_orig_propagate", "_jinja_propagate", "edge_updater", "_orig_edge_updater", "collect")
     ours = {(kind, name): id(value) for kind in kinds for name, value in vars(kind).items()}
     ours = {key: value for key, value in ours.items() if key[1] != "__annotations__"}  # Python's, made when asked for
-    return ours | {(kind, name): id(vars(kind).get(name)) for kind in (*STOCK.values(), Own) for name in names}
+    return ours | {(kind, name): id(vars(kind).get(name)) for kind in (*FAST, Own) for name in names}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::torch.jit.TracerWarning")

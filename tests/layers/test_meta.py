@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import Linear, ReLU, Sequential
 
 import stretto
-from stretto.layers import record_of, streaming
+from stretto.layers import record_of
+from stretto.layers.edges import streaming
 from stretto.observe.peak_memory import peak_bytes
 from tests.layers.meta_models import EdgeModel, EdgesByLookup, GlobalModel, NodeModel, OwnSize, SourceNodes, Watched
 from tests.layers.options import SPECS

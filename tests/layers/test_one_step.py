@@ -10,7 +10,8 @@ from torch import nn
 from torch_geometric.nn.models.schnet import CFConv, ShiftedSoftplus
 
 from stretto.kernels import native
-from stretto.layers import edge_pairs, gated, gine, record_of, schnet
+from stretto.layers import gated, gine, record_of, schnet
+from stretto.layers.edges import pairs
 from stretto.plug.accelerate import accelerate
 from tests.graphs import random_edges, symmetric_edges
 
@@ -45,7 +46,7 @@ def steps(monkeypatch):
     for module, name in ((gine, "edge_layer"), (schnet, "edge_layer"), (gated, "gated_layer")):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, real=real: (seen.append(1), real(*a))[1])
-    monkeypatch.setattr(edge_pairs, "MANY", 1)
+    monkeypatch.setattr(pairs, "MANY", 1)
     return seen
 
 
@@ -116,8 +117,8 @@ def test_a_watched_module_is_called(name, steps):
 def test_features_go_with_their_tensor(name, steps, monkeypatch):
     """Graph.of remembers a mini-batch longer than its features live: what was made of them is not held by it."""
     made = []
-    real = edge_pairs.pairs.alike
-    monkeypatch.setattr(edge_pairs.pairs, "alike", lambda *a: (made.append(weakref.ref(found := real(*a))), found)[1])
+    real = pairs.pairs.alike
+    monkeypatch.setattr(pairs.pairs, "alike", lambda *a: (made.append(weakref.ref(found := real(*a))), found)[1])
     x, index, *features = inputs(name, True)
     accelerate(LAYERS[name][1]().double())(x, index, *features)
     assert made

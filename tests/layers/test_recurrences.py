@@ -15,7 +15,7 @@ from stretto.compile import choose as choosing
 from stretto.compile.plan import rank
 from stretto.layers import hops, record_of
 from stretto.machine.rates import TYPICAL
-from stretto.plug.report import explain
+from stretto.plug.explain import explain
 
 N, EDGES = 40, 300
 LAYERS = {

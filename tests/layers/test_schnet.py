@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch_geometric.nn.models.schnet import CFConv
 
-from stretto.layers import edge_pairs, record_of
+from stretto.layers import record_of
+from stretto.layers.edges import pairs
 from tests.layers.inputs import gradients_of, lengths
 from tests.layers.options import SPECS
 from tests.layers.test_convs import pair_of
@@ -16,7 +17,7 @@ SPEC = SPECS[CFConv]
 
 @pytest.fixture(autouse=True)
 def few_edges_count(monkeypatch):
-    monkeypatch.setattr(edge_pairs, "MANY", 1)
+    monkeypatch.setattr(pairs, "MANY", 1)
 
 
 def paired(data, grad=False):

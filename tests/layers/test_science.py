@@ -15,8 +15,8 @@ from torch_geometric.utils import scatter
 
 import stretto
 from stretto import datasets
-from stretto.layers import functional
 from stretto.ops import segment_reduce
+from stretto.plug import functional
 
 GRAPHS = 24
 MOLECULES = "qm9-20k"

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Linear, ReLU, Sequential
 
 import stretto
-from stretto.layers.classes import stock_of
+from stretto.layers.layer import stock_of
 
 N, EDGES, WIDTH = 20, 90, 6
 

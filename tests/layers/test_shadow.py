@@ -11,8 +11,10 @@ import torch_geometric.nn as pyg
 from torch.nn import BatchNorm1d, Dropout, Linear, ReLU, Sequential
 
 import stretto
-from stretto.layers import record_of, shadow
-from stretto.layers.base import accelerated_forward
+from stretto.layers import record_of
+from stretto.layers.layer import Layer
+from stretto.plug import shadow
+from stretto.plug.dispatch import accelerated_forward
 
 N, EDGES = 300, 1400
 X = torch.randn(N, 6, generator=torch.Generator().manual_seed(0))
@@ -38,7 +40,7 @@ def on(monkeypatch):
 def lying(stock, wrong):
     """A layer's class whose fast function is wrong(conv, right, *args), with right its true result."""
     right = stock.forward
-    fast = accelerated_forward(stock, lambda conv, *args, **kwargs: wrong(right(conv, *args, **kwargs)))
+    fast = accelerated_forward(Layer(stock, lambda conv, *args, **kwargs: wrong(right(conv, *args, **kwargs))))
     return type(stock.__name__, (stock,), {"forward": fast})
 
 
@@ -154,7 +156,7 @@ def test_gradients_of_inputs_are_compared():
 
     right = pyg.GCNConv.forward
     conv = pyg.GCNConv(6, 3)
-    conv.__class__ = type("GCNConv", (pyg.GCNConv,), {"forward": accelerated_forward(pyg.GCNConv, wrong)})
+    conv.__class__ = type("GCNConv", (pyg.GCNConv,), {"forward": accelerated_forward(Layer(pyg.GCNConv, wrong))})
     conv(X, EDGE_INDEX)
     assert record_of(conv).path == "fast"  # nobody wants the gradient of x
     conv(X.clone().requires_grad_(), EDGE_INDEX)

@@ -13,7 +13,8 @@ from torch_geometric.nn.models.schnet import CFConv
 
 import stretto
 from stretto import kernels
-from stretto.layers import record_of, streaming
+from stretto.layers import record_of
+from stretto.layers.edges import streaming
 from tests.layers.options import SPECS
 from tests.layers.test_convs import check
 

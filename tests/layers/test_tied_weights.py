@@ -10,7 +10,8 @@ import torch_geometric.nn as pyg
 from torch.nn import Linear, ReLU, Sequential
 
 import stretto
-from stretto.layers import record_of, streaming
+from stretto.layers import record_of
+from stretto.layers.edges import streaming
 
 LAYERS = {
     "GAT": (lambda: pyg.GATConv(6, 6), False),

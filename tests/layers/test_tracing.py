@@ -9,7 +9,8 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 import stretto
-from stretto.layers import generic, record_of
+from stretto.layers import record_of
+from stretto.plug import generic
 
 X = torch.randn(30, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 EDGES = torch.randint(30, (2, 140), generator=torch.Generator().manual_seed(1))

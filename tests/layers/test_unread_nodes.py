@@ -51,7 +51,7 @@ def test_the_graph_is_what_it_says():
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_are_finite_where_stock_has_them_finite(name, blocks, monkeypatch):
     if blocks:
-        monkeypatch.setattr("stretto.layers.streaming.LARGE", 1)
+        monkeypatch.setattr("stretto.layers.edges.streaming.LARGE", 1)
         monkeypatch.setattr("stretto.ops.edge_layer.MOST", 1)
     layer = LAYERS[name]
     torch.manual_seed(0)

@@ -12,7 +12,8 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
 import stretto
-from stretto.layers import record_of, streaming
+from stretto.layers import record_of
+from stretto.layers.edges import streaming
 from tests.graphs import random_edges, symmetric_edges
 from tests.layers.inputs import flat
 from tests.layers.options import SPECS

@@ -13,7 +13,8 @@ from torch.nn import Linear
 
 import stretto
 from stretto import kernels
-from stretto.layers import record_of, streaming
+from stretto.layers import record_of
+from stretto.layers.edges import streaming
 
 EDGES = torch.tensor([[0, 0, 1, 4, 2, 5, 4, 0], [1, 2, 2, 2, 4, 4, 1, 4]])  # nodes 0 and 5 hear nobody, nor does 3
 DEGREES = torch.tensor([1, 2, 3])

@@ -5,8 +5,8 @@ import torch
 
 from stretto import Graph
 from stretto.kernels import native, pairs
-from stretto.layers import edge_pairs
-from stretto.layers.edge_pairs import _in_place, _pairs, _pairs_in_place, features_of
+from stretto.layers.edges import pairs as edge_pairs
+from stretto.layers.edges.pairs import _in_place, _pairs, _pairs_in_place, features_of
 from stretto.ops.edge_packed import (
     gated_messages,
     linear_of_data,

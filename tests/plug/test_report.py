@@ -8,9 +8,10 @@ import torch_geometric.nn as pyg
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv
 
 import stretto
-from stretto.layers import gat, messages
+from stretto.layers import CONVS, gat
 from stretto.ops.variants import VARIANTS
-from stretto.plug.report import explain
+from stretto.plug import messages
+from stretto.plug.explain import explain
 from tests.layers.options import SPECS
 from tests.layers.test_convs import data_for
 
@@ -228,7 +229,9 @@ def test_a_compiled_model_is_run_as_it_is():
     assert (layer.how, layer.forward_ms) == ("compiled", None)
 
 
-@pytest.mark.parametrize("kind", messages.WIDTH, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [kind for kind, layer in CONVS.items() if layer.message], ids=lambda kind: kind.__name__
+)
 def test_the_width_of_stocks_messages(kind):
     spec = SPECS[kind]
     conv, seen = spec.make(**dict(spec.options[0])).double(), []
@@ -238,4 +241,4 @@ def test_the_width_of_stocks_messages(kind):
     made = seen[-1][0] if kind is pyg.GMMConv else seen[-1][1]  # its x_j holds every kernel, its message their sum
     x = next(t for t in messages._tensors(data.args) if t.is_floating_point())
     wide = next(messages._tensors(out)).size(-1)
-    assert messages.WIDTH[kind](conv, x.size(-1), wide) == made.numel() // made.size(conv.node_dim)
+    assert CONVS[kind].message(conv, x.size(-1), wide) == made.numel() // made.size(conv.node_dim)

@@ -6,7 +6,7 @@ import torch
 import stretto
 from stretto import datasets
 from stretto.analyze import Machine
-from stretto.layers.classes import STOCK
+from stretto.layers.layer import stock_of
 from stretto.machine.timing import Timing
 from stretto.observe.models import as_data, make
 from stretto.profile import in_step, recommend, script
@@ -85,7 +85,7 @@ def test_one_layer_of_a_copy_is_accelerated(monkeypatch):
     plain = in_step.Workload.run
 
     def run(self, *args):
-        seen.append([type(conv) in STOCK for conv in self.model.convs])
+        seen.append([stock_of(type(conv)) is not None for conv in self.model.convs])
         return plain(self, *args)
 
     monkeypatch.setattr(in_step.Workload, "run", run)
@@ -94,7 +94,7 @@ def test_one_layer_of_a_copy_is_accelerated(monkeypatch):
     assert [False, True] in seen
     assert [False, False] in seen  # the whole step, stock
     assert [True, True] not in seen  # that would be no prediction
-    assert not any(type(module) in STOCK for module in model.modules())
+    assert not any(stock_of(type(module)) is not None for module in model.modules())
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert all("in the step" in row["reason"] for row in profile.advice)
@@ -106,7 +106,7 @@ def test_layers_of_a_script_are_timed_in_what_it_asks_of_its_models(monkeypatch,
     plain = script.Watched.run
 
     def run(self, *args):
-        fast = [type(conv) in STOCK for conv in self.model.get_submodule("Net").convs]
+        fast = [stock_of(type(conv)) is not None for conv in self.model.get_submodule("Net").convs]
         before = [call.module for call in self.calls]
         plain(self, *args)
         seen.append((fast, all(one in set(self.model.modules()) for one in before)))

@@ -12,7 +12,7 @@ from stretto import StrettoError, datasets
 from stretto.analyze import Machine
 from stretto.analyze.graph_stats import graph_stats
 from stretto.compile.hoist import HOIST
-from stretto.layers.classes import STOCK
+from stretto.layers.layer import stock_of
 from stretto.machine.timing import Timing
 from stretto.observe.models import as_data, make
 from stretto.observe.put_back import put_back
@@ -57,7 +57,7 @@ def applied(monkeypatch, layer=2.0, step=(2.0,) * 8, model=None, mode="train"):
 
 
 def accelerated(model) -> bool:
-    return any(type(module) in STOCK for module in model.modules())
+    return any(stock_of(type(module)) is not None for module in model.modules())
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
@@ -148,7 +148,7 @@ def test_every_output_is_compared(monkeypatch, kind):
 
 
 def test_other_outputs_are_noticed(monkeypatch):
-    from stretto.layers.classes import fast_of
+    from stretto.plug.classes import fast_of
 
     fast = fast_of(pyg.SAGEConv)
     monkeypatch.setattr(fast, "forward", lambda self, x, edge_index: 2 * pyg.SAGEConv.forward(self, x, edge_index))

@@ -354,7 +354,7 @@ def test_a_tie_in_the_script_is_not_applied(written, monkeypatch):
 def test_other_outputs_are_noticed(written, monkeypatch):
     from torch_geometric.nn import SAGEConv
 
-    from stretto.layers.classes import fast_of
+    from stretto.plug.classes import fast_of
 
     found, script = advised(written, monkeypatch)
     wrong = lambda self, x, edge_index: 2 * SAGEConv.forward(self, x, edge_index)  # noqa: E731

@@ -23,12 +23,14 @@ from torch.nn.parameter import UninitializedParameter
 
 from stretto import settings
 from stretto.kernels import autocasts, has_own_memory
-from stretto.layers.base import Decline, Record, all_stock, refuse
+from stretto.layers.base import UNKNOWN, Decline, Record
+from stretto.layers.watched import MISMATCH
 from stretto.ops.autograd_state import saved_here
+from stretto.plug.stock import all_stock
+from stretto.plug.told import refuse
 
 logger = logging.getLogger("stretto")
 
-REASON = "results differed from stock in shadow mode"
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value; elsewhere 3e-2
 # Of a gradient's norm. A ReLU or a maximum that rounding decides the other way moves single entries, not the norm.
 GRADIENT_LIMITS = {torch.float64: 1e-6, torch.float32: 2e-2}
@@ -85,14 +87,14 @@ class Watch:
         conv.__dict__["_stretto_mismatch"] = True
         _mismatched.add(conv)
         logger.error("stretto: %s differs from stock by %.3g in %s; it runs as stock from now on", conv, error, what)
-        record.path, record.reason, record.plan, record.key, record.avoided = "stock", REASON, "", None, 0
+        record.path, record.reason, record.way = "stock", MISMATCH, UNKNOWN
         self._set_random(self.random)
         with torch.no_grad():
             for buffer in conv.buffers():
                 if id(buffer) in self.buffers:
                     buffer.copy_(self.buffers[id(buffer)])
         if record.strict:
-            refuse(conv, record, REASON)
+            refuse(conv, record, MISMATCH)
         return all_stock(stock, conv, self.args, self.kwargs)
 
     def _compared(self, out: Any, ours: Any, stock: Any, after: list[Tensor]) -> tuple[float, str]:

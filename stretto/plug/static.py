@@ -14,7 +14,8 @@ from torch import Tensor
 
 from stretto.graph.formats import plain
 from stretto.layers import adjacency, edges
-from stretto.layers.base import Decline, Fast
+from stretto.layers.base import Decline
+from stretto.layers.layer import Fast
 
 
 def on_copies(fast: Fast) -> Fast:

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from stretto.kernels import DTYPES
 from stretto.layers.aggr import SMALL
-from stretto.layers.base import Decline, owned, stock_wanted
+from stretto.layers.base import Decline
+from stretto.layers.edges.trace import REDUCTIONS
 from stretto.ops import segment_reduce
 from stretto.ops.batched import transformed
-
-REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", "min": "min", "amin": "min"}
+from stretto.plug.stock import owned, stock_wanted
 
 
 def fast_scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:

@@ -14,9 +14,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, fx
 
-from stretto.layers import edges, inside_compile, relations
-from stretto.layers.base import in_place_of, record_of, stock_wanted
-from stretto.layers.own_class import behind
+from stretto.layers import relations
+from stretto.layers.base import note, note_fast
+from stretto.layers.layer import STOCK
+from stretto.plug import inside_compile
+from stretto.plug.own_class import behind
+from stretto.plug.stock import in_place_of, stock_wanted
 
 
 @dataclass
@@ -70,7 +73,7 @@ def fast_class(module: Any) -> type | None:
     body = {
         "forward": in_place_of(kind.forward, _forward),
         "recompile": _recompile,
-        "_stretto_stock": kind,
+        STOCK: kind,
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,  # torch.fx knows the classes of single modules by it
     }
@@ -84,17 +87,15 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     twin = _twins.get(self)
     if twin is None or torch.jit.is_tracing() or stock_wanted() or not twin.stands():
         return _stock_of(self).forward(self, *args, **kwargs)
-    record = record_of(self)
-    record.calls += 1
-    record.path, record.reason = "fast", ""
+    note_fast(self)
     sums = [m for m in twin.run.children() if type(m) is Together]
-    record.plan = f"{sum(len(m.layers) for m in sums)} relations side by side in {len(sums)} sums"
+    note(self, f"{sum(len(m.layers) for m in sums)} relations side by side in {len(sums)} sums")
     return twin.run.forward(*args, **kwargs)
 
 
 def _stock_of(module: Any) -> Any:
     """The class that torch.fx made for a model of ours."""
-    return vars(behind(type(module)))["_stretto_stock"]
+    return vars(behind(type(module)))[STOCK]
 
 
 def _recompile(self: Any) -> Any:
@@ -181,6 +182,4 @@ def _leaves(node: fx.Node) -> list[fx.Node]:
 def _summed(leaf: fx.Node, layers: dict[str, torch.nn.Module], users: int = 1) -> bool:
     """Whether a node is a layer that is a sum of products, read by its sum alone."""
     layer = layers.get(str(leaf.target)) if leaf.op == "call_module" else None
-    return (
-        layer is not None and len(leaf.users) == users and any(edges.is_stock(layer, kind) for kind in relations.SUMS)
-    )
+    return layer is not None and len(leaf.users) == users and relations.known(layer) is not None

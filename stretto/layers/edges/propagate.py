@@ -1,4 +1,4 @@
-"""propagate() of a layer whose message() is a network on edges (edge_network.py): a user's own, or PointNetConv."""
+"""propagate() of a layer whose message() is a network on edges (network.py): a user's own, or PointNetConv."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from stretto.errors import StrettoError
 from stretto.layers import adjacency, tracing
-from stretto.layers.base import Decline, record_of
-from stretto.layers.edge_network import EDGE, SOURCE, TARGET, Value, check_value, network
-from stretto.layers.edge_trace import traced
+from stretto.layers.base import Decline, note
+from stretto.layers.edges.network import EDGE, SOURCE, TARGET, Value, check_value, network
+from stretto.layers.edges.trace import traced
 
 
 def why_not(function: Any) -> str | None:
@@ -43,7 +43,8 @@ def propagated(conv: Any, edge_index: Any, given: dict[str, Any], reduce: str) -
     made = network(trace, trace.calls, trace.output, conv, leaves, graph)
     if len(made.shape) != 1:
         raise Decline("message() gives a number an edge, not a row")
-    out, record_of(conv).plan = made.run(graph, reduce)
+    out, how = made.run(graph, reduce)
+    note(conv, how.text, builds=how.builds)
     return out
 
 

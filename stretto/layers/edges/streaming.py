@@ -12,7 +12,7 @@ So a card makes all at once what its memory holds, and blocks as large as that w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,19 @@ from stretto.ops.edge_mlp import BLOCK, Ends, edge_mlp, listed
 from stretto.ops.extremum import extremum
 
 LARGE = 1 << 25  # bytes of one array of messages from which on they are made in blocks, on a processor
+
+
+class How(NamedTuple):
+    """How messages were made, and whether they were there all at once, as stock's are."""
+
+    text: str
+    builds: bool
+
+    def __str__(self) -> str:
+        return self.text
+
+
+IN_BLOCKS, AT_ONCE = How("in blocks", False), How("at once", True)
 BYTES = 4 << 10  # of an edge in a block on a card: four arrays of 256 channels of fp32
 
 # Modules whose result for a row depends on that row alone, and on no random number.
@@ -181,7 +194,7 @@ def reduced(
     steady: bool,
     patience: int = 1,
     own: Tensor | None = None,
-) -> tuple[list[Tensor], str]:
+) -> tuple[list[Tensor], How]:
     """Every reduction of function(row_i, col_j, edge, *shared), and how they were made.
 
     row [n, ...], col [m, ...], edge [E, ...], or several of each -> [n, k] each; reduce: names as edge_mlp takes them.
@@ -196,10 +209,10 @@ def reduced(
         options: dict[str, Any] = {"parameters": parameters, "shared": shared, "own": own}
         options["block"] = block_of(graph, like)
         found = edge_mlp(graph, as_now(function, modules), row, col, edge, reduce=tuple(reduce), **options)
-        return list(found), "in blocks"
+        return list(found), IN_BLOCKS
     at_ends = [*(edges.at_targets(graph, t) for t in rows), *(edges.at_sources(graph, t) for t in cols)]
     message = function(*at_ends, *given, *shared)
-    return [_at_once(graph, message, name, own) for name in reduce], "at once"
+    return [_at_once(graph, message, name, own) for name in reduce], AT_ONCE
 
 
 def _at_once(graph: Graph, message: Tensor, name: str, own: Tensor | None) -> Tensor:

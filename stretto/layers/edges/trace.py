@@ -16,9 +16,8 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch_geometric.utils
 from torch import fx
-
-from stretto.layers import functional
 
 # What a call does to rows, by the name of the function, operator or method.
 KINDS: dict[str, str] = {
@@ -37,6 +36,9 @@ NEVER = (  # in the names of instructions: what does more than to compute from a
     *("INPLACE", "STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE"),
 )
 LIBRARIES = (torch, torch.nn, torch.nn.functional)
+SCATTER = (torch_geometric.utils.scatter,)  # in a tuple, where patch() does not bind ours to it
+# What a scatter may reduce with, and our word for it.
+REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", "min": "min", "amin": "min"}
 Shape = tuple[int, ...]
 
 
@@ -128,17 +130,11 @@ def _known(value: Any) -> Any:
     name = getattr(value, "__name__", "")
     if name in ACTS and any(value is getattr(library, name, None) for library in LIBRARIES):
         return value
-    if any(value is stock or value is ours for stock, ours in functional.FUNCTIONS.items() if _is_scatter(stock)):
-        return scatter
-    return None
+    return scatter if getattr(value, "__wrapped__", value) is SCATTER[0] else None
 
 
 def _stand_in(value: Any) -> Any:
     return _Library(value) if isinstance(value, types.ModuleType) else value
-
-
-def _is_scatter(function: Any) -> bool:
-    return function.__name__ == "scatter"
 
 
 def scatter(src: Any, index: Any, dim: int = 0, dim_size: Any = None, reduce: str = "sum") -> Any:

@@ -13,14 +13,11 @@ from stretto.graph import Graph
 from stretto.kernels import autocasts, on_host
 from stretto.layers import adjacency
 from stretto.layers.base import LAZY, Decline, check_input, weight_of
-from stretto.layers.base import is_stock as is_stock  # layers ask edges for it
 from stretto.layers.declines import pair_of
-from stretto.layers.sage import destinations
+from stretto.layers.layer import is_stock as is_stock  # layers ask edges for it
 from stretto.ops import gather_rows, segment_reduce
 from stretto.ops.rows import only_reached
 from stretto.recording import finite
-
-SUM = ("add", "sum")
 
 
 def ends(x: Any) -> tuple[Tensor, Tensor | None, bool]:
@@ -43,11 +40,9 @@ def both_ends(x: Any) -> tuple[Tensor, Tensor]:
     return x_src, x_dst
 
 
-def check_aggr(conv: Any, *known: str) -> str:
-    """The aggregation's name if it is one of `known`, or Decline."""
-    if conv.aggr not in known:
-        raise Decline(f"aggr is {conv.aggr}")
-    return "sum" if conv.aggr == "add" else conv.aggr
+def reduction(conv: Any) -> str:
+    """The name of a layer's simple aggregation, as our kernels have it."""
+    return "sum" if conv.aggr == "add" else str(conv.aggr)
 
 
 def initialised(*parameters: Tensor | None) -> None:
@@ -80,7 +75,7 @@ def unpacked(conv: Any, edge_index: Any, edge_attr: Any, size: Any = None) -> tu
 
 def graph_between(conv: Any, edge_index: Any, x_src: Tensor, x_dst: Tensor | None, size: Any = None) -> Graph:
     """The graph of a call, as PyG infers its sizes."""
-    num_dst = destinations(edge_index, size, x_dst, x_src)
+    num_dst = adjacency.destinations(edge_index, size, x_dst, x_src)
     if conv.flow == "target_to_source" and num_dst != x_src.size(0):
         raise Decline("flow target_to_source between two sets of nodes")
     return adjacency.graph_of(conv, edge_index, x_src.size(0), num_dst, adjacency.PASSING_EDGEWISE)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
 from stretto.layers.base import Quiet
+from stretto.layers.layer import Layer
 from stretto.loader import trim
 
 
@@ -20,3 +22,6 @@ def fast_basic(model: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -
     if out is None:
         raise Quiet("not as a loader gave it")
     return out
+
+
+CONTAINERS: dict[type, Layer] = {kind: Layer(kind, fast_basic) for kind in (GCN, GraphSAGE, GAT)}

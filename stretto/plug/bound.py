@@ -30,11 +30,12 @@ from stretto import kernels, settings
 from stretto.graph import Graph
 from stretto.kernels import on_host
 from stretto.kernels.looks import note_trained
-from stretto.layers.other_values import same_on_other_values
-from stretto.layers.own_class import LIBRARIES, METHODS
+from stretto.layers.layer import stock_of
+from stretto.layers.watched import LIBRARIES, METHODS
 from stretto.lifetime import popped_from
 from stretto.ops.program import Program, Unfit, write
 from stretto.ops.program_step import step as run_step
+from stretto.plug.other_values import same_on_other_values
 from stretto.recording import recorder
 
 logger = logging.getLogger("stretto")
@@ -120,7 +121,7 @@ class State:
             if value is not None
         ]
         self.sizes = (len(state["_parameters"]), len(state["_buffers"]))
-        self.stock = self.kind.__base__ if self.kind.__module__ == "stretto.layers.classes" else self.kind
+        self.stock = stock_of(self.kind) or self.kind
         self.read_class = operator.attrgetter(*[name for name in ("forward", *METHODS) if hasattr(self.stock, name)])
         self.methods = self.read_class(self.stock)
         hooks = any(name.endswith("hooks") for name, _ in self.objects)
@@ -247,7 +248,7 @@ def _run(
     """A bound step, with these tensors."""
     record = bound.record
     record.calls += 1
-    record.path, record.reason, record.plan, record.key, record.avoided = bound.told
+    record.path, record.reason, record.way = bound.told
     for t in tensors:
         if t.requires_grad and t.grad_fn is None:
             note_trained(t)
@@ -314,7 +315,7 @@ def _count(
         conv, program, args, kwargs, tensors, own, long
     ):
         made.record = known.record
-        made.told = (made.record.path, made.record.reason, made.record.plan, made.record.key, made.record.avoided)
+        made.told = (made.record.path, made.record.reason, made.record.way)
         met.cell[0][key] = made
     else:
         logger.debug("stretto: %s is not bound: on other values it computes something else", type(conv).__name__)

@@ -11,14 +11,21 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
-from stretto.layers import AGGREGATIONS, CONTAINERS, CONVS, generic
-from stretto.layers.base import accelerated_forward
-from stretto.layers.own_class import behind, templates_of
+from stretto.layers import AGGREGATIONS, CONVS
+from stretto.layers.layer import STOCK, Layer, stock_of
+from stretto.plug import generic
+from stretto.plug.by_hops import CONTAINERS
+from stretto.plug.dispatch import accelerated_forward
+from stretto.plug.own_class import behind, templates_of
+
+KNOWN: dict[type, Layer] = {**CONVS, **AGGREGATIONS, **CONTAINERS}
 
 
-def _subclass(stock: type, fast: Any) -> type:
+def _subclass(layer: Layer) -> type:
+    stock = layer.kind
     body = {
-        "forward": accelerated_forward(stock, fast),
+        "forward": accelerated_forward(layer),
+        STOCK: stock,
         "__module__": __name__,
         "__doc__": stock.__doc__,
         "_jit_override_qualname": torch._jit_internal._qualified_name(stock),
@@ -28,11 +35,8 @@ def _subclass(stock: type, fast: Any) -> type:
     return type(stock.__name__, (stock,), body)
 
 
-FAST: dict[type, type] = {
-    stock: _subclass(stock, fast) for stock, fast in {**CONVS, **AGGREGATIONS, **CONTAINERS}.items()
-}
-STOCK: dict[type, type] = {fast: stock for stock, fast in FAST.items()}
-globals().update({fast.__name__: fast for fast in STOCK})
+FAST: dict[type, type] = {stock: _subclass(layer) for stock, layer in KNOWN.items()}
+globals().update({fast.__name__: fast for fast in FAST.values()})
 
 
 def fast_of(kind: type) -> type | None:
@@ -45,8 +49,3 @@ def fast_of(kind: type) -> type | None:
 def class_of(module: Any) -> type:
     """A module's class; where torch has derived one of its own from it, the one behind it."""
     return behind(type(module))
-
-
-def stock_of(kind: type) -> type | None:
-    """The stock class of an accelerated one, or None."""
-    return STOCK[kind] if kind in STOCK else generic.stock_class(kind)

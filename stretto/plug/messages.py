@@ -9,44 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch_geometric.nn as pyg
 from torch import Tensor
-from torch_geometric.nn.models.schnet import CFConv
 
-from stretto.layers.base import Record, record_of
-
-BUILT = ("at once", "over the cached index")  # in the words of a plan: its messages are built
-SIDE_BY_SIDE = "side by side"
-
-FROM_X = (
-    *(
-        pyg.SAGEConv,
-        pyg.GraphConv,
-        pyg.GINConv,
-        pyg.GINEConv,
-        pyg.SGConv,
-        pyg.SSGConv,
-        pyg.TAGConv,
-        pyg.LGConv,
-        pyg.APPNP,
-    ),
-    *(pyg.ChebConv, pyg.GCN2Conv, pyg.ClusterGCNConv, pyg.MFConv, pyg.AGNNConv, pyg.RGCNConv),
-)
-FROM_RESULT = (
-    *(pyg.GCNConv, pyg.LEConv, pyg.FastRGCNConv, pyg.FiLMConv, pyg.ResGatedGraphConv, pyg.EdgeConv, pyg.CGConv),
-    *(pyg.NNConv, pyg.HypergraphConv, pyg.HANConv, pyg.HGTConv),
-)
-# layer -> the width of the message that its stock form builds for every edge, from the widths of x and of the result
-WIDTH: dict[type, Callable[[Any, int, int], int]] = {
-    **dict.fromkeys(FROM_X, lambda conv, i, o: i),
-    **dict.fromkeys(FROM_RESULT, lambda conv, i, o: o),
-    pyg.ARMAConv: lambda conv, i, o: conv.num_stacks * conv.out_channels,
-    pyg.GMMConv: lambda conv, i, o: conv.kernel_size * conv.out_channels,
-    pyg.GENConv: lambda conv, i, o: conv.out_channels,
-    pyg.PNAConv: lambda conv, i, o: conv.towers * conv.F_in,
-    pyg.SuperGATConv: lambda conv, i, o: conv.heads * conv.out_channels,
-    CFConv: lambda conv, i, o: conv.lin1.weight.size(0),
-}
+from stretto.layers.base import Record
+from stretto.layers.layer import Layer
 
 
 @dataclass
@@ -103,34 +69,19 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def avoided(conv: Any, kind: type, record: Record, seen: Seen | None) -> int:
-    """Bytes of the messages that the stock class `kind` would have built in this call and we have not; at least."""
-    if record.path != "fast" or seen is None or any(words in record.plan for words in BUILT):
+def avoided(conv: Any, layer: Layer | None, record: Record, seen: Seen | None) -> int:
+    """Bytes of the messages that stock would have built in this call and we have not; at least."""
+    if record.path != "fast" or seen is None or record.way.builds:
         return 0
-    if record.avoided:
-        return record.avoided
-    if kind is pyg.HeteroConv:
-        return _of_relations(conv, seen)
+    if record.way.avoided:
+        return record.way.avoided
     x, out = seen.features, next(_tensors(seen.out), None)
-    if kind not in WIDTH or out is None:
+    if layer is None or layer.message is None or out is None:
         return 0
     i, size = (x.size(-1), x.element_size()) if x is not None else (out.size(-1), out.element_size())
-    given = (*seen.args, *seen.kwargs.values())
-    count = next((n for value in given if (n := _edges(value))), 0) * (out.size(0) if out.dim() == 3 else 1)
-    return count * WIDTH[kind](conv, i, out.size(-1)) * size
-
-
-def _of_relations(conv: Any, seen: Seen) -> int:
-    """Of the relations that ran side by side; those in turn are layers like any other."""
-    given = [value for value in (*seen.args, *seen.kwargs.values()) if isinstance(value, dict)]
-    total = 0
-    for relation, layer in conv.convs.items():
-        edges = next((n for values in given if (n := _edges(values.get(relation)))), 0)
-        x = next((values[relation[0]] for values in given if isinstance(values.get(relation[0]), Tensor)), None)
-        kind = next((k for k in type(layer).__mro__ if k in WIDTH), None)
-        if x is not None and kind is not None and SIDE_BY_SIDE in record_of(layer).plan:
-            total += edges * WIDTH[kind](layer, x.size(-1), layer.out_channels) * x.element_size()
-    return total
+    values = (*seen.args, *seen.kwargs.values())
+    count = next((n for value in values if (n := _edges(value))), 0) * (out.size(0) if out.dim() == 3 else 1)
+    return count * layer.message(conv, i, out.size(-1)) * size
 
 
 def _edges(value: Any) -> int:

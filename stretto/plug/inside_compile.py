@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from stretto.layers.base import record_of
+from stretto.layers.base import UNKNOWN, record_of
 
 REASON = "inside torch.compile: stock's code is compiled"
 
@@ -28,4 +28,4 @@ def _note(context: Any) -> None:
     module = getattr(tracked, "value", None)
     if isinstance(module, torch.nn.Module):
         record = record_of(module)
-        record.path, record.reason, record.plan, record.key, record.avoided = "compiled", REASON, "", None, 0
+        record.path, record.reason, record.way = "compiled", REASON, UNKNOWN

@@ -1,5 +1,5 @@
 """Any other MessagePassing layer, a user's own included: where its message() is x_j or w * x_j, propagate() is one
-sparse product; where it is a network of both ends, the network's first Linear acts on nodes (edge_propagate.py). Its
+sparse product; where it is a network of both ends, the network's first Linear acts on nodes (propagate.py). Its
 forward and its update() stay its own; what cannot be traced stays stock, its aggregation over the cached index.
 """
 
@@ -13,35 +13,19 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
-from torch_geometric.nn import aggr as stock_aggr
 
 from stretto import settings
-from stretto.errors import StrettoError
-from stretto.graph import Graph
-from stretto.kernels import autocasts
-from stretto.layers import adjacency, edge_propagate, edges, inside_compile, shadow, tracing
-from stretto.layers.base import (
-    Decline,
-    check_input,
-    hooked,
-    in_place_of,
-    note_attention,
-    note_path,
-    owned,
-    record_of,
-    stock_wanted,
-    why_stock,
-)
-from stretto.layers.own_class import behind, templates_of
-from stretto.ops import spmm
-from stretto.ops.edge_messages import edge_messages
+from stretto.layers import tracing
+from stretto.layers.base import Decline, note_fast, record_of
+from stretto.layers.edges import propagate
+from stretto.layers.edges.product import product, reduction
+from stretto.layers.layer import STOCK, stock_of
+from stretto.layers.watched import why_stock
+from stretto.plug import inside_compile, shadow
+from stretto.plug.own_class import behind, templates_of
+from stretto.plug.stock import in_place_of, owned, stock_wanted
+from stretto.plug.told import note_stock
 
-KNOWN = {
-    stock_aggr.SumAggregation: "sum",
-    stock_aggr.MeanAggregation: "mean",
-    stock_aggr.MaxAggregation: "max",
-    stock_aggr.MinAggregation: "min",
-}
 OWN = ("__reduce__", "__reduce_ex__", "__deepcopy__", "__getstate__", "__class_getitem__")
 
 
@@ -63,7 +47,7 @@ def why_not(kind: type) -> str | None:
     reason = tracing.impure(kind.message)
     if reason is None:
         return None
-    detail = edge_propagate.why_not(kind.message)
+    detail = propagate.why_not(kind.message)
     return None if detail is None else f"{reason}: {detail}"
 
 
@@ -103,7 +87,7 @@ def fast_propagate(kind: type) -> Callable[..., Any]:
 
     def run(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         own = behind(type(self))
-        mine = own is kind or stock_class(own) is kind
+        mine = own is kind or stock_of(own) is kind
         if torch.compiler.is_compiling():
             inside_compile.note(self)
             return stock_propagate(self, edge_index, *args, **kwargs)
@@ -120,9 +104,9 @@ def fast_propagate(kind: type) -> Callable[..., Any]:
             except Decline as decline:
                 reason = decline.reason
             else:
-                note_path(self, None)
+                note_fast(self)
                 return out if watch is None else watch.judged(out, again, stock_propagate)
-        note_path(self, reason)
+        note_stock(self, reason)
         return stock_propagate(self, edge_index, **kwargs)
 
     return in_place_of(stock_propagate, run)
@@ -138,77 +122,9 @@ def _update_arguments(conv: Any, given: dict[str, Any]) -> dict[str, Any] | None
     return {name: given[name] for name in names}
 
 
-def product(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:
-    """What conv.propagate(edge_index, **given) computes, or Decline."""
-    values = dict(given)
-    size = values.pop("size", None)
-    names = tuple(conv.inspector.get_param_names("message"))
-    needed = [name[:-2] if name.endswith(("_i", "_j")) else name for name in names if name not in tracing.SPECIAL]
-    if any(name in tracing.SPECIAL for name in names) or any(name not in values for name in needed):
-        raise Decline("message() takes special arguments or defaults")
-    if sum(name.endswith(("_i", "_j")) for name in conv._user_args) != 1:
-        raise Decline("message() reads more than one end")
-    absent = frozenset(n for n, key in zip(names, needed, strict=True) if values[key] is None)
-    message = tracing.message_of(type(conv).message, names, absent)
-    if isinstance(message, str):
-        raise Decline(message)
-    reduce = _reduction(conv)
-    x, graph = _ends(conv, edge_index, values[message.source[:-2]], size)
-    weight = None if message.weight is None else values[message.weight]
-    if weight is None:
-        note_attention(conv, f"{reduce}(A, X)", graph.num_edges, x.size(1), x)
-        return spmm(graph, x, reduce=reduce)
-    if type(weight) not in (Tensor, torch.nn.Parameter) or weight.layout != torch.strided or weight.dtype != x.dtype:
-        raise Decline(f"{message.weight} is no plain tensor of the input's type")
-    count = graph.num_edges
-    one_each = weight.shape == (count,) if message.column else weight.shape == (count, 1)
-    if one_each or (message.column == "view" and weight.shape == (count, 1)):
-        note_attention(conv, f"{reduce}(A, w X)", count, x.size(1), x)
-        return spmm(graph, x, weight.reshape(-1), reduce=reduce)
-    if not message.column and weight.shape == (count, x.size(1)) and reduce in ("sum", "mean"):
-        note_attention(conv, f"{reduce} of W_e X_j, one pass", count, x.size(1), x)
-        return edge_messages(graph, None, x, None, None, None, weight, act="identity", act2="identity", reduce=reduce)
-    raise Decline(f"{message.weight} has shape {list(weight.shape)}")
-
-
 def _network(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:
     """What conv.propagate(edge_index, **given) computes where message() calls a network of conv, or Decline."""
-    return edge_propagate.propagated(conv, edge_index, given, _reduction(conv))
-
-
-def _reduction(conv: Any) -> str:
-    """The name of the layer's aggregation, or Decline."""
-    reduce = next((name for kind, name in KNOWN.items() if edges.is_stock(conv.aggr_module, kind)), None)
-    if reduce is None or hooked(conv.aggr_module):
-        raise Decline(f"the aggregation is {conv.aggr}")
-    return reduce
-
-
-def _ends(conv: Any, edge_index: Any, data: Any, size: Any) -> tuple[Tensor, Graph]:
-    """The features of the sending nodes and the graph, as PyG infers its sizes, or Decline."""
-    if type(edge_index) is not Tensor or edge_index.layout != torch.strided or edge_index.shape[:1] != (2,):
-        raise Decline("edge_index is no plain [2, E]")
-    sender = 0 if conv.flow == "source_to_target" else 1
-    sizes = [None, None] if size is None else list(size)
-    pair = data if isinstance(data, (tuple, list)) else None
-    if pair is not None and (len(pair) != 2 or sender == 1):  # PyG itself reads such a pair in two ways
-        raise Decline("two ends with flow target_to_source")
-    x = data if pair is None else pair[sender]
-    other = None if pair is None else pair[1 - sender]
-    check_input(x, *([] if other is None else [other]))
-    if autocasts(x):
-        raise Decline("autocast is on")
-    for at, tensor in ((sender, x), (1 - sender, other)):
-        if tensor is not None:
-            if sizes[at] not in (None, tensor.size(0)):
-                raise Decline("size and x disagree")
-            sizes[at] = tensor.size(0)
-    receivers = sizes[1 - sender] if sizes[1 - sender] is not None else sizes[sender]
-    assert receivers is not None
-    try:
-        return x, adjacency.graph_of(conv, edge_index, x.size(0), int(receivers))
-    except StrettoError as error:  # an edge out of range, say: stock has its own words for it
-        raise Decline(str(error)) from error
+    return propagate.propagated(conv, edge_index, given, reduction(conv))
 
 
 _classes: WeakKeyDictionary[type, type] = WeakKeyDictionary()
@@ -221,7 +137,7 @@ def fast_class(kind: type) -> type | None:
     if kind not in _classes:
         body = {
             "propagate": fast_propagate(kind),
-            "_stretto_stock": kind,
+            STOCK: kind,
             "__module__": kind.__module__,
             "__qualname__": kind.__qualname__,
             "__doc__": kind.__doc__,
@@ -234,10 +150,10 @@ def fast_class(kind: type) -> type | None:
 
 def _reduce(self: Any, protocol: Any) -> Any:
     """Pickled as the user's class, and made ours again when it is read."""
-    if "_stretto_stock" not in vars(type(self)):  # torch has derived it from ours, and pickles it or not
+    if STOCK not in vars(type(self)):  # torch has derived it from ours, and pickles it or not
         return object.__reduce_ex__(self, protocol)
     reduced: Any = object.__reduce_ex__(self, 2)
-    return _rebuilt, (type(self).__dict__["_stretto_stock"],), *reduced[2:]
+    return _rebuilt, (type(self).__dict__[STOCK],), *reduced[2:]
 
 
 def _rebuilt(kind: type) -> Any:
@@ -254,12 +170,6 @@ def _awake(self: Any, state: Any) -> None:
     self.__class__ = kind
     self.__setstate__(state)
     self.__class__ = fast_class(kind) or kind
-
-
-def stock_class(kind: type) -> type | None:
-    """The user's class of an accelerated one, or None."""
-    found: type | None = kind.__dict__.get("_stretto_stock")
-    return found
 
 
 _patched: dict[type, tuple[Any, Any]] = {}  # class -> (its propagate, ours)
@@ -297,7 +207,7 @@ def remove() -> None:
 
 
 def _patch(kind: type) -> None:
-    if kind not in _patched and stock_class(kind) is None and why_not(kind) is None:
+    if kind not in _patched and stock_of(kind) is None and why_not(kind) is None:
         stock, ours = kind.__dict__["propagate"], fast_propagate(kind)
         _patched[kind] = stock, ours
         kind.propagate = ours  # type: ignore[attr-defined]

@@ -18,8 +18,8 @@ from torch_geometric.nn.norm import BatchNorm
 
 from stretto.graph import Graph
 from stretto.kernels import accumulate_type
-from stretto.layers import streaming
 from stretto.layers.base import hooked
+from stretto.layers.edges import streaming
 from stretto.ops.edge_mlp import Ends, edge_mlp, listed
 from stretto.ops.replay import mixed
 

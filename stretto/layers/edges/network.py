@@ -16,10 +16,12 @@ from torch_geometric.nn.models import MLP
 
 from stretto.graph import Graph
 from stretto.kernels import autocasts
-from stretto.layers import edge_norms, edges, streaming
+from stretto.layers import edges
 from stretto.layers.base import LAZY, Decline, hooked
-from stretto.layers.edge_norms import in_order
-from stretto.layers.edge_trace import Shape, Trace, kind_of, name_of, shape_of
+from stretto.layers.edges import norms, streaming
+from stretto.layers.edges.norms import in_order
+from stretto.layers.edges.streaming import How
+from stretto.layers.edges.trace import Shape, Trace, kind_of, name_of, shape_of
 from stretto.layers.gin import LINEAR, first_linear
 from stretto.ops.dense import dense, plus_dense
 from stretto.ops.edge_mlp import Ends
@@ -60,7 +62,7 @@ class Network:
 
     terms: tuple[list[Tensor], list[Tensor], list[Tensor]]
     function: Callable[..., Tensor]
-    stage: edge_norms.Stage
+    stage: norms.Stage
     modules: list[Any]  # all that it runs
     inner: list[Any]  # those that act on edges, one after the other; none where somebody watches
     shape: Shape
@@ -79,9 +81,9 @@ class Network:
     def in_passes(self, graph: Graph) -> bool:
         """Whether only a BatchNorm sees all edges, and they are so many that its statistics are a pass of their own."""
         like = next(t for group in self.terms for t in group)
-        return not self.steady and edge_norms.takes(graph, self.inner, max(self.kept // ARRAYS, 1), like)
+        return not self.steady and norms.takes(graph, self.inner, max(self.kept // ARRAYS, 1), like)
 
-    def run(self, graph: Graph, reduce: str) -> tuple[Tensor, str]:
+    def run(self, graph: Graph, reduce: str) -> tuple[Tensor, How]:
         """One reduction (or "each") of all messages, and how it was made, or Decline."""
         patience = self.check(graph)
         row, col, on_edges = self.terms
@@ -90,7 +92,7 @@ class Network:
         shared: list[Tensor] = []
         if self.in_passes(graph):
             learned = self.parameters
-            function, edge, shared = edge_norms.with_statistics(graph, self.stage, self.inner, learned, row, col, edge)
+            function, edge, shared = norms.with_statistics(graph, self.stage, self.inner, learned, row, col, edge)
             steady = True
         (out,), how = streaming.reduced(
             graph,
@@ -106,7 +108,8 @@ class Network:
             steady=steady,
             patience=patience,
         )
-        return out, f"{'first Linear on nodes, the rest' if self.moved else 'network'} on edges, {how}"
+        what = "first Linear on nodes, the rest" if self.moved else "network"
+        return out, How(f"{what} on edges, {how}", how.builds)
 
 
 def check_value(name: str, value: Value, like: Tensor, num_edges: int) -> None:
@@ -301,7 +304,7 @@ def _assembled(
 
     inner = {node: chain[1:] if node in moved else chain for node, chain in chains}
 
-    def stage(until: Any, norms: edge_norms.Known) -> Callable[..., Tensor]:
+    def stage(until: Any, statistics: norms.Known) -> Callable[..., Tensor]:
         def part(*ends: Tensor) -> Tensor:
             known: dict[Any, Any] = dict(zip(names, ends, strict=True))
             for node in steps:
@@ -313,14 +316,14 @@ def _assembled(
                     if node in moved
                     else known[node.args[0]]
                 )
-                known[node] = edge_norms.run(inner[node], given, until, norms)
+                known[node] = norms.run(inner[node], given, until, statistics)
                 if any(module is until for module in inner[node]):
                     return known[node]
             return known[output]
 
         return part
 
-    watched = any(edge_norms.watched(modules[str(node.target)]) for node in inner)
+    watched = any(norms.watched(modules[str(node.target)]) for node in inner)
     flat = [] if watched else [module for node in steps if node in inner for module in inner[node]]
     parameters = [p for p in parameters if p.requires_grad]
     return Network(terms, function, stage, list(modules.values()), flat, shape, kept, parameters, steady, bool(moved))
