@@ -102,7 +102,7 @@ def smoke_test() -> dict[str, object]:
 def calls(op: Kernel, graph: Graph) -> Iterator[Sample]:
     """The calls that the op's declaration has, from the same random numbers each time."""
     torch.manual_seed(0)
-    return op.samples(graph, torch.float32)
+    yield from op.samples(graph, torch.float32)
 
 
 def difference(op: Kernel, sample: Sample) -> float:
