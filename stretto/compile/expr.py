@@ -226,19 +226,22 @@ def shape(node: Factor) -> tuple[str, str]:
 @functools.cache
 def children(node: Factor) -> tuple[Node, ...]:
     """The nodes a node is made of."""
-    parts: list[Any] = [
-        part for value in vars(node).values() for part in (value if isinstance(value, tuple) else (value,))
-    ]
-    return tuple(part for part in parts if not isinstance(part, (str, bool, Sparse, Diagonal)) and part is not None)
+    result: list[Node] = []
+    for value in vars(node).values():  # loops: of long chains there are thousands
+        for part in value if isinstance(value, tuple) else (value,):
+            if part is not None and not isinstance(part, (str, bool, Sparse, Diagonal)):
+                result.append(part)
+    return tuple(result)
 
 
 def mapped(node: Node, change: Callable[[Any], Any]) -> Any:
     """A node of the same kind, made of other nodes and matrices: change(part) for every part."""
-    parts = []
+    parts: list[Any] = []
     for value in vars(node).values():
         if isinstance(value, tuple):
-            value = tuple(None if part is None else change(part) for part in value)
-        parts.append(change(value) if isinstance(value, One) else value)
+            parts.append(tuple([None if part is None else change(part) for part in value]))
+        else:
+            parts.append(value if isinstance(value, (str, bool)) else change(value))
     return type(node)(*parts)
 
 

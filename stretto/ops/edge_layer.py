@@ -82,10 +82,8 @@ def edge_layer(graph: Graph, x: Tensor, attr: Tensor, before: Chain, edge: Chain
     """after(sum of messages). x [n, i], attr [E or P, d] -> [n, o], where `takes` agrees."""
     plan = (graph, (before.stages, edge.stages, after.stages), form)
     tensors = (x, attr, *before.tensors, *edge.tensors, *after.tensors)
-    if library.recorded(*tensors):
-        out: Tensor = _edge_layer(plan, *tensors)
-        return out
-    return _forward(plan, tensors, [])
+    out: Tensor = _edge_layer(plan, *tensors)
+    return out
 
 
 def gated_layer(
@@ -100,10 +98,8 @@ def gated_layer(
     both, or none. x [n, i], attr [E, d] -> [n, k], where `takes` agrees."""
     plan = (graph, ((("dense", 0),), (("dense", int(bool(biases))),), ()), Form("gate", root))
     tensors = (x, attr, *weights, *biases)
-    if library.recorded(*tensors):
-        out: Tensor = _edge_layer(plan, *tensors)
-        return out
-    return _forward(plan, _packed(plan, tensors), [])
+    out: Tensor = _edge_layer(plan, *tensors)
+    return out
 
 
 def _packed(plan: Any, tensors: Sequence[Tensor]) -> Sequence[Tensor]:

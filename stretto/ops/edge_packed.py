@@ -43,10 +43,8 @@ def gated_messages(graph: Graph, nodes: Tensor, edge: Tensor | None = None, *, a
     fit = fit and (edge is None or edge.shape == (graph.num_edges, width // 2))
     if not fit or not _native(graph, nodes, edge):
         return edge_messages(graph, *_apart(nodes, edge), act=act, act2=act2)
-    if library.recorded(nodes, edge):
-        out: Tensor = _gated((graph, (act, act2)), nodes, edge)
-        return out
-    return _run_gated((graph, (act, act2)), nodes, edge)
+    out: Tensor = _gated((graph, (act, act2)), nodes, edge)
+    return out
 
 
 def _apart(nodes: Tensor, edge: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -129,10 +127,8 @@ def _with_features(
     if not fit or not _native(graph, x, edge, factor):
         out = edge_messages(graph, *_of(x, edge, factor, pairs), act=acts[0], act2=acts[1])
         return out if scale is None else out + scale * x
-    if library.recorded(x, edge, factor):
-        total: Tensor = _featured((graph, acts, scale, pairs), x, edge, factor)
-        return total
-    return _run_featured((graph, acts, scale, pairs), x, edge, factor)
+    total: Tensor = _featured((graph, acts, scale, pairs), x, edge, factor)
+    return total
 
 
 def _of(x: Tensor, edge: Tensor | None, factor: Tensor | None, pairs: Pairs | None = None) -> tuple[Tensor | None, ...]:
@@ -212,7 +208,8 @@ def shifted_softplus(x: Tensor, shift: float) -> Tensor:
     plain = not library.traced(x) and x.dtype in (torch.float32, torch.float64) and x.numel()
     if not plain or not backend(x.device).native:
         return torch.nn.functional.softplus(x) - shift
-    return _softplus(shift, x) if library.recorded(x) else cpu_edge.softplus(x, shift)
+    out: Tensor = _softplus(shift, x)
+    return out
 
 
 _softplus = differentiable(

@@ -39,7 +39,7 @@ class Sample:
         return ",".join(shapes + options)
 
 
-def differentiable(
+def step_of_autograd(
     name: str,
     run: Callable[..., Any],
     gradient: Gradient,
@@ -77,6 +77,24 @@ def differentiable(
     function: Any = types.new_class(name, (torch.autograd.Function,), exec_body=lambda scope: scope.update(body))
     apply: Callable[..., Any] = function.apply
     return apply
+
+
+def differentiable(name: str, run: Callable[..., Any], gradient: Gradient, **options: Any) -> Callable[..., Any]:
+    """A function whose calls are steps of autograd (step_of_autograd) where it must see them, else run alone."""
+    apply = step_of_autograd(name, run, gradient, **options)
+    count, shown = options.get("tensors"), options.get("shown", 1)
+
+    def call(first: Any, *arguments: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            return apply(first, *arguments)
+        if torch.is_grad_enabled():
+            for tensor in arguments[:count]:
+                if tensor is not None and tensor.requires_grad:
+                    return apply(first, *arguments)
+        results = run(first, *arguments)
+        return results[0] if shown == 1 and type(results) is tuple else results
+
+    return call
 
 
 def through(plain: Callable[..., Any]) -> Gradient:
@@ -140,7 +158,7 @@ class Kernel:
         if self.run is None:
             return
         assert self.gradient is not None
-        self.step = differentiable(
+        self.step = step_of_autograd(
             self.name,
             self.run,
             self.gradient,

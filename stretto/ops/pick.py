@@ -176,22 +176,11 @@ class Picker:
         wait: Callable[[], None] | None,
     ) -> R:
         unsettled()
+        recalled = self.recall(key, variants)
+        if recalled is not None:
+            return call(recalled)
         with self._lock:
-            kept = self._load().get(_text(key))
-            if isinstance(kept, dict):
-                for variant in variants:
-                    if variant.name == kept.get("variant"):
-                        self._decided[key] = variant
-                        break
-            if key in self._decided:
-                results: Variant | None = self._decided[key]
-                state = None
-            else:
-                results = None
-                state = self._exploring.setdefault(key, _Exploration(list(variants), variants[0]))
-        if results is not None:
-            return call(results)
-        assert state is not None
+            state = self._exploring.setdefault(key, _Exploration(list(variants), variants[0]))
         if state.warm < WARM:
             state.warm += 1
             return call(state.default)

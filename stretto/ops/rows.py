@@ -79,10 +79,8 @@ def sum_segments(segments: Graph, index: Tensor, src: Tensor, scale: Tensor | No
         flat = src.reshape(src.shape[0], -1)
         out: Tensor = torch.ops.stretto.spmm(segments.handle, *sizes, flat, None, scale, None, None, 1.0)
         return out.reshape(sizes[0], *src.shape[1:])
-    if library.recorded(src):
-        total: Tensor = _sum_rows(segments, src, scale, index)
-        return total
-    return run_sum(segments, src, scale)
+    total: Tensor = _sum_rows(segments, src, scale, index)
+    return total
 
 
 def run_gather(x: Tensor, index: Tensor) -> Tensor:
