@@ -11,19 +11,19 @@ norm of what multiplies the gathered rows, |V|: of the node's own. Activations b
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GCNConv, GINConv, SAGEConv
-from torch_geometric.nn.dense import Linear
 
 from stretto.analyze.graph_stats import Partition
 from stretto.dist import Staleness
-from stretto.dist.layers import layers_of, why_not
-from stretto.layers.layer import stock_of
+from stretto.dist.layers import layers_of, split_of, why_not
+from stretto.layers.layer import Split
 
 FORMULA = "sum_k r_k |W_k| prod_(l>k) (a_l |W_l| + o_l |V_l|) d_k"
 
@@ -80,7 +80,9 @@ def amplification(convs: list[nn.Module], edge_index: Tensor, num_nodes: int, ow
         def largest(values: np.ndarray, target: np.ndarray = target) -> float:
             return float(np.bincount(target, values, num_nodes).max(initial=0.0))
 
-        gathered, self_gain = gain(conv)
+        gains = gain(conv)
+        assert not isinstance(gains, str)  # whoever asks has looked
+        gathered, self_gain = gains
         local.append(largest(weight * remote) * float(gathered))
         passed.append(largest(weight) * float(gathered) + own * float(self_gain))
     return tuple(local[k] * float(np.prod(passed[k + 1 :])) for k in range(len(convs)))
@@ -90,10 +92,10 @@ def row_weights(conv: Any, edge_index: Tensor, num_nodes: int) -> tuple[np.ndarr
     """|A_ij| of every edge, and the weight of a node's own row."""
     source, target = (row.numpy() for row in edge_index)
     degree = np.bincount(target, minlength=num_nodes).astype(float)
-    if _kind(conv) is not GCNConv:
-        mean = conv.aggr == "mean"
-        own = abs(1.0 + float(conv.eps.detach())) if _kind(conv) is GINConv else 1.0
-        return 1.0 / degree[target] if mean else np.ones(target.size), own
+    split = _split(conv)
+    if not split.normalised:
+        own = 1.0 if split.own_weight is None else split.own_weight(conv)
+        return 1.0 / degree[target] if conv.aggr == "mean" else np.ones(target.size), own
     if not conv.normalize:
         return np.ones(target.size), 0.0
     loops = source == target
@@ -104,28 +106,29 @@ def row_weights(conv: Any, edge_index: Tensor, num_nodes: int) -> tuple[np.ndarr
     return weight, float((scale**2).max(initial=0.0)) if conv.add_self_loops else 0.0
 
 
-def gain(conv: Any) -> Any:
+def gain(conv: Any) -> tuple[float, float] | str:
     """|W| and |V| of a layer, or a sentence that says why they are not known."""
-    kind = _kind(conv)
     if conv.aggr not in ("mean", "sum", "add"):
-        return f"{kind.__name__} aggregates by {conv.aggr}, and the bound is that of a sum"
-    if kind is GCNConv:
-        return _norm(conv.lin.weight), _norm(conv.lin.weight)
-    if kind is SAGEConv:
-        if conv.normalize or conv.project:
-            return "SAGEConv normalises or projects rows, which has no bound here"
-        return _norm(conv.lin_l.weight), _norm(conv.lin_r.weight) if conv.root_weight else 0.0
-    total = 1.0
-    for module in conv.nn.modules():
-        if isinstance(module, (nn.Linear, Linear)):
-            total *= _norm(module.weight)
-        elif not isinstance(module, (nn.Sequential, nn.ReLU, nn.Tanh, nn.Identity, nn.Dropout)):
-            return f"the network of GINConv has a {type(module).__name__}"
-    return total, total
+        return f"{type(conv).__name__} aggregates by {conv.aggr}, and the bound is that of a sum"
+    maps = _split(conv).maps
+    if maps is None:
+        return f"{type(conv).__name__} has no bound here"
+    weights = maps(conv)
+    if isinstance(weights, str):
+        return weights
+    gathered, own = weights
+    return _norms(gathered), 0.0 if own is None else _norms(own)
 
 
-def _kind(conv: nn.Module) -> type:
-    return stock_of(type(conv)) or type(conv)
+def _split(conv: Any) -> Split:
+    split = split_of(conv)
+    assert split is not None  # of the layers of a model that can be split
+    return split
+
+
+def _norms(weights: Sequence[Tensor]) -> float:
+    """The largest factor by which maps one after the other lengthen a row."""
+    return math.prod(map(_norm, weights))
 
 
 def _norm(weight: Tensor) -> float:

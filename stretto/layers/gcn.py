@@ -66,5 +66,5 @@ LAYER = Layer(
     message=as_wide_as_result,
     copies=True,
     summands=of_gcn,
-    split=Split(_made, normalised=True),
+    split=Split(_made, normalised=True, maps=lambda c: ([c.lin.weight], [c.lin.weight])),
 )

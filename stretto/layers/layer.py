@@ -6,7 +6,7 @@ by its name. stretto.layers.LAYERS is the table of all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,6 +57,9 @@ class Summands:
         return self.reduce not in ("max", "min") and not learns
 
 
+Maps = tuple[Sequence[Tensor], Sequence[Tensor] | None]  # weights that what came passes through, and the own row
+
+
 @dataclass(frozen=True)
 class Split:
     """How a layer runs on a part of a graph: what its sources send, and what it makes of their sum and its own row."""
@@ -64,6 +67,8 @@ class Split:
     made: Callable[[Conv, Tensor, Tensor], Tensor]  # conv, sum of what came [rows, k], own rows -> [rows, o]
     sent: Callable[[Conv, Tensor], Tensor] | None = None  # conv, x -> what the sources send; None: x itself
     normalised: bool = False  # whether A is GCN's, with the loop it adds to every row
+    own_weight: Callable[[Conv], float] | None = None  # of its own row; None: 1
+    maps: Callable[[Conv], Maps | str] | None = None  # that both pass through, or why their gain has no bound
 
 
 @dataclass(frozen=True)

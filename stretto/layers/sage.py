@@ -15,7 +15,7 @@ from stretto.layers import adjacency
 from stretto.layers.base import Decline, check_input, note, note_plan, weight_of
 from stretto.layers.declines import pair_of
 from stretto.layers.features import aggregated, linear_of_nonzeros
-from stretto.layers.layer import SIMPLE, Conv, Layer, Split, Summands, as_wide_as_x
+from stretto.layers.layer import SIMPLE, Conv, Layer, Maps, Split, Summands, as_wide_as_x
 from stretto.ops import spmm
 from stretto.ops.projections import plus
 
@@ -124,6 +124,12 @@ def _made(conv: Conv, gathered: Tensor, own: Tensor) -> Tensor:
     return torch.nn.functional.normalize(out, p=2.0, dim=-1) if conv.normalize else out
 
 
+def _maps(conv: Conv) -> Maps | str:
+    if conv.normalize or conv.project:
+        return "SAGEConv normalises or projects rows, which has no bound here"
+    return [conv.lin_l.weight], [conv.lin_r.weight] if conv.root_weight else None
+
+
 SAGE = Layer(
     pyg.SAGEConv,
     fast_sage,
@@ -133,7 +139,7 @@ SAGE = Layer(
     copies=True,
     few_edges=FEW_EDGES,
     summands=_sage_summands,
-    split=Split(_made, _sent),
+    split=Split(_made, _sent, maps=_maps),
 )
 GRAPH = Layer(
     pyg.GraphConv,

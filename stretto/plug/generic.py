@@ -15,9 +15,8 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from stretto import settings
-from stretto.layers import tracing
 from stretto.layers.base import Decline, note_fast, record_of
-from stretto.layers.edges import propagate
+from stretto.layers.edges import propagate, tracing
 from stretto.layers.edges.product import product, reduction
 from stretto.layers.layer import STOCK, Conv, stock_of
 from stretto.layers.watched import why_stock

@@ -11,8 +11,9 @@ from torch_geometric.nn import aggr as stock_aggr
 from stretto.errors import StrettoError
 from stretto.graph import Graph
 from stretto.kernels import autocasts
-from stretto.layers import adjacency, edges, tracing
+from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline, check_input, messages, note
+from stretto.layers.edges import tracing
 from stretto.layers.layer import Conv
 from stretto.layers.watched import hooked
 from stretto.ops import spmm

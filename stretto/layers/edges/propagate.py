@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from stretto.errors import StrettoError
-from stretto.layers import adjacency, tracing
+from stretto.layers import adjacency
 from stretto.layers.base import Decline, note
+from stretto.layers.edges import tracing
 from stretto.layers.edges.left import EDGE, SOURCE, TARGET, Value
 from stretto.layers.edges.network import check_value, network
 from stretto.layers.edges.trace import traced
