@@ -35,7 +35,7 @@ class Rewrite:
     @property
     def law(self) -> str:
         """The identity it follows from, "(A X) W = A (X W)"; empty where it is none of the planner's."""
-        return " = ".join(LAWS[LAW[self.rule]]) if self.rule in LAW else ""
+        return str(LAWS[LAW[self.rule]]) if self.rule in LAW else ""
 
 
 def _places(ops: list[OpRecord]) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from stretto.machine import facts as machine
 from stretto.machine import rates as profile
 from stretto.machine.timing import Timing, measure, settle
 from stretto.observe.agreement import LIMITS, relative_error
-from stretto.ops import OPS, Op, Sample
+from stretto.ops import OPS, Kernel, Sample
 
 SMALL = "rmat:8:1500"  # where every op is called
 LARGER, WIDTH = "rmat:12:40000", 64  # where one is timed
@@ -99,13 +99,13 @@ def smoke_test() -> dict[str, object]:
     }
 
 
-def calls(op: Op, graph: Graph) -> Iterator[Sample]:
+def calls(op: Kernel, graph: Graph) -> Iterator[Sample]:
     """The calls that the op's declaration has, from the same random numbers each time."""
     torch.manual_seed(0)
-    return op.samples(graph, torch.float32)
+    yield from op.samples(graph, torch.float32)
 
 
-def difference(op: Op, sample: Sample) -> float:
+def difference(op: Kernel, sample: Sample) -> float:
     """Relative error of an op's result and gradients against its reference in fp64; infinite where there is none."""
     ours, wanted = outcome(op.function, sample, torch.float32), outcome(op.reference, sample, torch.float64)
     error = relative_error(ours, wanted)

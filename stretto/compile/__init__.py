@@ -1,8 +1,8 @@
 """The compiler: a layer's algebra in, the cheapest equal plan out. It knows nothing of kernels or of PyG."""
 
+from stretto.compile.adjacency import Adjacency
 from stretto.compile.choose import CHOOSER, linear
 from stretto.compile.constants import constant
-from stretto.compile.execute import Adjacency
 from stretto.compile.expr import Expression, Leaf, Sparse, Term, Transpose
 from stretto.compile.hoist import HOIST
 from stretto.compile.joint import Product, joint

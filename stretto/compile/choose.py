@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from stretto import kernels, settings
+from stretto.compile.adjacency import Adjacency
 from stretto.compile.constants import constant_nodes, keeper
-from stretto.compile.execute import Adjacency, Call
+from stretto.compile.execute import Call
 from stretto.compile.expr import Diagonal, Expression, Leaf, MatMul, Sizes, Sparse, Transpose, leaves
 from stretto.compile.layer import run
 from stretto.compile.plan import Plan, Ranking, Request, plans, rank

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from stretto import kernels, settings
+from stretto.compile.adjacency import Adjacency
 from stretto.compile.cost import closure
-from stretto.compile.execute import Adjacency
 from stretto.compile.expr import (
     Clenshaw,
     Expression,

@@ -9,100 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stretto import kernels
+from stretto.compile.adjacency import Adjacency
 from stretto.compile.expr import Add, Clenshaw, Diagonal, Horner, Leaf, MatMul, Node, Scaled, Sparse, Step, Transpose
 from stretto.compile.plan import Plan
-from stretto.compile.powers import FORMED, multiplied
+from stretto.compile.powers import FORMED
 from stretto.compile.together import Groups, worth_it
-from stretto.graph import Graph
-from stretto.graph.derived import kept_with
 from stretto.ops import taped
 from stretto.ops.product import product, product_and_sums, two_products
 from stretto.ops.rows import all_reached
-from stretto.ops.spmm import run as run_spmm
-from stretto.ops.spmm import spmm
 from stretto.recording import finite
-
-
-@dataclass(frozen=True)
-class Adjacency:
-    """What a sparse leaf stands for: diag(row_scale) (A * weight) diag(col_scale), that is S A T. All constant."""
-
-    graph: Graph
-    row_scale: Tensor | None = None
-    col_scale: Tensor | None = None
-    weight: Tensor | None = None
-
-    def apply(
-        self,
-        x: Tensor,
-        transposed: bool,
-        y: Tensor | None = None,
-        beta: float = 1.0,
-        again: bool = False,
-        form: str = "",
-    ) -> Tensor:
-        """This matrix, or its transpose, times x, plus beta y. again: keep it differentiable; form: Sparse.form."""
-        graph = self.graph.T if transposed else self.graph
-        row, col = (self.col_scale, self.row_scale) if transposed else (self.row_scale, self.col_scale)
-        weight = self.weight
-        if form:
-            weight = self._values(graph, row, col, x.dtype) if form == "edges" else weight
-            row = col = None
-        if again:
-            return spmm(graph, x, weight, row_scale=row, col_scale=col, y=y, beta=beta)
-        return run_spmm(graph, x, weight, row, col, y, beta)
-
-    def _values(self, graph: Graph, row: Tensor | None, col: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """One value per edge, in the user's order. Kept with the graph, while the scales live."""
-
-        def make() -> Tensor:
-            csr = graph.edge_csr
-            values = torch.ones(graph.num_edges, dtype=dtype, device=graph.device)
-            if row is not None:
-                values = values * csr.to_user_order(row[csr.rows()])
-            if col is not None:
-                values = values * csr.to_user_order(col[csr.columns()])
-            return values.to(dtype)
-
-        values = kept_with(graph, ("values", id(row), id(col), dtype), _present(row, col), make)
-        return values if self.weight is None else values * self.weight
-
-    def power(self, hops: int, dtype: torch.dtype) -> Adjacency:
-        """This matrix, which has no weights, to a power that is multiplied out. Kept with the graph, while the scales
-        live."""
-        row, col = self.row_scale, self.col_scale
-
-        def make() -> tuple[Graph, Tensor]:
-            values = torch.ones(self.graph.num_edges, dtype=torch.float64, device=self.graph.device)
-            for scale, ends in ((row, self.graph.csr.rows()), (col, self.graph.csr.columns())):
-                values = values if scale is None else values * scale[ends]
-            with torch.no_grad():
-                graph, made = multiplied(self.graph, values, hops)
-            return graph, made.to(dtype)
-
-        graph, values = kept_with(self.graph, ("power", hops, id(row), id(col), dtype), _present(row, col), make)
-        return Adjacency(graph, weight=values)
-
-    @property
-    def scaled(self) -> bool:
-        """Whether it is normalised."""
-        return self.row_scale is not None or self.col_scale is not None
-
-    def met(self) -> bool:
-        """Whether its graph was multiplied with before; counts this time."""
-        before = "met" in self.graph._derived
-        self.graph._derived["met"] = True
-        return before
-
-
-def _present(*scales: Tensor | None) -> list[Tensor]:
-    return [scale for scale in scales if scale is not None]
-
 
 Keep = Callable[[Node, Callable[[], Tensor]], Tensor]
 WANTED = torch.empty(0)  # stands for sums that the first product with the gradient is to make
@@ -120,6 +41,13 @@ class Call:
     after: tuple[tuple[str, str], ...] = ()  # names of weight and bias, if it has one, of each ReLU and Linear after it
     timed: Callable[[float], None] | None = None
     timed_backward: bool = False
+
+
+class _Total:
+    """A sum as it grows: its value so far, whether that may be overwritten, and the bias that is still to be added."""
+
+    def __init__(self, value: Tensor | None, bias: Tensor | None) -> None:
+        self.value, self.bias, self.ours = value, bias, value is not None
 
 
 class Evaluation:
@@ -150,20 +78,23 @@ class Evaluation:
         if self.again or not self._owns(node) or kernels.autocasts(bias):
             return None
         device = kernels.backend(bias.device).product is not None  # whose kernels for sparse products take a row, too
-        if isinstance(node, MatMul) and type(node.left) is Sparse:
-            if not device:
-                return None
-            x = self.value(node.right)
-            return self._hop(node.left, x, self._under(node.left, bias)) if bias.dtype == x.dtype else None
-        if isinstance(node, MatMul) and not isinstance(node.left, Diagonal):
-            left, right = self.value(node.left), self.value(node.right)  # type: ignore[arg-type]
-            return product(left, right, bias) if bias.dtype == left.dtype else None
-        if isinstance(node, Add) and bias.dtype == self.leaves[self.call.names[0]].dtype:
-            hops = [t for t in node.terms if self._fresh_hop(t)]
-            dense = [t for t in node.terms if _is_product(t) and t not in self.known]
-            if len(hops) + len(dense) == len(node.terms) and (device or not hops):
-                return self._add(node, bias)
-        return None
+        if isinstance(node, Add):
+            return self._add(node, bias) if self._takes_bias(node, bias, device) else None
+        if not isinstance(node, MatMul) or isinstance(node.left, Diagonal):
+            return None
+        if isinstance(node.left, Sparse):
+            x = self.value(node.right) if device else None
+            return None if x is None or bias.dtype != x.dtype else self._hop(node.left, x, self._under(node.left, bias))
+        left, right = self.value(node.left), self.value(node.right)
+        return product(left, right, bias) if bias.dtype == left.dtype else None
+
+    def _takes_bias(self, node: Add, bias: Tensor, device: bool) -> bool:
+        """Whether all terms of a sum are products that are still to be made, by kernels that take a bias."""
+        if bias.dtype != self.leaves[self.call.names[0]].dtype:
+            return False
+        hops = [t for t in node.terms if self._fresh_hop(t)]
+        dense = [t for t in node.terms if _is_product(t) and t not in self.known]
+        return len(hops) + len(dense) == len(node.terms) and (device or not hops)
 
     def _fresh_hop(self, node: Node) -> bool:
         """Whether a node is the adjacency times something, not known yet, and to be read by nobody else."""
@@ -180,14 +111,15 @@ class Evaluation:
         return node not in self.call.plan.kept and node not in self.call.plan.hoisted and not isinstance(node, Leaf)
 
     def value(self, node: Node) -> Tensor:
-        found = self.known.get(node)
-        if found is None:
+        value = self.known.get(node)
+        if value is None:
+            compute = COMPUTE[type(node)]
             if not self.again and self.call.keep is not None and node in self.call.plan.hoisted:
-                found = self.call.keep(node, lambda: self._compute(node))
+                value = self.call.keep(node, lambda: compute(self, node))
             else:
-                found = self._compute(node)
-            self.known[node] = found
-        return found
+                value = compute(self, node)
+            self.known[node] = value
+        return value
 
     def gradient(self, node: Node) -> Tensor:
         """A gradient's value. That of a weight W in A X W', taken as (A' G)' X, meets a 0 in rows of X that no edge
@@ -212,34 +144,31 @@ class Evaluation:
         graph = graph.T if node.left.transposed else graph
         return None if all_reached(graph) else graph.degree == 0
 
-    def _compute(self, node: Node) -> Tensor:
-        kind = type(node)
-        if kind is Leaf:
-            return self.leaves[node.name]  # type: ignore[union-attr]
-        if kind is Transpose:
-            return self.value(node.of).t()  # type: ignore[union-attr]
-        if isinstance(node, MatMul):
-            if type(node.left) is Sparse:
-                return self._hop(node.left, self.value(node.right))
-            if type(node.left) is Diagonal:
-                return self._scale(node.left, self.value(node.right))
-            if node in self.groups and self._together(self.groups[node]):
-                return self.known[node]
-            if self._sums_too(node):
-                found, self.sums = product_and_sums(self.leaves["G"], self.value(node.right))
-                return found
-            return self._product(self.value(node.left), self.value(node.right))  # type: ignore[arg-type]
-        if isinstance(node, Scaled):
-            return taped.scaled(self.value(node.of), self.call.scalars[node.by])
-        if isinstance(node, Add):
-            return self._add(node)
-        if isinstance(node, Step):
-            beta = -2.0 if node.twice else -1.0
-            return self._hop(node.sparse, self.value(node.now), self.value(node.before), beta)
-        if isinstance(node, Clenshaw):
-            return self._clenshaw(node)
-        assert isinstance(node, Horner)
-        return self._horner(node)
+    def _leaf(self, node: Leaf) -> Tensor:
+        return self.leaves[node.name]
+
+    def _transpose(self, node: Transpose) -> Tensor:
+        return self.value(node.of).t()
+
+    def _matmul(self, node: MatMul) -> Tensor:
+        if isinstance(node.left, Sparse):
+            return self._hop(node.left, self.value(node.right))
+        if isinstance(node.left, Diagonal):
+            return self._scale(node.left, self.value(node.right))
+        if node in self.groups and self._together(self.groups[node]):
+            return self.known[node]
+        if self._sums_too(node):
+            gradient, self.sums = product_and_sums(self.leaves["G"], self.value(node.right))
+            return gradient
+        left, right = self.value(node.left), self.value(node.right)
+        return left @ right if self._by_torch() else product(left, right)
+
+    def _scaled(self, node: Scaled) -> Tensor:
+        return taped.scaled(self.value(node.of), self.call.scalars[node.by])
+
+    def _step(self, node: Step) -> Tensor:
+        beta = -2.0 if node.twice else -1.0
+        return self._hop(node.sparse, self.value(node.now), self.value(node.before), beta)
 
     def _hop(self, sparse: Sparse, x: Tensor, y: Tensor | None = None, beta: float = 1.0) -> Tensor:
         adj = self.call.sparse[sparse.name]
@@ -258,9 +187,6 @@ class Evaluation:
         """Whether torch's own products must run: they can be differentiated, and autocast changes them."""
         return self.again or torch.is_autocast_enabled("cpu")
 
-    def _product(self, left: Tensor, right: Tensor) -> Tensor:
-        return left @ right if self._by_torch() else product(left, right)
-
     def _sums_too(self, node: MatMul) -> bool:
         """Whether a product is that of the transposed gradient, whose sums over its rows are still wanted."""
         of = node.left.of if isinstance(node.left, Transpose) else None
@@ -276,41 +202,61 @@ class Evaluation:
                 self._together(self.groups[term])
         products = [t for t in node.terms if _is_product(t) and t not in self.known]
         rest = [t for t in node.terms if t not in products]
-        total = self._beside_each_other(products)
-        ours, products = total is not None, [] if total is not None else products
+        total = _Total(self._beside_each_other(products), bias)
+        if total.value is not None:
+            products = []
         for term in sorted(rest, key=lambda t: t not in self.known):  # the sparse ones can add onto what is known
-            fresh = term not in self.known and isinstance(term, MatMul) and self._owns(term) and not self.again
-            if fresh and isinstance(term, MatMul) and isinstance(term.left, Sparse):
-                under = total if total is not None or bias is None else self._under(term.left, bias)
-                if under is not None:
-                    bias = bias if total is not None else None
-                    total, ours = self._hop(term.left, self.value(term.right), under), True  # added where it is summed
-                    continue
-            value = self.value(term)
-            if fresh and total is None:
-                self.known.pop(term)  # it becomes the sum: whoever asks for it later computes it anew
-            total, ours = (value, fresh) if total is None else (taped.add(total, value, in_place=ours), True)
-        two = products[:2]
-        if total is None and not self._by_torch() and len(two) == 2 and all(isinstance(t, MatMul) for t in two):
-            x, w, y, v = (self.value(side) for t in two for side in (t.left, t.right))  # type: ignore[union-attr,arg-type]
-            total, ours, bias, products = two_products(x, w, y, v, bias), True, None, products[2:]
+            self._add_term(total, term)
+        if total.value is None and not self._by_torch() and all(isinstance(t, MatMul) for t in products[:2]):
+            products = self._add_two(total, products)
         for term in products:
-            factor, inner = (self.call.scalars[term.by], term.of) if isinstance(term, Scaled) else (1.0, term)
-            assert isinstance(inner, MatMul)
-            assert not isinstance(inner.left, (Sparse, Diagonal))
-            left, right = self.value(inner.left), self.value(inner.right)
-            if total is None and bias is not None and factor == 1.0:
-                total, bias = product(left, right, bias), None
-            elif total is None:
-                total = self._product(left, right)
-                total = total if factor == 1.0 else taped.scaled(total, factor)
-            elif ours and not self.again:
-                total = product(left, right, add=total, factor=factor)
-            else:
-                total = taped.add_product(total, left, right, factor, in_place=False)
-            ours = True
-        assert total is not None
-        return total if bias is None else taped.add(total, bias, in_place=ours)
+            self._add_product(total, term)
+        assert total.value is not None
+        return total.value if total.bias is None else taped.add(total.value, total.bias, in_place=total.ours)
+
+    def _add_term(self, total: _Total, term: Node) -> None:
+        """Add what is known, a product with a sparse matrix, or anything but a dense product."""
+        fresh = term not in self.known and isinstance(term, MatMul) and self._owns(term) and not self.again
+        if fresh and isinstance(term, MatMul) and isinstance(term.left, Sparse):
+            under, bias = total.value, total.bias
+            if under is None and bias is not None:
+                under, total.bias = self._under(term.left, bias), None
+            if under is not None:  # added where it is summed
+                total.value, total.ours = self._hop(term.left, self.value(term.right), under), True
+                return
+        value = self.value(term)
+        if total.value is not None:
+            total.value, total.ours = taped.add(total.value, value, in_place=total.ours), True
+            return
+        total.value, total.ours = value, fresh
+        if fresh:
+            self.known.pop(term)  # it becomes the sum: whoever asks for it later computes it anew
+
+    def _add_two(self, total: _Total, products: list[Node]) -> list[Node]:
+        """Begin a sum with its first two dense products at once, where there are two. The others."""
+        two = [t for t in products[:2] if isinstance(t, MatMul)]
+        if len(two) < 2:
+            return products
+        x, w, y, v = (self.value(side) for t in two for side in (t.left, t.right))  # type: ignore[arg-type]
+        total.value, total.ours, total.bias = two_products(x, w, y, v, total.bias), True, None
+        return products[2:]
+
+    def _add_product(self, total: _Total, term: Node) -> None:
+        """Add a dense product, by the GEMM that makes it."""
+        factor, inner = (self.call.scalars[term.by], term.of) if isinstance(term, Scaled) else (1.0, term)
+        assert isinstance(inner, MatMul)
+        assert not isinstance(inner.left, (Sparse, Diagonal))
+        left, right = self.value(inner.left), self.value(inner.right)
+        if total.value is not None and total.ours and not self.again:
+            total.value = product(left, right, add=total.value, factor=factor)
+        elif total.value is not None:
+            total.value = taped.add_product(total.value, left, right, factor, in_place=False)
+        elif total.bias is not None and factor == 1.0:
+            total.value, total.bias = product(left, right, total.bias), None
+        else:
+            made = left @ right if self._by_torch() else product(left, right)
+            total.value = made if factor == 1.0 else taped.scaled(made, factor)
+        total.ours = True
 
     def take_together(self, groups: Groups) -> None:
         """Computes the gradients in groups."""
@@ -380,3 +326,15 @@ class Evaluation:
 def _is_product(node: Node) -> bool:
     inner = node.of if isinstance(node, Scaled) else node
     return isinstance(inner, MatMul) and not isinstance(inner.left, (Sparse, Diagonal))
+
+
+COMPUTE: dict[type, Callable[[Evaluation, Any], Tensor]] = {
+    Leaf: Evaluation._leaf,
+    Transpose: Evaluation._transpose,
+    MatMul: Evaluation._matmul,
+    Scaled: Evaluation._scaled,
+    Add: Evaluation._add,
+    Step: Evaluation._step,
+    Horner: Evaluation._horner,
+    Clenshaw: Evaluation._clenshaw,
+}

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from stretto.compile.adjacency import Adjacency
 from stretto.compile.choose import CHOOSER, signature
 from stretto.compile.constants import keeper
-from stretto.compile.execute import Adjacency, Call
+from stretto.compile.execute import Call
 from stretto.compile.expr import Add, Diagonal, Factor, Horner, Leaf, MatMul, Node, Scaled, Sparse, Term, Transpose
 from stretto.compile.layer import run
 from stretto.compile.plan import Plan, Request, plans, with_kept

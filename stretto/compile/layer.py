@@ -6,8 +6,9 @@ from then on the host does no more than launch it. What cannot be taped runs as 
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,8 @@ Known = Iterable[tuple[Node, Tensor]]
 def run(call: Call, tensors: tuple[Tensor, ...]) -> Tensor:
     """The layer's result; differentiable where a gradient is wanted."""
     if torch.is_grad_enabled() and (call.plan.gradients or any(t.requires_grad for t in tensors)):
-        return _Layer.apply(call, *tensors)
+        out: Tensor = _layer(call, *tensors)
+        return out
     return _forward(call, tensors)[0]
 
 
@@ -63,6 +65,9 @@ class _Layer(torch.autograd.Function):
         if call.timed is not None and call.timed_backward:
             call.timed(ctx.seconds + time.perf_counter() - start)
         return (None, *found)
+
+
+_layer: Any = _Layer.apply
 
 
 def _held(call: Call, tensors: Sequence[Tensor]) -> Sequence[Maybe]:
@@ -158,40 +163,47 @@ def _plainly(call: Call, tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _forward(call: Call, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    module = _taping(call, tensors[0])
+    module, nodes = _taping(call, tensors[0]), call.plan.hoisted_forward
     if module is None:
         return _results(call, tensors)
-    nodes = call.plan.hoisted_forward
-    constants = _constants(call, tensors, nodes)
-    scales = [t for adj in call.sparse.values() for t in (adj.row_scale, adj.col_scale, adj.weight)]
-    many, few = len(tensors), len(tensors) + len(scales)
-
-    def function(*given: Any) -> Sequence[Tensor]:
-        return _results(_scaled(call, given[many:few]), given[:many], zip(nodes, given[few:], strict=True))
-
-    return module.tape.run(_tapes(module, call), _key("forward", call), function, (*tensors, *scales, *constants))
+    return _taped(module, ("forward",), call, lambda c, g, t, kept, known: _results(c, t, known), nodes, tensors)
 
 
 def _backward(
     call: Call, grad: Tensor, needs: tuple[bool, ...], last: bool, tensors: Sequence[Tensor], kept: Sequence[Tensor]
 ) -> Sequence[Maybe]:
-    module = _taping(call, grad)
+    module, nodes = _taping(call, grad), call.plan.hoisted_backward
     if module is None:
         return _gradients(call, grad, needs, tensors, kept, last=last)
-    nodes = call.plan.hoisted_backward
+
+    def function(call: Call, grad: Tensor, *rest: Any) -> Sequence[Maybe]:
+        return _gradients(call, grad, needs, *rest, last=last)
+
+    return _taped(module, ("backward", needs, last), call, function, nodes, tensors, aligned(grad), kept)
+
+
+def _taped(
+    module: kernels.Backend,
+    what: tuple[Any, ...],
+    call: Call,
+    function: Callable[..., Any],
+    nodes: Sequence[Node],
+    tensors: Sequence[Tensor],
+    grad: Maybe = None,
+    kept: Sequence[Tensor] = (),
+) -> Sequence[Any]:
+    """function(call, grad, tensors, kept, known), whose launches are recorded once; known: constant nodes' values."""
     constants = _constants(call, tensors, nodes)
     scales = [t for adj in call.sparse.values() for t in (adj.row_scale, adj.col_scale, adj.weight)]
-    many, few = 1 + len(tensors), 1 + len(tensors) + len(scales)
-    all_kept = few + len(kept)
+    many, few, all_kept = itertools.accumulate((len(tensors), len(scales), len(kept)))
 
-    def function(grad: Tensor, *given: Any) -> Sequence[Maybe]:
-        given = (None, *given)
-        values, parts = given[1:many], given[few:all_kept]
-        known = zip(nodes, given[all_kept:], strict=True)
-        return _gradients(_scaled(call, given[many:few]), grad, needs, values, parts, known, last=last)
+    def run(grad: Any, *inputs: Any) -> Any:
+        known = zip(nodes, inputs[all_kept:], strict=True)
+        return function(_scaled(call, inputs[many:few]), grad, inputs[:many], inputs[few:all_kept], known)
 
-    inputs = (aligned(grad), *tensors, *scales, *kept, *constants)
-    return module.tape.run(_tapes(module, call), (*_key("backward", call), needs, last), function, inputs)
+    tapes = module.tape.kept_with(next(iter(call.sparse.values())).graph.csr)
+    results: Sequence[Any] = module.tape.run(tapes, _key(what, call), run, (grad, *tensors, *scales, *kept, *constants))
+    return results
 
 
 def _taping(call: Call, like: Tensor) -> kernels.Backend | None:
@@ -202,15 +214,11 @@ def _taping(call: Call, like: Tensor) -> kernels.Backend | None:
     return None if kernels.autocasts(like) else module
 
 
-def _key(what: str, call: Call) -> tuple[Any, ...]:
+def _key(what: tuple[Any, ...], call: Call) -> tuple[Any, ...]:
     """All that launches depend on, besides the tensors."""
     graphs = tuple([adj.graph.number for adj in call.sparse.values()])
     state = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-    return what, call.plan, call.names, call.after, graphs, tuple(call.scalars.values()), state
-
-
-def _tapes(module: kernels.Backend, call: Call) -> dict[Any, Any]:
-    return module.tape.kept_with(next(iter(call.sparse.values())).graph.csr)
+    return *what, call.plan, call.names, call.after, graphs, tuple(call.scalars.values()), state
 
 
 def _scaled(call: Call, scales: Sequence[Any]) -> Call:

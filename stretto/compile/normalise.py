@@ -53,8 +53,8 @@ def lowered(roots: tuple[Node, ...], how: str, scales: Scales, hoisted: tuple[No
     forward, gradients = one[:1], one[1:]
     found: dict[tuple[Node, ...], None] = {}
     for first, rest in itertools.product((False, True), repeat=2):
-        moved = tuple(map(_moved, forward)) if first else forward
-        found[moved + (tuple(map(_moved, gradients)) if rest else gradients)] = None
+        one = tuple(map(moved, forward)) if first else forward
+        found[one + (tuple(map(moved, gradients)) if rest else gradients)] = None
     yield from found
 
 
@@ -128,7 +128,7 @@ def _in_form(sparse: Sparse, form: str) -> Sparse:
     return replace(sparse, form=form)
 
 
-def _moved(node: Node) -> Node:
+def moved(node: Node) -> Node:
     """A node with its outermost scalings on the other side of the weight beside them; itself where there is none."""
     if not isinstance(node, MatMul):
         return node
@@ -138,7 +138,7 @@ def _moved(node: Node) -> Node:
     if isinstance(left, Transpose) and isinstance(right, MatMul) and isinstance(right.left, Diagonal):
         return MatMul(Transpose(MatMul(right.left, left.of)), right.right)  # G' (S Y) -> (S G)' Y
     if isinstance(left, Diagonal):
-        return MatMul(left, _moved(right))
+        return MatMul(left, moved(right))
     inner = right.right if isinstance(right, MatMul) and isinstance(right.left, Diagonal) else None
     if isinstance(left, Sparse) and isinstance(inner, MatMul) and not isinstance(inner.left, (Sparse, Diagonal)):
         assert isinstance(right, MatMul)  # A (T (X W')) -> A ((T X) W')

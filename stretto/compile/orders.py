@@ -55,7 +55,7 @@ class Trial:
         """The layer's inputs: those it is to be evaluated with."""
         self.recorded = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
         learn = [t for t in inputs if t.requires_grad]  # the others stay the objects they are
-        found = iter(_Enter.apply(self, *learn) if self.recorded else learn)
+        found = iter(_enter(self, *learn) if self.recorded else learn)
         self.start = time.perf_counter()
         return tuple(next(found) if t.requires_grad else t for t in inputs)
 
@@ -63,7 +63,8 @@ class Trial:
         """The layer's result: the one to hand out."""
         self.forward = time.perf_counter() - self.start
         if self.recorded:
-            return _Leave.apply(self, out)
+            result: Tensor = _leave(self, out)
+            return result
         self.done(self.forward)
         return out
 
@@ -101,6 +102,10 @@ class _Leave(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         ctx.trial.start = time.perf_counter()
         return (None, *grads)
+
+
+_enter: Any = _Enter.apply
+_leave: Any = _Leave.apply
 
 
 def best_order(

@@ -1,16 +1,18 @@
 """The laws, and all orders of evaluation that follow from them.
 
-LAWS are the identities the enumerator uses; each is a line, tested in modular integer arithmetic, where there is no
-rounding to hide behind (tests/compile/test_laws.py).
+LAWS, at the end, are the identities and what the enumerator does by them; each is a line, tested in modular integer
+arithmetic, where there is no rounding to hide behind (tests/compile/test_laws.py), as is every plan (test_exact.py).
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from stretto.compile import normalise
 from stretto.compile.expr import (
     Add,
     Clenshaw,
@@ -29,23 +31,19 @@ from stretto.compile.expr import (
     transpose,
 )
 
-# name -> (left side, right side). A: sparse, S T: diagonal, X Y Z: dense, W V: weights, c: a number; ' transposes.
-LAWS = {
-    "associativity": ("(A X) W", "A (X W)"),  # aggregate-first = update-first
-    "powers are chains": ("A^2 X", "A (A X)"),  # A^2 is formed only where it has fewer edges (powers.py)
-    "right product": ("Y' A", "(A' Y)'"),  # a sparse matrix is applied from the left only
-    "transpose of a product": ("(X W)'", "W' X'"),
-    "distributivity": ("A X + A Z", "A (X + Z)"),  # the step of Horner's scheme
-    "horner": ("X + A Y + A (A Z)", "X + A (Y + A Z)"),
-    "clenshaw": ("X + A Y + (A (A Z) + c Z)", "X + (A (Y + A Z) + c Z)"),  # the same step of a recurrence, c = -2
-    "transpose of a sum": ("X' + Z'", "(X + Z)'"),
-    "scaling commutes": ("(c X) W", "c (X W)"),
-    "common right factor": ("A X W + c (Z W)", "(A X + c Z) W"),  # one product instead of two
-    "common left factor": ("Y' A X + c (Y' Z)", "Y' (A X + c Z)"),
-    "scaled rows": ("(S A T) X", "S (A (T X))"),  # normalised edges = rows scaled before and after (normalise.py)
-    "scaling rows commutes": ("(S X) W", "S (X W)"),  # at the narrower side of a weight
-    "transpose of scaled rows": ("Y' S", "(S Y)'"),
-}
+
+@dataclass(frozen=True)
+class Law:
+    """Both sides, as they read, and what the planner does by it: from nodes that have the left side's form it makes
+    those of the right side, else None; an enumeration makes both."""
+
+    left: str
+    right: str
+    apply: Callable[..., Any]
+
+    def __str__(self) -> str:
+        return f"{self.left} = {self.right}"
+
 
 MOST_COMBINATIONS = 64  # beyond this, the terms of a sum all take the same orientation: mixed ones share less
 Alike = tuple[Hashable, ...]
@@ -76,17 +74,30 @@ def multiply(left: Factor, right: Factor) -> Node | None:
     such matrices: their product is a matter of how edges are normalised (normalise.py)."""
     if isinstance(left, (Sparse, Diagonal)) and isinstance(right, (Sparse, Diagonal)):
         return None
-    if isinstance(right, (Sparse, Diagonal)):  # right product, transpose of scaled rows
-        product = multiply(transpose(right), transpose(left))
-        assert product is not None
-        return Transpose(product)
-    if isinstance(left, Diagonal):
-        return MatMul(left, right)
-    if isinstance(left, Sparse):  # powers are chains
-        return _chain(left, right)
-    if isinstance(left, Transpose) and isinstance(right, Transpose):  # transpose of a product: one node for both
-        return Transpose(MatMul(right.of, left.of))
+    for law in PRODUCTS:
+        product: Node | None = law.apply(left, right)
+        if product is not None:
+            return product
+    assert not isinstance(right, (Sparse, Diagonal))
     return MatMul(left, right)
+
+
+def _from_the_left(left: Factor, right: Factor) -> Node | None:
+    if not isinstance(right, (Sparse, Diagonal)):
+        return None
+    product = multiply(transpose(right), transpose(left))
+    assert product is not None
+    return Transpose(product)
+
+
+def _one_transpose(left: Factor, right: Factor) -> Node | None:
+    """One node for both transposes."""
+    both = isinstance(left, Transpose) and isinstance(right, Transpose)
+    return Transpose(MatMul(right.of, left.of)) if both else None  # type: ignore[union-attr]
+
+
+def _as_chain(left: Factor, right: Node) -> Node | None:
+    return _chain(left, right) if isinstance(left, Sparse) else None
 
 
 @functools.cache
@@ -115,15 +126,19 @@ def forms(expression: Expression) -> tuple[Node, ...]:
     combined = combinations(choices, [alike((term,)) for term in expression])
     if len(combined) > MOST_COMBINATIONS:  # all first, all last
         combined = [tuple(c[0] for c in choices), tuple(c[-1] for c in choices)]
-    found: dict[Node, None] = {}
-    for terms in combined:
-        by_horner = _scheme(terms)
-        if by_horner is not None:
-            found[by_horner] = None  # the plain sum of the same terms takes more aggregations: dominated
-        else:
-            found[terms[0] if len(terms) == 1 else Add(terms)] = None
-    found.update(dict.fromkeys(_factored(expression)))
+    found = dict.fromkeys(map(_sum, combined))
+    for law in FACTORS:
+        found.update(dict.fromkeys(law.apply(expression)))
     return tuple(found)
+
+
+def _sum(terms: tuple[Node, ...]) -> Node:
+    """A sum by the first scheme for it: written plainly, it takes more aggregations."""
+    for law in SUMS:
+        scheme: Node | None = law.apply(terms)
+        if scheme is not None:
+            return scheme
+    return terms[0] if len(terms) == 1 else Add(terms)
 
 
 def alike(expression: Expression) -> Alike:
@@ -155,19 +170,18 @@ def combinations(choices: Sequence[tuple[Node, ...]], kinds: Sequence[Hashable])
     return [tuple(choice[picked[k]] for choice, k in zip(choices, at, strict=True)) for picked in each]
 
 
-def _factored(expression: Expression) -> Iterator[Node]:
-    """Where every term of a sum has the same dense factor at one end: the sum of the rest times it."""
+def _factored(expression: Expression, end: int) -> Iterator[Node]:
+    """Where every term of a sum has the same dense factor at that end: the sum of the rest times it."""
     if len(expression) < 2 or any(len(term.factors) < 2 for term in expression):
         return
-    for end in (0, -1):
-        factor = expression[0].factors[end]
-        if isinstance(factor, (Sparse, Diagonal)) or any(term.factors[end] != factor for term in expression):
-            continue
-        rest = tuple(Term(t.factors[1:] if end == 0 else t.factors[:-1], t.scale) for t in expression)
-        for inner in forms(rest):
-            product = multiply(factor, inner) if end == 0 else multiply(inner, factor)
-            if product is not None:
-                yield product
+    factor = expression[0].factors[end]
+    if isinstance(factor, (Sparse, Diagonal)) or any(term.factors[end] != factor for term in expression):
+        return
+    rest = tuple(Term(t.factors[1:] if end == 0 else t.factors[:-1], t.scale) for t in expression)
+    for inner in forms(rest):
+        product = multiply(factor, inner) if end == 0 else multiply(inner, factor)
+        if product is not None:
+            yield product
 
 
 def _of_term(term: Term) -> tuple[Node, ...]:
@@ -175,26 +189,35 @@ def _of_term(term: Term) -> tuple[Node, ...]:
     return tuple(Scaled(term.scale, n) for n in inner) if term.scale else inner
 
 
-def _scheme(terms: tuple[Node, ...]) -> Node | None:
-    """A sum of A^k Z_k as Horner's scheme, of C_k(A) Z_k as Clenshaw's: one chain of hops for all of them."""
-    turned = [_untransposed(term) for term in terms]
-    if None not in turned:  # transpose of a sum
-        inner = _scheme(tuple(turned))  # type: ignore[arg-type]
-        return None if inner is None else Transpose(inner)
-    by_hops: dict[int, list[Node]] = {}
-    matrices: set[Sparse] = set()
-    steps_of = [_is_step(term) for term in terms]
-    for term, is_step in zip(terms, steps_of, strict=True):
-        hops, inner, used = _strip(term)
-        if any(steps_of) and hops > 1 and not is_step:
-            return None  # a power among the others
-        matrices |= {used} if used is not None else set()
-        by_hops.setdefault(hops, []).append(inner)
-    if len(matrices) != 1 or len(terms) < 2:
+def _transposed_sum(terms: tuple[Node, ...]) -> Node | None:
+    """The transpose of another scheme."""
+    turned = [inner for inner in map(_untransposed, terms) if inner is not None]
+    scheme = _sum(tuple(turned)) if len(turned) == len(terms) else None
+    return Transpose(scheme) if isinstance(scheme, (Horner, Clenshaw, Transpose)) else None
+
+
+def _horner(terms: tuple[Node, ...]) -> Node | None:
+    """A sum of A^k Z_k, one chain of hops for all of them."""
+    return None if any(map(_is_step, terms)) else _scheme(Horner, [_strip(term) for term in terms])
+
+
+def _clenshaw(terms: tuple[Node, ...]) -> Node | None:
+    """The same for a recurrence, C_k(A) Z_k."""
+    stripped = [_strip(term) for term in terms]
+    among = any(hops > 1 and not _is_step(term) for term, (hops, _, _) in zip(terms, stripped, strict=True))
+    return None if among or not any(map(_is_step, terms)) else _scheme(Clenshaw, stripped)  # among: a power is
+
+
+def _scheme(kind: type[Horner | Clenshaw], stripped: Sequence[tuple[int, Node, Sparse | None]]) -> Node | None:
+    """The scheme for terms of so many hops each, if they are all of one matrix."""
+    matrices = {matrix for _, _, matrix in stripped if matrix is not None}
+    if len(matrices) != 1 or len(stripped) < 2:
         return None
+    by_hops: dict[int, list[Node]] = {}
+    for hops, inner, _ in stripped:
+        by_hops.setdefault(hops, []).append(inner)
     steps = [by_hops.get(k, []) for k in range(max(by_hops) + 1)]
-    summed = tuple(None if not s else s[0] if len(s) == 1 else Add(tuple(s)) for s in steps)
-    return (Clenshaw if any(steps_of) else Horner)(matrices.pop(), summed)
+    return kind(matrices.pop(), tuple(None if not s else s[0] if len(s) == 1 else Add(tuple(s)) for s in steps))
 
 
 def _untransposed(term: Node) -> Node | None:
@@ -222,3 +245,24 @@ def _strip(term: Node) -> tuple[int, Node, Sparse | None]:
     while isinstance(inner, MatMul) and isinstance(inner.left, Sparse):
         sparse, inner, hops = inner.left, inner.right, hops + 1
     return hops, Scaled(scale, inner) if scale else inner, sparse
+
+
+# A: sparse, S T: diagonal, X Y Z: dense, W V: weights, c: a number; ' transposes.
+LAWS = {
+    "associativity": Law("(A X) W", "A (X W)", orders),  # aggregate-first = update-first
+    "right product": Law("Y' A", "(A' Y)'", _from_the_left),  # a sparse matrix is applied from the left only
+    "transpose of scaled rows": Law("Y' S", "(S Y)'", _from_the_left),
+    "powers are chains": Law("A^2 X", "A (A X)", _as_chain),  # A^2 is formed only where it has fewer edges (powers.py)
+    "transpose of a product": Law("(X W)'", "W' X'", _one_transpose),
+    "scaling commutes": Law("(c X) W", "c (X W)", _of_term),
+    "transpose of a sum": Law("X' + Z'", "(X + Z)'", _transposed_sum),
+    "horner": Law("X + A Y + A (A Z)", "X + A (Y + A Z)", _horner),
+    "clenshaw": Law("X + A Y + (A (A Z) + c Z)", "X + (A (Y + A Z) + c Z)", _clenshaw),  # c = -2
+    "common right factor": Law("A X W + c (Z W)", "(A X + c Z) W", functools.partial(_factored, end=-1)),
+    "common left factor": Law("Y' A X + c (Y' Z)", "Y' (A X + c Z)", functools.partial(_factored, end=0)),
+    "scaled rows": Law("(S A T) X", "S (A (T X))", normalise.lowered),  # normalised edges: rows scaled before and after
+    "scaling rows commutes": Law("(S X) W", "S (X W)", normalise.moved),  # at the narrower side of a weight
+}
+PRODUCTS = [LAWS[name] for name in ("right product", "powers are chains", "transpose of a product")]
+SUMS = [LAWS[name] for name in ("transpose of a sum", "horner", "clenshaw")]
+FACTORS = [LAWS[name] for name in ("common left factor", "common right factor")]

@@ -34,7 +34,8 @@ class kept(Generic[V]):
 
     def __get__(self, graph: Any, owner: Any = None) -> V:
         with lasting():
-            return graph.__dict__.setdefault(self.name, self.make(graph))
+            value: V = graph.__dict__.setdefault(self.name, self.make(graph))
+        return value
 
 
 def kept_with(owner: Any, key: Hashable, objects: Iterable[Any], make: Callable[[], V]) -> V:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from stretto.errors import expect, fail
 from stretto.graph import formats
-from stretto.graph.derived import bytes_of, kept, lasting
+from stretto.graph.derived import V, bytes_of, kept, lasting
 from stretto.graph.memo import Memo, MemoInfo
 from stretto.graph.traced import TracedGraph
 from stretto.kernels import Csr, build
@@ -273,15 +274,16 @@ class Graph:
     @kept
     def kept_edges(self) -> Tensor:
         """Positions of the edges that are no self-loops, in the user's order. [E'] int64."""
-        source, target = self.edge_index
-        return (source != target).nonzero().view(-1)
+        pairs: Tensor = self.edge_index
+        return (pairs[0] != pairs[1]).nonzero().view(-1)
 
-    def derived(self, key: Any, make: Any) -> Any:
+    def derived(self, key: Any, make: Callable[[], V]) -> V:
         """What `make()` gave the first time for this key; kept as long as the graph."""
         if key not in self._derived:
             with lasting():
-                return self._derived.setdefault(key, make())
-        return self._derived[key]
+                self._derived.setdefault(key, make())
+        value: V = self._derived[key]
+        return value
 
     @staticmethod
     def forget_derived() -> None:
@@ -310,6 +312,11 @@ class Graph:
     @property
     def device(self) -> torch.device:
         return self.csr.device
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of a column index."""
+        return 0 if self.csr.col is None else self.csr.col.element_size()
 
     def memory(self) -> dict[str, int]:
         """Bytes of each part held; what parts share (a symmetric transpose, say) is counted with the first."""

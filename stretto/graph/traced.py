@@ -1,5 +1,5 @@
 """TracedGraph: what Graph.of gives while torch.compile traces. Sizes and a handle; the real graph is looked up when the
-compiled code runs (stretto/ops/registered.py)."""
+compiled code runs (stretto/ops/kernel.py)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class TracedGraph:
     @property
     def segment_index(self) -> Tensor:
         """Destination of every edge in the user's order. [E] int64."""
-        return torch.ops.stretto.segment_index(self.handle, self.num_edges, self.device)
+        index: Tensor = torch.ops.stretto.segment_index(self.handle, self.num_edges, self.device)
+        return index
 
     @staticmethod
     def standing_for(graph: Any) -> TracedGraph:

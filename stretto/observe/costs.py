@@ -11,33 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import sympy
 
 from stretto.observe.specs import Size, Spec, matrices, product, tensors
-
-
-class Cost(NamedTuple):
-    """flops; bytes read and written in order (stream); bytes at random rows, each of `row` bytes, within `span` bytes.
-
-    depth: steps of an ideal parallel machine, in its log terms; `d` stands for the largest in-degree.
-    """
-
-    family: str
-    flops: Size = 0
-    stream: Size = 0
-    random: Size = 0
-    row: Size = 0
-    span: Size = 0
-    depth: Size = 1
-    known: bool = True
-
-    @property
-    def bytes(self) -> Size:
-        """All of them."""
-        return self.stream + self.random
-
+from stretto.ops.cost import Cost
 
 DEGREE = sympy.Symbol("d", positive=True, integer=True)  # the largest in-degree
 TREE = 1 + sympy.log(DEGREE, 2)  # a reduction over the neighbours of a node

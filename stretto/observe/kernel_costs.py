@@ -1,131 +1,24 @@
 """Flops and compulsory bytes of stretto's own kernels, counted as costs.py counts ATen's: an explicit table.
 
-Where stretto.ops.OPS declares the op, its declaration is what counts.
+A kernel over a graph says its cost where it is declared (stretto.ops.KERNELS); those of dense products are here.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-from stretto.observe.costs import TREE, Args, Cost, Formula, bytes_of, least, log2, numel_of, pointwise, unknown
-from stretto.observe.specs import Matrix, Size, Spec, matrices, tensors
-from stretto.ops import OPS
+from stretto.observe.costs import TREE, Args, Cost, Formula, bytes_of, least, log2, pointwise, unknown
+from stretto.observe.specs import Size, tensors
+from stretto.ops import KERNELS as DECLARED
+from stretto.ops.cost import Formula as Declared
 
 
-def _tensor(spec: Any) -> Any:
-    """A Spec behind the few methods that an op's declaration calls."""
-    if not isinstance(spec, Spec):
-        return spec
-    return SimpleNamespace(
-        numel=lambda: spec.numel,
-        size=lambda i: spec.shape[i],
-        dim=lambda: len(spec.shape),
-        shape=spec.shape,
-        element_size=lambda: spec.itemsize,
-    )
-
-
-def _graph(matrix: Matrix) -> Any:
-    column = SimpleNamespace(element_size=lambda: matrix.index_bytes)
-    return SimpleNamespace(
-        num_rows=matrix.num_rows,
-        num_cols=matrix.num_cols,
-        num_edges=matrix.num_edges,
-        csr=SimpleNamespace(col=column if matrix.index_bytes else None),
-    )
-
-
-def _declared(op: str, family: str, gathered: int | None) -> Formula:
-    """Cost as the op declares it; gathered: the position of the tensor whose rows are read once per edge."""
-
+def _declared(formula: Declared) -> Formula:
     def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-        graph = matrices(args)[0]
-        called = [_graph(a) if isinstance(a, Matrix) else _tensor(a) for a in args]
-        options = {k: _tensor(v) for k, v in kwargs.items()}
-        if op == "sddmm":
-            options = {"op": "add" if name.endswith("sddmm_add") else "dot"}
-        total = OPS[op].bytes(*called, **options)
-        row = random = span = 0
-        if gathered is not None:
-            table = args[gathered]
-            row, span = table.row * table.itemsize, table.nbytes
-            random = graph.num_edges * row
-        return Cost(family, OPS[op].flops(*called, **options), total - random, random, row, span, TREE)
+        counted = formula(*args, **kwargs)
+        return counted._replace(depth=TREE) if counted.depth is None else counted
 
     return cost
-
-
-def _gather_rows(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    table, index = _tensor(args[0]), _tensor(args[1])
-    row = args[0].row * args[0].itemsize
-    random = args[1].numel * row
-    return Cost("gather", 0, OPS["gather_rows"].bytes(table, index) - random, random, row, args[0].nbytes)
-
-
-def _per_edge(weight: int) -> Formula:
-    def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-        return Cost("softmax", weight * numel_of(out), bytes_of(args) + bytes_of(out), depth=TREE)
-
-    return cost
-
-
-def _extremum_grad(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    matrix, x = matrices(args)[0], tensors(args)[0]
-    row = x.row * x.itemsize
-    random = 2 * matrix.num_edges * row  # the extremum and its share of the gradient, per entry
-    return Cost("spmm", 2 * matrix.num_edges * x.row, matrix.nbytes + 2 * x.nbytes, random, row, 2 * x.nbytes, TREE)
-
-
-def _attention(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    """As declared: the score, the softmax and the sum per edge and head. The gradient does it again, both ways."""
-    graph, inputs = args[0], next(a for a in args if isinstance(a, dict))
-    value = inputs["right"] if inputs["v"] is None else inputs["v"]
-    called = [_tensor(inputs[key]) for key in ("v", "left", "right", "edge")]
-    flops = OPS["attention"].flops(_graph(graph), *called, form=inputs["form"])
-    read = [inputs[key] for key in ("v", "right") if inputs[key] is not None]
-    rows = sum(spec.row * spec.itemsize for spec in read)
-    span = sum(spec.nbytes for spec in read)
-    heads = called[1].size(1) if called[1] is not None else value.shape[1]
-    edge = 0 if inputs["edge"] is None else inputs["edge"].nbytes
-    result = graph.num_rows * heads * value.shape[2] * value.itemsize
-    stream = 8 * (graph.num_rows + 1) + graph.index_bytes * graph.num_edges + edge + result
-    if inputs["bias"] is not None:  # added to the result; backward takes it off again and sums the gradient
-        flops += graph.num_rows * heads * value.shape[2]
-    if name.endswith("_grad"):
-        rows += heads * value.shape[2] * value.itemsize  # the gradient of the result, one row per entry
-        return Cost("attention", 2 * flops, 2 * stream + 2 * span, 2 * graph.num_edges * rows, rows, 2 * span, TREE)
-    return Cost("attention", flops, stream, graph.num_edges * rows, rows, span, TREE)
-
-
-def _messages(per_value: int) -> Formula:
-    """Terms of rows, columns and edges, joined per edge and channel and summed over the edges of a node."""
-
-    def cost(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-        graph, inputs = args[0], [spec for a in args[1:] for spec in tensors(a) if len(spec.shape) == 2]
-        width = inputs[0].row
-        row = width * inputs[0].itemsize
-        ways = 2 if name.endswith("_grad") else 1
-        tables = ways * max(1, len(inputs) - 1)
-        random = tables * graph.num_edges * row
-        stream = ways * (graph.nbytes + 2 * graph.num_rows * row)
-        flops = ways * per_value * graph.num_edges * width * len(inputs)
-        return Cost("spmm", flops, stream, random, row, tables * inputs[0].nbytes, TREE)
-
-    return cost
-
-
-def _statistics(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    """As declared: every statistic of x_j + own_i over the neighbours; the gradient reads them both ways."""
-    graph = matrices(args)[0]
-    x, own, names = args[2:5] if name.endswith("_grad") else args[1:4]
-    called = (_graph(graph), _tensor(x), _tensor(own))
-    row = x.row * x.itemsize
-    ways = 2 if name.endswith("_grad") else 1
-    random = graph.num_edges * row
-    stream = OPS["statistics"].bytes(*called, names=names) - random
-    flops = ways * OPS["statistics"].flops(*called, names=names)
-    return Cost("spmm", flops, ways * stream, ways * random, row, ways * x.nbytes, TREE)
 
 
 def _tall_product(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
@@ -184,22 +77,7 @@ def _chain(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
 
 
 KERNELS: dict[str, Formula] = {
-    "attention": _attention,
-    "attention_grad": _attention,
-    "edge_messages": _messages(2),
-    "edge_messages_grad": _messages(2),
-    "softmax_sum": _messages(7),
-    "softmax_sum_grad": _messages(7),
-    "spmm": _declared("spmm", "spmm", 1),
-    "sddmm": _declared("sddmm", "sddmm", 2),
-    "sddmm_add": _declared("sddmm", "sddmm", 2),
-    "edge_softmax": _declared("edge_softmax", "softmax", None),
-    "edge_softmax_grad": _per_edge(4),
-    "mul_grad": _per_edge(3),
-    "spmm_extremum_grad": _extremum_grad,
-    "gather_rows": _gather_rows,
-    "statistics": _statistics,
-    "statistics_grad": _statistics,
+    **{name: _declared(formula) for kernel in DECLARED for name, formula in kernel.costs.items()},
     "tall_product": _tall_product,
     "sum_product": _tall_product,
     "relu_dense": _relu_dense,

@@ -6,24 +6,25 @@ computes the weights again from them, with the scores computed again too, or kep
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stretto.errors import expect, fail
 from stretto.graph import Graph
-from stretto.kernels import backend, on_host, reference_attention
-from stretto.kernels.attention import FORMS, TENSORS, Attention
-from stretto.kernels.schema import CPU
+from stretto.kernels import accumulate_type, backend, on_host, reference_attention
+from stretto.kernels.attention import TENSORS, Attention
 from stretto.ops import kept_scores, library, twice
+from stretto.ops.attention_arguments import check, default_scale, promoted, seed_of
 from stretto.ops.autograd_state import is_last
 from stretto.ops.batched import one_by_one
 from stretto.ops.checks import check_values
+from stretto.ops.cost import Cost, row_bytes
 from stretto.ops.folded_bias import takes_bias
-from stretto.ops.op import Op, Sample
+from stretto.ops.kernel import Kernel, Sample
 from stretto.ops.projections import plus
 from stretto.ops.replay import mixed
 
@@ -69,47 +70,40 @@ def attention(
     """
     if v is right and form in ("gatv2", "dot"):
         v = None
-    tensors: tuple[Tensor | None, ...] = (v, left, right, att, edge, attr, query)
-    for name, tensor in zip(TENSORS, tensors, strict=True):
-        if tensor is not None:
-            check_values("attention", name, tensor, graph.device)
+    tensors = promoted(graph, form, (v, left, right, att, edge, attr, query))
     if bias is not None:
         check_values("attention", "bias", bias, graph.device)
-    tensors = _promoted(form, tensors)
-    if scale is None:
-        scale = (
-            1 / math.sqrt(left.size(2))
-            if form == "dot" and left is not None and left.dim() == 3 and left.size(2)
-            else 1.0
-        )
-    for name, number in (("negative_slope", negative_slope), ("scale", scale), ("dropout", dropout)):
-        if not isinstance(number, (int, float)):
-            fail(f"attention: '{name}' is {number!r}, wanted a number")
-    _check(graph, form, tensors, dropout)
-    key: Tensor | None = None
-    if dropout > 0:
-        key = _seed(seed, graph.device)
+    scale = default_scale(form, left) if scale is None else scale
+    check(graph, form, tensors, {"negative_slope": negative_slope, "scale": scale, "dropout": dropout})
+    key = seed_of(seed, graph.device) if dropout > 0 else None
     numbers = (float(negative_slope), float(scale), float(dropout), return_weights, dropped)
-    found = [t for t in tensors if t is not None]
-    if any(library.traced(t) for t in found):
-        out, out_attr, alpha, _, _ = torch.ops.stretto.attention(
-            graph.handle, *tensors, key, form, *numbers, graph.num_rows, graph.num_edges
-        )
-    else:
-        learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*found, bias))
-        fused = bias if bias is not None and takes_bias(tensors, bias, learns) else None
-        if learns:
-            out, out_attr, alpha = _Attention.apply(graph, form, numbers, key, fused, *tensors)
-        else:
-            out, out_attr, alpha, _, _ = run(graph, form, numbers, key, tensors, fused)
+    out, out_attr, alpha = _results(graph, form, numbers, key, bias, tensors)
     if bias is not None and out.dim() == 3:
         out = plus(out.flatten(1), bias)
-    results = [out]
-    if attr is not None:
-        results.append(out_attr)
-    if return_weights:
-        results.append(alpha)
-    return results[0] if len(results) == 1 else tuple(results)
+    results = (out, *([out_attr] if attr is not None else []), *([alpha] if return_weights else []))
+    return out if len(results) == 1 else results
+
+
+def _results(
+    graph: Graph,
+    form: str,
+    numbers: tuple[Any, ...],
+    seed: Tensor | None,
+    bias: Tensor | None,
+    tensors: tuple[Tensor | None, ...],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """out, with the bias in it where a kernel takes one, out_attr and alpha; what is not needed is empty."""
+    learns = bias is not None and bias.requires_grad
+    for tensor in tensors:
+        if tensor is not None and library.traced(tensor):
+            return KERNEL.node(graph, *tensors, seed, form, *numbers)[:3]  # type: ignore[return-value]
+        learns = learns or (tensor is not None and tensor.requires_grad)
+    learns = learns and torch.is_grad_enabled()
+    fused = bias if bias is not None and takes_bias(tensors, bias, learns) else None
+    if learns:
+        results: tuple[Tensor, Tensor, Tensor] = _attend(graph, form, numbers, seed, fused, *tensors)
+        return results
+    return run(graph, form, numbers, seed, tensors, fused)[:3]
 
 
 def cosine_attention(
@@ -257,78 +251,7 @@ class _Attention(torch.autograd.Function):
         return None, None, None, None, dbias, *found[: len(TENSORS)]
 
 
-def _seed(seed: Tensor | int | None, device: torch.device) -> Tensor:
-    if seed is None:
-        return torch.randint(2**63 - 1, (1,), device=device)
-    if isinstance(seed, Tensor):
-        known = seed.dtype == torch.int64 and seed.numel() == 1 and seed.device in (device, CPU)
-        expect(known, f"attention: 'seed' is {seed.dtype} {list(seed.shape)} on {seed.device}, wanted one int64")
-        return seed.reshape(1)
-    known = isinstance(seed, int) and -(2**63) <= seed < 2**64
-    expect(known, f"attention: 'seed' is {seed!r}, wanted an integer of 64 bits, or a tensor of one")
-    return torch.tensor([seed if seed < 2**63 else seed - 2**64], device=CPU)  # torch.initial_seed() has no sign
-
-
-# The arrays of rows, which share one storage type; everything else is scalars, held in the accumulation type.
-_ROWS = {
-    "gat": ("v",),
-    "given": ("v",),
-    "weight": ("v",),
-    "gatv2": ("v", "left", "right", "edge"),
-    "dot": ("v", "left", "right", "attr", "query"),
-}
-
-
-def _promoted(form: str, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """Rows of mixed types meet in the widest, as in torch's own arithmetic."""
-    expect(form in FORMS, f"attention: 'form' is {form!r}, wanted one of {', '.join(FORMS)}")
-    named = dict(zip(TENSORS, tensors, strict=True))
-    types = {t.dtype for name, t in named.items() if t is not None and name in _ROWS[form]}
-    if len(types) <= 1:
-        return tensors
-    wide = torch.float64 if torch.float64 in types else torch.float32
-    return tuple(t.to(wide) if t is not None and name in _ROWS[form] else t for name, t in named.items())
-
-
-def _check(graph: Graph, form: str, tensors: tuple[Tensor | None, ...], dropout: float) -> None:
-    named = dict(zip(TENSORS, tensors, strict=True))
-    expect(0 <= dropout <= 1, f"attention: 'dropout' is {dropout}, wanted 0 to 1")
-    n, m, e = graph.num_rows, graph.num_cols, graph.num_edges
-    values = named["right"] if named["v"] is None else named["v"]
-    if values is None or values.dim() != 3 or values.size(0) != m:
-        got = "absent" if values is None else f"of shape {list(values.shape)}"
-        fail(f"attention: 'v' is {got}, wanted [{m}, heads, width], one row per column of the graph")
-    lead = named["edge"] if form in ("given", "weight") else named["left"]
-    name = "edge" if form in ("given", "weight") else "left"
-    if lead is None or lead.dim() != (3 if form in ("gatv2", "dot") else 2):
-        fail(f"attention: form {form!r} wants '{name}' of {3 if form in ('gatv2', 'dot') else 2} dimensions")
-    h = lead.size(1)
-    k = lead.size(2) if lead.dim() == 3 else 0
-    if values.size(1) not in (1, h):
-        fail(f"attention: 'v' has {values.size(1)} heads, wanted {h} as '{name}', or 1")
-    attr = named["attr"]
-    d = attr.size(1) if attr is not None and attr.dim() == 2 else 0
-    every_shape: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = {
-        "gat": {"left": ((n, h),), "right": ((m, h),), "edge": ((e, h),)},
-        "given": {"edge": ((e, h),)},
-        "weight": {"edge": ((e, h),)},
-        "gatv2": {"left": ((n, h, k),), "right": ((m, h, k),), "edge": ((e, h, k),), "att": ((h, k),)},
-        "dot": {"left": ((n, h, k),), "right": ((m, h, k), (m, 1, k)), "attr": ((e, d),), "query": ((n, h, d),)},
-    }
-    shapes = every_shape[form]
-    required = {"gat": ("right",), "gatv2": ("right", "att"), "dot": ("right",)}.get(form, ())
-    for key, tensor in named.items():
-        if tensor is None:
-            expect(key not in required, f"attention: form {form!r} wants '{key}'")
-        elif key != "v":
-            if key not in shapes:
-                fail(f"attention: form {form!r} takes no '{key}'")
-            if tuple(tensor.shape) not in shapes[key]:
-                fail(f"attention: '{key}' has shape {list(tensor.shape)}, wanted {list(shapes[key][0])}")
-    expect(
-        (named["query"] is None) or attr is not None,
-        "attention: 'query' comes without 'attr', whose product it would be",
-    )
+_attend: Any = _Attention.apply
 
 
 # ---- the declaration ----
@@ -376,9 +299,16 @@ def samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
 
 def flops(graph: Graph, v: Tensor | None, left: Any = None, right: Any = None, edge: Any = None, **options: Any) -> int:
     """Per edge and head: the score (2 operations per value read, 5 for leaky_relu and softmax), 2 per value summed."""
-    a = Attention(options.get("form", "gat"), v, left, right, None, edge)
-    score = left.size(2) * (4 if a.form == "gatv2" else 2) if left is not None and left.dim() == 3 else 2
-    return graph.num_edges * a.heads * (score + 5 + 2 * a.values.size(2))
+    values: Any = right if v is None else v
+    wide = left is not None and len(left.shape) == 3
+    score: int = left.shape[2] * (4 if options.get("form") == "gatv2" else 2) if wide else 2
+    width: int = values.shape[2]
+    return graph.num_edges * _heads(values, left, edge) * (score + 5 + 2 * width)
+
+
+def _heads(values: Any, left: Any, edge: Any) -> int:
+    heads: int = next((t.shape[1] for t in (left, edge) if t is not None), values.shape[1])
+    return heads
 
 
 def bytes_moved(
@@ -387,10 +317,75 @@ def bytes_moved(
     """Pointers, columns, one row of v and of right per edge, the edge terms, the result once."""
     total = 8 * (graph.num_rows + 1) + 4 * graph.num_edges
     gathered = [t for t in (v, right) if t is not None]
-    total += sum(graph.num_edges * (t.numel() // max(t.size(0), 1)) * t.element_size() for t in gathered)
-    total += 0 if edge is None else edge.numel() * edge.element_size()
-    a = Attention(options.get("form", "gat"), v, left, right, None, edge)
-    return total + graph.num_rows * a.heads * a.values.size(2) * a.values.element_size()
+    total += sum(graph.num_edges * row_bytes(t) for t in gathered) + (0 if edge is None else edge.nbytes)
+    values: Any = right if v is None else v
+    row: int = values.shape[2] * values.dtype.itemsize
+    return total + graph.num_rows * _heads(values, left, edge) * row
 
 
-OP = Op("attention", attention, reference, samples, flops, bytes_moved)  # type: ignore[arg-type]
+def _run_node(graph: Graph, *arguments: Any) -> tuple[Tensor, ...]:
+    *tensors, seed, form = arguments[: len(TENSORS) + 2]
+    return run(graph, form, arguments[len(TENSORS) + 2 :], seed, tuple(tensors))
+
+
+def _gradient(
+    graph: Graph, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool], form: str, *numbers: Any
+) -> tuple[Tensor | None, ...]:
+    tensors, seed, results = saved[: len(TENSORS)], saved[len(TENSORS)], saved[len(TENSORS) + 1 :]
+    wanted = tuple(needs[: len(TENSORS)])
+    return *run_grad(graph, form, numbers, seed, tuple(tensors), tuple(results), tuple(grads), wanted), None
+
+
+def _shapes(graph: Any, *arguments: Any) -> tuple[Tensor, ...]:
+    v, left, right, _, edge, attr, _, _, _, _, _, _, weights, _ = arguments
+    values = right if v is None else v
+    heads = (edge if left is None else left).shape[1]
+    acc = accumulate_type(values.dtype)
+    out = values.new_empty(graph.num_rows, heads, values.shape[2])
+    out_attr = values.new_empty(0) if attr is None else values.new_empty(graph.num_rows, heads, attr.shape[1])
+    alpha = values.new_empty(graph.num_edges, heads) if weights else values.new_empty(0)
+    stats = values.new_empty(graph.num_rows, heads, 2, dtype=acc)
+    width = out.shape[2] + (0 if attr is None else attr.shape[1])
+    wide = values.new_empty(0 if acc == values.dtype else graph.num_rows * heads * width, dtype=acc)
+    return out, out_attr, alpha, stats, wide
+
+
+def _cost(graph: Any, *arguments: Any, ways: int = 1, **options: Any) -> Cost:
+    """The score, the softmax and the sum per edge and head. The gradient does it again, both ways."""
+    inputs = next(a for a in arguments if isinstance(a, dict))
+    v, left, right, edge = (inputs[key] for key in ("v", "left", "right", "edge"))
+    value = right if v is None else v
+    operations = flops(graph, v, left, right, edge, form=inputs["form"])
+    tables = [spec for spec in (v, right) if spec is not None]
+    row, span = sum(row_bytes(spec) for spec in tables), sum(spec.nbytes for spec in tables)
+    width = _heads(value, left, edge) * value.shape[2]
+    result = graph.num_rows * width
+    stream = 8 * (graph.num_rows + 1) + graph.index_bytes * graph.num_edges + result * value.itemsize
+    stream += 0 if edge is None else edge.nbytes
+    if inputs["bias"] is not None:  # added to the result; backward takes it off again and sums the gradient
+        operations += result
+    if ways == 2:
+        row += width * value.itemsize  # the gradient of the result, one row per entry
+        stream += span
+    edges = graph.num_edges
+    return Cost("attention", ways * operations, ways * stream, ways * edges * row, row, ways * span, None)
+
+
+KERNEL = Kernel(
+    "attention",
+    "Tensor? v, Tensor? left, Tensor? right, Tensor? att, Tensor? edge, Tensor? attr, Tensor? query, Tensor? seed, "
+    "str form, float slope, float scale, float dropout, bool weights, bool dropped",
+    run=_run_node,
+    shapes=_shapes,
+    gradient=_gradient,
+    again=_gradient,  # of a node, that is: of what _Attention does, `again` there
+    saves=lambda tensors, results, needs: (*tensors, *results),
+    results=5,
+    shown=3,
+    function=attention,
+    reference=reference,
+    samples=samples,
+    flops=flops,
+    bytes=bytes_moved,
+    costs={"attention": _cost, "attention_grad": functools.partial(_cost, ways=2)},
+)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from stretto import kernels
 from stretto.graph import Graph
@@ -19,25 +20,22 @@ from stretto.ops import library, twice
 from stretto.ops.attention import attention
 from stretto.ops.autograd_state import is_last, saved_elsewhere
 from stretto.ops.batched import one_by_one
+from stretto.ops.product import MOST_INNER, by_sixteen, stays_fp32
 from stretto.ops.projections import plus, projections
 
 Maybe = Tensor | None
-
-MOST_INNER = 4096
 
 
 def takes(graph: Graph, x: Tensor, width: int, *parameters: Maybe) -> bool:
     """Whether a layer of heads of this width is made for attention_layer."""
     layers = kernels.backend(x.device).attention_layer
-    if layers is None or x.dtype != torch.float32 or x.dim() != 2 or not x.size(0) or not graph.num_edges:
+    if layers is None or x.dim() != 2 or not x.size(0) or not graph.num_edges or graph.num_rows != graph.num_cols:
         return False
-    if width % 4 or width > layers.WIDEST or x.size(1) % 4 or x.size(1) > MOST_INNER or x.device != graph.device:
+    if width % 4 or width > layers.WIDEST or x.size(1) > MOST_INNER or x.device != graph.device:
         return False
-    if x.stride(1) != 1 or x.stride(0) % 4 or x.data_ptr() % 16 or graph.num_rows != graph.num_cols:
+    if not by_sixteen(x) or not stays_fp32(x) or saved_elsewhere():
         return False
-    if torch.get_float32_matmul_precision() != "highest" or kernels.autocasts(x):
-        return False
-    if library.traced(x) or library.forward_ad._current_level >= 0 or saved_elsewhere():
+    if library.traced(x) or forward_ad._current_level >= 0:
         return False
     for t in parameters:
         if t is not None and (t.dtype != x.dtype or t.device != x.device or not t.is_contiguous()):
@@ -67,7 +65,8 @@ def attention_layer(
     layer = module.attention_layer.Layer(form, heads, last.size(0) // heads, slope, scale, dropout)
     seed = torch.randint(2**63 - 1, (1,), device=x.device) if dropout > 0 else None
     if library.recorded(x, bias, *parameters):
-        return _AttentionLayer.apply(graph, layer, seed, x, bias, *parameters)
+        out: Tensor = _attention_layer(graph, layer, seed, x, bias, *parameters)
+        return out
     return _forward(graph, layer, seed, x, bias, *parameters)[0]
 
 
@@ -75,7 +74,9 @@ def _forward(graph: Graph, layer: Any, seed: Maybe, x: Tensor, bias: Maybe, *par
     module = kernels.backend(x.device)
     csr = graph.edge_csr
     function = functools.partial(module.attention_layer.forward, csr, layer)
-    return module.tape.run(module.tape.kept_with(csr), ("forward", layer), function, (x, seed, bias, *parameters))
+    tapes, inputs = module.tape.kept_with(csr), (x, seed, bias, *parameters)
+    results: tuple[Tensor, ...] = module.tape.run(tapes, ("forward", layer), function, inputs)
+    return results
 
 
 class _AttentionLayer(torch.autograd.Function):
@@ -115,6 +116,9 @@ class _AttentionLayer(torch.autograd.Function):
         return None, None, None, *module.tape.run(tapes, ("backward", layer, needs, last), function, inputs)
 
 
+_attention_layer: Any = _AttentionLayer.apply
+
+
 def aligned(grad: Tensor) -> Tensor:
     """grad as the kernels read it: contiguous and aligned."""
     return (
@@ -142,5 +146,6 @@ def plainly(graph: Graph, layer: Any, seed: Maybe, x: Tensor, bias: Maybe, param
     return plus(_flat(attention(graph, value, query, key, scale=layer.scale, **options)), root)
 
 
-def _flat(found: Any) -> Tensor:
-    return found if found.dim() == 2 else found.flatten(1)
+def _flat(out: Any) -> Tensor:
+    flat: Tensor = out if out.dim() == 2 else out.flatten(1)
+    return flat

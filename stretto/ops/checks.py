@@ -29,6 +29,18 @@ def check_values(op: str, name: str, tensor: Any, device: torch.device) -> None:
     fail(f"{op}: '{name}' is on {tensor.device}, but the graph is on {device}")
 
 
+def check_shape(op: str, name: str, tensor: Any, device: torch.device, *sizes: int | str) -> None:
+    """Raise unless it is also of these sizes; one that may be anything has a name."""
+    check_values(op, name, tensor, device)
+    if tensor.dim() == len(sizes):
+        for size, wanted in zip(tensor.shape, sizes, strict=True):
+            if type(wanted) is not str and size != wanted:
+                break
+        else:
+            return
+    fail(f"{op}: '{name}' has shape {list(tensor.shape)}, wanted [{', '.join(map(str, sizes))}]")
+
+
 def check_index(op: str, name: str, index: Any, device: torch.device) -> None:
     """Raise unless it is a vector of indices on `device`."""
     if not isinstance(index, Tensor):

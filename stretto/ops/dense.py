@@ -6,6 +6,7 @@ rows that torch's GEMM would take one row after the other: it is taken in blocks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from stretto import kernels
 from stretto.kernels.cpu_dense import MANY, SKINNY
 from stretto.ops import library, taped
-from stretto.ops.batched import one_by_one
+from stretto.ops.kernel import differentiable
 from stretto.ops.product import product, product_and_sums
 from stretto.ops.tall_product import narrow_product
 
@@ -27,7 +28,8 @@ def column_sum(x: Tensor) -> Tensor:
     run = kernels.backend(x.device).column_sum if x.numel() >= LARGE else None
     if run is None or x.dtype not in kernels.DTYPES or type(x) is not Tensor:
         return taped.column_sum(x)
-    return run(x)
+    sums: Tensor = run(x)
+    return sums
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -41,7 +43,8 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         or not library.recorded(x, weight, bias)
     ):
         return F.linear(x, weight, bias)
-    return _Dense.apply(x, weight, bias, False)
+    out: Tensor = _dense(product, x, weight, bias)
+    return out
 
 
 def dense_of_sums(x: Tensor, weight: Tensor) -> Tensor:
@@ -53,7 +56,7 @@ def dense_of_sums(x: Tensor, weight: Tensor) -> Tensor:
     own = kernels.on_host(x) and x.dim() == 2 and x.dtype == weight.dtype and weight.size(0) < SKINNY
     if not own or library.traced(x) or kernels.autocasts(x):
         return dense(x, weight)
-    return _Dense.apply(x, weight, None, True) if library.recorded(x, weight) else narrow_product(x, weight.t())
+    return _dense(_of_sums, x, weight) if library.recorded(x, weight) else narrow_product(x, weight.t())
 
 
 def add_bias(x: Tensor, bias: Tensor) -> Tensor:
@@ -61,7 +64,8 @@ def add_bias(x: Tensor, bias: Tensor) -> Tensor:
     own = kernels.backend(x.device).column_sum is not None and x.dim() == 2 and x.dtype == bias.dtype
     if not own or library.traced(x) or not library.recorded(x, bias):
         return x + bias
-    return _AddBias.apply(x, bias)
+    out: Tensor = _add_bias(None, x, bias)
+    return out
 
 
 def plus_dense(total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -69,7 +73,8 @@ def plus_dense(total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     plain = library.traced(x) or not library.recorded(x, weight) or kernels.autocasts(x)
     if plain or not _skinny(x, weight) or not total.dtype == x.dtype == weight.dtype:
         return torch.addmm(total, x, weight.t())
-    return _PlusDense.apply(total, x, weight)
+    out: Tensor = _plus_dense(None, total, x, weight)
+    return out
 
 
 def _skinny(x: Tensor, weight: Tensor) -> bool:
@@ -79,50 +84,40 @@ def _skinny(x: Tensor, weight: Tensor) -> bool:
     return x.size(0) > MANY and min(weight.shape) < SKINNY
 
 
-class _Dense(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, of_sums: bool) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return narrow_product(x, weight.t()) if of_sums else product(x, weight.t(), bias)
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        x, weight = ctx.saved_tensors
-        (grad,) = grads
-        need_x, need_weight, need_bias, _ = ctx.needs_input_grad
-        dx = None
-        if need_x:
-            dx = grad @ weight if torch.is_grad_enabled() else product(grad, weight)
-        return dx, *linear_grads(grad, x, need_weight, need_bias), None
+def _dense_gradient(by: Any, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Any, ...]:
+    (x, weight), (grad,) = saved, grads
+    dx = (grad @ weight if torch.is_grad_enabled() else product(grad, weight)) if needs[0] else None
+    return dx, *linear_grads(grad, x, needs[1], len(needs) > 2 and needs[2])[: len(needs) - 1]
 
 
-class _PlusDense(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return torch.addmm(total, x, weight.t())
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        x, weight = ctx.saved_tensors
-        (grad,) = grads
-        need_total, need_x, need_weight = ctx.needs_input_grad
-        dx = grad @ weight if need_x else None
-        return grad if need_total else None, dx, weight_grad(grad, x) if need_weight else None
+def _plus_gradient(_: None, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Any, ...]:
+    (_, x, weight), (grad,) = saved, grads
+    dx, dweight = grad @ weight if needs[1] else None, weight_grad(grad, x) if needs[2] else None
+    return grad if needs[0] else None, dx, dweight
 
 
-class _AddBias(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
-        return x + bias
+_dense = differentiable(
+    "Dense",
+    lambda by, x, weight, bias=None: by(x, weight.t(), bias),
+    _dense_gradient,
+    saves=lambda tensors, result, needs: tensors[:2],
+)
+_plus_dense = differentiable(
+    "PlusDense",
+    lambda _, total, x, weight: torch.addmm(total, x, weight.t()),
+    _plus_gradient,
+    saves=lambda tensors, result, needs: (None, *tensors[1:]),
+)
+_add_bias = differentiable(
+    "AddBias",
+    lambda _, x, bias: x + bias,
+    lambda _, saved, grads, needs: (grads[0] if needs[0] else None, row_sum(grads[0]) if needs[1] else None),
+    saves=lambda tensors, result, needs: (),
+)
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        need_x, need_bias = ctx.needs_input_grad
-        return grads[0] if need_x else None, row_sum(grads[0]) if need_bias else None
+
+def _of_sums(x: Tensor, w: Tensor, bias: None) -> Tensor:
+    return narrow_product(x, w)
 
 
 def linear_grads(grad: Tensor, x: Tensor, need_weight: bool, need_bias: bool) -> tuple[Tensor | None, Tensor | None]:

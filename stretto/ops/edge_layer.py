@@ -20,9 +20,9 @@ from stretto.graph import Graph
 from stretto.kernels import backend, cpu_chain, cpu_edge, reference_chain, reference_edge
 from stretto.kernels.cpu_chain import Stage
 from stretto.memory import pool
-from stretto.ops import library, twice
-from stretto.ops.batched import one_by_one
+from stretto.ops import library
 from stretto.ops.edge_packed import Pairs, _apart, _of
+from stretto.ops.kernel import differentiable, through
 
 COUNTS = {"dense": 1, "relu": 0, "softplus": 0, "scale": 1}  # tensors of a stage, but for a Linear's bias
 MOST = 1 << 23  # values in an array from which on memory decides: messages are then made in blocks
@@ -83,7 +83,8 @@ def edge_layer(graph: Graph, x: Tensor, attr: Tensor, before: Chain, edge: Chain
     plan = (graph, (before.stages, edge.stages, after.stages), form)
     tensors = (x, attr, *before.tensors, *edge.tensors, *after.tensors)
     if library.recorded(*tensors):
-        return _EdgeLayer.apply(plan, *tensors)
+        out: Tensor = _edge_layer(plan, *tensors)
+        return out
     return _forward(plan, tensors, [])
 
 
@@ -100,7 +101,8 @@ def gated_layer(
     plan = (graph, ((("dense", 0),), (("dense", int(bool(biases))),), ()), Form("gate", root))
     tensors = (x, attr, *weights, *biases)
     if library.recorded(*tensors):
-        return _EdgeLayer.apply(plan, *tensors)
+        out: Tensor = _edge_layer(plan, *tensors)
+        return out
     return _forward(plan, _packed(plan, tensors), [])
 
 
@@ -232,27 +234,25 @@ def _reference(plan: Any, tensors: Sequence[Tensor]) -> Tensor:
     return reference_chain.chain(after, out, parts[2])
 
 
-class _EdgeLayer(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, plan: Any, *tensors: Tensor) -> Tensor:
-        kept: list[Tensor] = []
-        packed = _packed(plan, tensors)
-        out = _forward(plan, packed, kept)
-        ctx.plan, ctx.counts = plan, (len(tensors), 0 if packed is tensors else len(packed))
-        ctx.save_for_backward(*tensors, *(() if packed is tensors else packed), *kept)
-        return out
+def _run(plan: Any, *tensors: Tensor) -> tuple[Any, ...]:
+    """The result, what it was packed from where it was, and what is kept for backward."""
+    packed, kept = _packed(plan, tensors), list[Tensor]()
+    out = _forward(plan, packed, kept)
+    return out, packed if packed is not tensors else (), kept
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        saved, needs, (given, made) = ctx.saved_tensors, ctx.needs_input_grad[1:], ctx.counts
-        if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
-            tensors = saved[:given]
 
-            def again(*terms: Tensor) -> list[Tensor]:
-                return [_reference(ctx.plan, _packed(ctx.plan, terms))]
+def _gradients(plan: Any, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Any, ...]:
+    given = len(needs)
+    made = len(_packed_needs(plan, needs)) if plan[2].act == "gate" else 0
+    packed, kept = saved[given : given + made] if made else saved[:given], saved[given + made :]
+    found = _backward(plan, packed, kept, grads[0], _packed_needs(plan, needs))
+    return tuple(g if need else None for g, need in zip(_unpacked(plan, found), needs, strict=True))
 
-            return None, *twice.gradients(again, grads, tensors, needs)
-        packed, kept = saved[given : given + made] if made else saved[:given], saved[given + made :]
-        found = _backward(ctx.plan, packed, kept, grads[0], _packed_needs(ctx.plan, needs))
-        return None, *(g if need else None for g, need in zip(_unpacked(ctx.plan, found), needs, strict=True))
+
+_edge_layer = differentiable(
+    "EdgeLayer",
+    _run,
+    _gradients,
+    again=through(lambda plan, *tensors: _reference(plan, _packed(plan, tensors))),
+    saves=lambda tensors, results, needs: (*tensors, *results[1], *results[2]),
+)

@@ -11,20 +11,20 @@ sum over neighbours of act(row_i + col_j + edge) * act2(row2_i + col2_j + edge2)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stretto import kernels
-from stretto.errors import expect, fail
+from stretto.errors import expect
 from stretto.graph import Graph
 from stretto.kernels import backend, reference_edge
-from stretto.ops import library, twice
-from stretto.ops.batched import one_by_one
-from stretto.ops.checks import check_values
-from stretto.ops.op import Op, Sample
+from stretto.ops import library
+from stretto.ops.checks import check_shape
+from stretto.ops.cost import Cost, Formula, row_bytes, wide_specs
+from stretto.ops.kernel import Kernel, Sample, through
 from stretto.ops.rows import run_sum
 
 _NAMES = ("row", "col", "edge", "row2", "col2", "edge2")
@@ -49,67 +49,41 @@ def edge_messages(
     act, act2: identity, relu, sigmoid, softplus, silu, or one (act2 only): no second factor.
     """
     tensors: tuple[Tensor | None, ...] = (row, col, edge, row2, col2, edge2)
-    for name, tensor in zip(_NAMES, tensors, strict=True):
-        if tensor is not None:
-            check_values("edge_messages", name, tensor, graph.device)
-    tensors = _promoted(tensors)
     _check(graph, tensors, act, act2, reduce)
-    found = [t for t in tensors if t is not None]
-    if any(library.traced(t) for t in found):
-        out = torch.ops.stretto.edge_messages(graph.handle, *tensors, act, act2, graph.num_rows)
-    elif torch.is_grad_enabled() and any(t.requires_grad for t in found):
-        out = _EdgeMessages.apply(graph, (act, act2), *tensors)
-    else:
-        out = run(graph, tensors, (act, act2))
+    tensors = _promoted(tensors)
+    out = KERNEL(graph, *tensors, act, act2)
     if reduce == "mean":
         scale = library.mean_scale(graph, kernels.accumulate_type(out.dtype))
         out = (out * scale.unsqueeze(1)).to(out.dtype)
     return out
 
 
-def run(graph: Graph, tensors: tuple[Tensor | None, ...], acts: tuple[str, str]) -> Tensor:
-    """No autograd."""
-    return backend(graph.device).edge_messages(graph.edge_csr, tensors, acts)
+def run(graph: Graph, *arguments: Any) -> Tensor:
+    """No autograd. arguments: the six terms and two activations."""
+    out: Tensor = backend(graph.device).edge_messages(graph.edge_csr, arguments[:6], arguments[6:])
+    return out
 
 
-def run_grad(
-    graph: Graph, tensors: tuple[Tensor | None, ...], acts: tuple[str, str], grad: Tensor, needs: tuple[bool, ...]
+def gradient(
+    graph: Graph, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool], *acts: str
 ) -> tuple[Tensor | None, ...]:
     """No autograd: the gradient of every tensor that needs one.
 
     A row term's gradient is that of its edge term, summed: where the latter is made anyway, no activation is computed
     a second time.
     """
-    module = backend(grad.device)
-    sums = [needs[s] and needs[s + 2] and tensors[s + 2] is not None for s in (0, 3)]
-    if module.native or not any(sums):
-        return module.edge_messages_grad(graph.edge_csr, graph.T.edge_csr, tensors, acts, grad, needs)
-    fewer = (needs[0] and not sums[0], *needs[1:3], needs[3] and not sums[1], *needs[4:])
-    found = list(module.edge_messages_grad(graph.edge_csr, graph.T.edge_csr, tensors, acts, grad, fewer))
-    for term, wanted in zip((0, 3), sums, strict=True):
-        if wanted:
-            found[term] = run_sum(graph.segments, found[term + 2])
-    return tuple(found)
+    (grad,), module = grads, backend(grads[0].device)
+    csrs = graph.edge_csr, graph.T.edge_csr
+    sums = [] if module.native else [s for s in (0, 3) if needs[s] and needs[s + 2] and saved[s + 2] is not None]
+    fewer = tuple(need and at not in sums for at, need in enumerate(needs))
+    made = list(module.edge_messages_grad(*csrs, tuple(saved), acts, grad, fewer))
+    for term in sums:
+        made[term] = run_sum(graph.segments, made[term + 2])
+    return tuple(made)
 
 
-class _EdgeMessages(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, graph: Graph, acts: tuple[str, str], *tensors: Any) -> Tensor:
-        ctx.graph, ctx.acts = graph, acts
-        ctx.save_for_backward(*tensors)
-        return run(graph, tensors, acts)
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        tensors, needs = ctx.saved_tensors, tuple(ctx.needs_input_grad[2:])
-        if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
-
-            def again(*terms: Tensor | None) -> list[Tensor]:
-                return [reference_edge.edge_messages(ctx.graph.edge_csr, terms, ctx.acts)]
-
-            return None, None, *twice.gradients(again, grads, tensors, needs)
-        return None, None, *run_grad(ctx.graph, tensors, ctx.acts, grads[0], needs)
+def _plain(graph: Graph, *arguments: Any) -> Tensor:
+    return reference_edge.edge_messages(graph.edge_csr, arguments[:6], arguments[6:])
 
 
 def _promoted(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
@@ -128,13 +102,12 @@ def _check(graph: Graph, tensors: tuple[Tensor | None, ...], act: str, act2: str
     expect(any(t is not None for t in tensors[:3]), "edge_messages: one of 'row', 'col', 'edge' is needed")
     second = any(t is not None for t in tensors[3:])
     expect(second == (act2 != "one"), "edge_messages: 'row2', 'col2', 'edge2' and 'act2' come together")
-    width = next(t.size(-1) if t.dim() else 0 for t in tensors if t is not None)
     sizes = (graph.num_rows, graph.num_cols, graph.num_edges) * 2
+    width: int | str = "k"
     for name, tensor, size in zip(_NAMES, tensors, sizes, strict=True):
-        if tensor is None:
-            continue
-        if tuple(tensor.shape) != (size, width):
-            fail(f"edge_messages: '{name}' has shape {list(tensor.shape)}, wanted {[size, width]}")
+        if tensor is not None:
+            check_shape("edge_messages", name, tensor, graph.device, size, width)
+            width = tensor.size(1)
 
 
 def reference(
@@ -166,7 +139,7 @@ def samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
 
 def flops(graph: Graph, *tensors: Any, **options: Any) -> int:
     """One addition per term, channel and edge, about ten operations per activation beyond relu, one for the sum."""
-    width = next(t.size(1) for t in tensors if t is not None)
+    width: int = next(t.size(1) for t in tensors if t is not None)
     costly = sum(10 for act in (options.get("act"), options.get("act2")) if act in ("sigmoid", "softplus", "silu"))
     return graph.num_edges * width * (sum(t is not None for t in tensors) + costly + 1)
 
@@ -174,9 +147,41 @@ def flops(graph: Graph, *tensors: Any, **options: Any) -> int:
 def bytes_moved(graph: Graph, *tensors: Any, **options: Any) -> int:
     """One row of every column and edge term per edge, row terms and the result once."""
     found = [(i % 3, t) for i, t in enumerate(tensors) if t is not None]
-    width = found[0][1].size(1) * found[0][1].element_size()
+    width = row_bytes(found[0][1])
     per_edge = sum(1 for kind, _ in found if kind != 0)
     return 8 * (graph.num_rows + 1) + graph.num_edges * (4 + per_edge * width) + 2 * graph.num_rows * width
 
 
-OP = Op("edge_messages", edge_messages, reference, samples, flops, bytes_moved)
+def _shapes(graph: Any, *arguments: Any) -> Tensor:
+    term: Tensor = next(t for t in arguments if t is not None)
+    return term.new_empty(graph.num_rows, term.shape[1])
+
+
+def messages_cost(per_value: int, *, ways: int = 1) -> Formula:
+    """Of kernels that join terms of rows, columns and edges per edge and channel, and sum over the edges of a node."""
+
+    def cost(graph: Any, *arguments: Any, **options: Any) -> Cost:
+        inputs = wide_specs(arguments)
+        row = row_bytes(inputs[0])
+        tables = ways * max(1, len(inputs) - 1)
+        stream = ways * (graph.nbytes + 2 * graph.num_rows * row)
+        flops = ways * per_value * graph.num_edges * inputs[0].shape[1] * len(inputs)
+        return Cost("spmm", flops, stream, tables * graph.num_edges * row, row, tables * inputs[0].nbytes, None)
+
+    return cost
+
+
+KERNEL = Kernel(
+    "edge_messages",
+    "Tensor? row, Tensor? col, Tensor? edge, Tensor? row2, Tensor? col2, Tensor? edge2, str act, str act2",
+    run=run,
+    shapes=_shapes,
+    gradient=gradient,
+    again=through(_plain),
+    function=edge_messages,
+    reference=reference,
+    samples=samples,
+    flops=flops,
+    bytes=bytes_moved,
+    costs={"edge_messages": messages_cost(2), "edge_messages_grad": messages_cost(2, ways=2)},
+)

@@ -24,9 +24,10 @@ from stretto.kernels import reference
 from stretto.kernels.csr import Csr
 from stretto.ops import twice
 from stretto.ops.batched import one_by_one
+from stretto.ops.edge_blocks import Block, blocks
 from stretto.ops.extremum import shares, with_own
 from stretto.ops.replay import Replay
-from stretto.ops.spread import Spread, spread_of
+from stretto.ops.spread import spread_of
 
 BLOCK = 1 << 14  # edges: at 256 channels of fp32 a block's array takes 16 MiB, about what a core's caches hold
 REDUCTIONS = ("sum", "mean", "max", "min", "square", "each", "function")
@@ -73,7 +74,7 @@ def edge_mlp(
     if parameters is None:
         parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
     places = tuple(at for at, _ in ends)
-    found = _EdgeMlp.apply(graph, function, block, names, places, own, *(t for _, t in ends), *parameters)
+    found = _edge_mlp(graph, function, block, names, places, own, *(t for _, t in ends), *parameters)
     return found[0] if isinstance(reduce, str) else found
 
 
@@ -84,63 +85,13 @@ def listed(ends: Ends) -> Sequence[Tensor]:
     return (ends,) if isinstance(ends, Tensor) else ends
 
 
-@dataclass(eq=False)
-class _Block:
-    """Edges of a few whole rows, or a piece of one row: their destinations, sources and numbers, and their graph.
+@dataclass(frozen=True)
+class _Flow:
+    """The gradient of one reduction, per row or edge, and the extremum that messages are compared with."""
 
-    opens, closes: whether the first edge of its rows is here, and the last.
-    """
-
-    first: int
-    last: int
-    opens: bool
-    closes: bool
-    rows: Tensor
-    columns: Tensor
-    ids: Tensor
-    graph: Graph
-
-    @property
-    def whole(self) -> bool:
-        return self.opens and self.closes
-
-    def where(self, place: int) -> Tensor:
-        """The index of the block's edges at their destination (0), at their source (1), or of themselves (2)."""
-        return (self.rows, self.columns, self.ids)[place]
-
-
-def _blocks(graph: Graph, block: int) -> Iterator[_Block]:
-    """The edges of a graph, at most `block` at a time; made anew each time, since kept they would double the graph."""
-    csr = graph.edge_csr
-    bounds = graph.derived(("edge_mlp", block), lambda: _bounds(csr.rowptr, block))
-    for first, last, begin, end, opens, closes in bounds:
-        rowptr = csr.rowptr[first : last + 1].clamp(begin, end) - begin
-        rows = torch.repeat_interleave(rowptr.diff(), output_size=end - begin) + first
-        part = slice(begin, end)
-        columns = torch.arange(begin, end, device=csr.device) if csr.col is None else csr.col[part].long()
-        ids = torch.arange(begin, end, device=csr.device) if csr.edge_id is None else csr.edge_id[part].long()
-        inner = Csr(rowptr, None, None, last - first, end - begin, end - begin)
-        yield _Block(first, last, opens, closes, rows, columns, ids, Graph(inner))
-
-
-def _bounds(rowptr: Tensor, block: int) -> list[tuple[int, int, int, int, bool, bool]]:
-    """(first row, row after the last, first edge, edge after the last, opens, closes) of every block."""
-    pointers, num_rows = rowptr.cpu(), rowptr.numel() - 1
-    found: list[tuple[int, int, int, int, bool, bool]] = []
-    first = 0
-    while first < num_rows or not found:
-        begin = int(pointers[first])
-        last = int(torch.searchsorted(pointers, begin + block, right=True)) - 1
-        if last > first or not num_rows:
-            found.append((first, last, begin, int(pointers[last]), True, True))
-            first = last
-            continue
-        stop = int(pointers[first + 1])  # one row has more edges than a block
-        for start in range(begin, stop, block):
-            end = min(start + block, stop)
-            found.append((first, first + 1, start, end, start == begin, end == stop))
-        first += 1
-    return found
+    name: str
+    grad: Tensor
+    extremum: Tensor | None
 
 
 class _EdgeMlp(torch.autograd.Function):
@@ -157,35 +108,16 @@ class _EdgeMlp(torch.autograd.Function):
     ) -> Any:
         ctx.graph, ctx.function, ctx.block, ctx.names, ctx.places = graph, function, block, names, places
         ctx.replay = Replay(tensors)
-        outs: list[Tensor] = []
-        ties: list[Tensor | None] = []
-        pieces: list[Any] = [None] * len(names)  # of the row that is being put together
-        for part in _blocks(graph, block):
+        sums: _Reductions | None = None
+        for part in blocks(graph, block):
             message = _message(function, names, part, _taken(part, tensors, places))
-            if not outs:
-                sizes = [graph.num_edges if name == "each" else graph.num_rows for name in names]
-                outs = [message.new_zeros(size, *message.shape[1:]) for size in sizes]
-                counts = kernels.accumulate_type(message.dtype)  # fp16 ends at 65504
-                ties = [
-                    torch.zeros_like(out, dtype=counts) if name in ("max", "min") else None
-                    for name, out in zip(names, outs, strict=True)
-                ]
-            here = slice(part.first, part.last)
-            for at, (name, out, tie) in enumerate(zip(names, outs, ties, strict=True)):
-                if name == "each":
-                    out.index_copy_(0, part.ids, message)
-                    continue
-                found = _reduced(graph, part, message, name)
-                if not part.opens:
-                    found = _merged(name, pieces[at], found)
-                pieces[at] = None if part.closes else found
-                if part.closes:
-                    out[here] = found[0].to(out.dtype)
-                    if tie is not None and found[1] is not None:
-                        tie[here] = found[1]
-        results = [out if tie is None else with_own(graph, out, own) for out, tie in zip(outs, ties, strict=True)]
-        every = zip(results, outs, ties, strict=True)
-        kept = [t for out, most, tie in every if tie is not None for t in (out, None if most is out else most, tie)]
+            sums = _Reductions(graph, names, message) if sums is None else sums
+            sums.add(part, message)
+        assert sums is not None
+        pairs = list(zip(sums.outs, sums.ties, strict=True))
+        results = [out if tie is None else with_own(graph, out, own) for out, tie in pairs]
+        every = zip(results, pairs, strict=True)
+        kept = [t for out, (most, tie) in every if tie is not None for t in (out, None if most is out else most, tie)]
         ctx.save_for_backward(own, *tensors, *kept)
         ctx.num_inputs = len(tensors)
         return tuple(results)
@@ -194,7 +126,7 @@ class _EdgeMlp(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, *grads: Any) -> Any:
         own, *saved = ctx.saved_tensors
-        tensors, kept = tuple(saved[: ctx.num_inputs]), iter(saved[ctx.num_inputs :])
+        tensors, kept = tuple(saved[: ctx.num_inputs]), saved[ctx.num_inputs :]
         need_own, *needs = ctx.needs_input_grad[5:]
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch, all edges at once
 
@@ -205,38 +137,34 @@ class _EdgeMlp(torch.autograd.Function):
             captured = len(tensors) - len(ctx.places)
             wanted = twice.gradients(again, grads, (own, *tensors), (need_own, *needs), captured)
             return None, None, None, None, None, *wanted
-        down = None
-        flows = []  # (gradient per row or edge, name, extremum or None)
-        for name, grad in zip(ctx.names, grads, strict=True):
-            extremum = None
-            if name in ("max", "min"):
-                out, most, ties = next(kept), next(kept), next(kept)
-                grad, extremum = shares(out, out if most is None else most, ties, grad)
-                if need_own:
-                    down = grad * ties if down is None else down + grad * ties
-                grad = torch.where(extremum == extremum, grad, extremum)  # no message equals a NaN, but it goes to all
-            elif name in ("mean", "square"):
-                grad = grad * _mean_scale(ctx.graph, grad)
-            flows.append((2 * grad if name == "square" else grad, name, extremum))
-        types = [_sum_type(t, at, ctx.places) for at, t in enumerate(tensors)]
-        found: list[Any] = [
-            torch.zeros_like(t, dtype=kind) if need else None
-            for t, kind, need in zip(tensors, types, needs, strict=True)
-        ]
-        count = len(ctx.places)
-        sources = [at for at, place in enumerate(ctx.places) if place == 1 and needs[at]]
-        spread = spread_of(ctx.graph) if sources else None
-        apart = {} if spread is None else dict.fromkeys(sources, spread)
-        for at, places in apart.items():
-            found[at] = tensors[at].new_zeros(places.num_places, *tensors[at].shape[1:], dtype=types[at])
-        learning = [t for t, need in zip(tensors[count:], needs[count:], strict=True) if need]
+        flows, down = _flows(ctx, grads, kept, need_own)
+        gradients = _Gradients(ctx, tensors, needs, flows)
+        learning = [t for t, need in zip(tensors[len(ctx.places) :], needs[len(ctx.places) :], strict=True) if need]
         with ctx.replay, _as_in_forward(learning):
-            for part in _blocks(ctx.graph, ctx.block):
-                _block_gradients(ctx, part, tensors, needs, flows, found, spread)
-        for at, places in apart.items():
-            found[at] = places.collected(found[at])
-        made = [None if d is None else d.to(t.dtype) for d, t in zip(found, tensors, strict=True)]
-        return None, None, None, None, None, None if down is None else down.to(own.dtype), *made
+            for part in blocks(ctx.graph, ctx.block):
+                gradients.add(part)
+        return None, None, None, None, None, None if down is None else down.to(own.dtype), *gradients.collected()
+
+
+def _flows(ctx: Any, grads: Sequence[Tensor], kept: Sequence[Any], need_own: bool) -> tuple[list[_Flow], Tensor | None]:
+    """What flows back into each reduction; and of the extrema, what flows into a row's own term."""
+    flows, saved = list[_Flow](), iter(kept)
+    down: Tensor | None = None
+    for name, grad in zip(ctx.names, grads, strict=True):
+        extremum = None
+        if name in ("max", "min"):
+            out, most, ties = next(saved), next(saved), next(saved)
+            grad, extremum = shares(out, out if most is None else most, ties, grad)
+            if need_own:
+                down = grad * ties if down is None else down + grad * ties
+            grad = torch.where(extremum == extremum, grad, extremum)  # no message equals a NaN, but it goes to all
+        elif name in ("mean", "square"):
+            grad = grad * _mean_scale(ctx.graph, grad)
+        flows.append(_Flow(name, 2 * grad if name == "square" else grad, extremum))
+    return flows, down
+
+
+_edge_mlp: Any = _EdgeMlp.apply
 
 
 @contextmanager
@@ -256,17 +184,18 @@ def _as_in_forward(parameters: Sequence[Tensor]) -> Iterator[None]:
             parameter._backward_hooks = hooks
 
 
-def _taken(part: _Block, tensors: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
+def _taken(part: Block, tensors: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
     """The rows of a function's terms that a block's edges read."""
     return [_read(part, t, at) for t, at in zip(tensors, places, strict=False)]
 
 
-def _read(part: _Block, tensor: Tensor, place: int) -> Tensor:
+def _read(part: Block, tensor: Tensor, place: int) -> Tensor:
     return tensor if place == WHOLE else tensor.index_select(0, part.where(place))
 
 
-def _message(function: Any, names: Sequence[str], part: _Block, ends: Sequence[Tensor]) -> Tensor:
-    return function(part.graph, *ends) if names == ("function",) else function(*ends)
+def _message(function: Any, names: Sequence[str], part: Block, ends: Sequence[Tensor]) -> Tensor:
+    message: Tensor = function(part.graph, *ends) if names == ("function",) else function(*ends)
+    return message
 
 
 def _sum_type(tensor: Tensor, at: int, places: Sequence[int]) -> torch.dtype:
@@ -277,53 +206,116 @@ def _sum_type(tensor: Tensor, at: int, places: Sequence[int]) -> torch.dtype:
     return tensor.dtype if places[at] == 2 else kernels.accumulate_type(tensor.dtype)
 
 
-def _block_gradients(
-    ctx: Any, part: _Block, tensors: Any, needs: Any, flows: Any, found: list[Any], spread: Spread | None
-) -> None:
-    """Compute a block's messages again and add their gradients to `found`."""
-    places, count = ctx.places, len(ctx.places)
-    with torch.enable_grad():
-        leaves = [
-            _read(part, t.detach(), at).requires_grad_(need)
-            for t, at, need in zip(tensors, places, needs, strict=False)
+class _Gradients:
+    """Gradients of everything a function reads, as blocks come whose messages are computed again."""
+
+    def __init__(self, ctx: Any, tensors: tuple[Tensor, ...], needs: Sequence[bool], flows: list[_Flow]) -> None:
+        self.ctx, self.tensors, self.needs, self.flows = ctx, tensors, needs, flows
+        self.places: tuple[int, ...] = ctx.places
+        self.sources = [at for at, place in enumerate(self.places) if place == 1 and needs[at]]
+        self.spread = spread_of(ctx.graph) if self.sources else None
+        self.sums = [self._empty(at) if need else None for at, need in enumerate(needs)]
+
+    def _empty(self, at: int) -> Tensor:
+        """Room for a gradient: a source of many edges has several places."""
+        tensor, kind = self.tensors[at], _sum_type(self.tensors[at], at, self.places)
+        if self.spread is None or at not in self.sources:
+            return torch.zeros_like(tensor, dtype=kind)
+        return tensor.new_zeros(self.spread.num_places, *tensor.shape[1:], dtype=kind)
+
+    def add(self, part: Block) -> None:
+        """Compute a block's messages again and add their gradients."""
+        ctx, tensors, needs = self.ctx, self.tensors, self.needs
+        with torch.enable_grad():
+            leaves = [
+                _read(part, t.detach(), at).requires_grad_(need)
+                for t, at, need in zip(tensors, self.places, needs, strict=False)
+            ]
+            message = _message(ctx.function, ctx.names, part, leaves)
+        wanted = [t for t, need in zip((*leaves, *tensors[len(leaves) :]), needs, strict=True) if need]
+        if not message.requires_grad or not wanted:
+            return
+        total = self._of_messages(part, message.detach())
+        gradients = iter(torch.autograd.grad(message, wanted, total.to(message.dtype), allow_unused=True))
+        for at, into in enumerate(self.sums):
+            gradient = None if into is None else next(gradients)
+            if into is not None and gradient is not None:
+                self._collect(part, at, into, gradient)
+
+    def _of_messages(self, part: Block, value: Tensor) -> Tensor:
+        """The gradient of a block's messages, from that of every reduction."""
+        total: Tensor | None = None
+        for flow in self.flows:
+            if flow.name == "function":
+                grad = flow.grad[part.first : part.last]
+            else:
+                grad = flow.grad.index_select(0, part.ids if flow.name == "each" else part.rows)
+            if flow.name == "square":
+                grad = grad.mul_(value)
+            elif flow.extremum is not None:
+                grad = grad.mul_(value == flow.extremum.index_select(0, part.rows))
+            total = grad if total is None else total.add_(grad)
+        assert total is not None
+        return total
+
+    def _collect(self, part: Block, at: int, into: Tensor, gradient: Tensor) -> None:
+        """Add a block's gradient of one tensor to the whole."""
+        place = self.places[at] if at < len(self.places) else WHOLE
+        if place == 0:  # the block's own rows; those of a cut row meet in later blocks again
+            flat = gradient.reshape(gradient.size(0), math.prod(gradient.shape[1:])).to(into.dtype)
+            here = into[part.first : part.last]
+            here += kernels.backend(gradient.device).spmm(part.graph.csr, flat)[0].view(here.shape)
+        elif place == 2:  # each edge is met here and nowhere else
+            into.index_copy_(0, part.ids, gradient)
+        elif place == 1:
+            where = part.columns if self.spread is None else self.spread.places(part.columns, part.ids)
+            into.index_add_(0, where, gradient.to(into.dtype))
+        else:
+            into += gradient
+
+    def collected(self) -> list[Tensor | None]:
+        """All of them, in the types of the tensors."""
+        whole: list[Tensor | None] = list(self.sums)
+        for at in self.sources if self.spread is not None else ():
+            several = self.sums[at]
+            assert several is not None
+            assert self.spread is not None
+            whole[at] = self.spread.collected(several)
+        return [None if d is None else d.to(t.dtype) for d, t in zip(whole, self.tensors, strict=True)]
+
+
+class _Reductions:
+    """All reductions of the messages, as blocks of them come; the pieces of a row wait until it is whole."""
+
+    def __init__(self, graph: Graph, names: tuple[str, ...], message: Tensor) -> None:
+        self.graph, self.names = graph, names
+        sizes = [graph.num_edges if name == "each" else graph.num_rows for name in names]
+        self.outs = [message.new_zeros(size, *message.shape[1:]) for size in sizes]
+        counts = kernels.accumulate_type(message.dtype)  # fp16 ends at 65504
+        self.ties = [
+            torch.zeros_like(out, dtype=counts) if name in ("max", "min") else None
+            for name, out in zip(names, self.outs, strict=True)
         ]
-        message = _message(ctx.function, ctx.names, part, leaves)
-    wanted = [t for t, need in zip((*leaves, *tensors[count:]), needs, strict=True) if need]
-    if not message.requires_grad or not wanted:
-        return
-    value, total = message.detach(), None
-    for grad, name, extremum in flows:
-        if name == "function":
-            flow = grad[part.first : part.last]
-        else:
-            flow = grad.index_select(0, part.ids if name == "each" else part.rows)
-        if name == "square":
-            flow = flow.mul_(value)
-        elif extremum is not None:
-            flow = flow.mul_(value == extremum.index_select(0, part.rows))
-        total = flow if total is None else total.add_(flow)
-    assert total is not None
-    gradients = iter(torch.autograd.grad(message, wanted, total.to(message.dtype), allow_unused=True))
-    for i, into in enumerate(found):
-        if into is None:
-            continue
-        d = next(gradients)
-        if d is None:
-            continue
-        at = places[i] if i < count else None
-        if at == 0:  # the block's own rows; those of a cut row meet in later blocks again
-            here, flat = into[part.first : part.last], d.reshape(d.size(0), math.prod(d.shape[1:])).to(into.dtype)
-            here += kernels.backend(d.device).spmm(part.graph.csr, flat)[0].view(here.shape)
-        elif at == 2:  # each edge is met here and nowhere else
-            into.index_copy_(0, part.ids, d)
-        elif at == 1:
-            where = part.columns if spread is None else spread.places(part.columns, part.ids)
-            into.index_add_(0, where, d.to(into.dtype))
-        else:
-            into += d
+        self.pieces: list[Any] = [None] * len(names)  # of the row that is being put together
+
+    def add(self, part: Block, message: Tensor) -> None:
+        """Reduce a block's messages."""
+        here = slice(part.first, part.last)
+        for at, (name, out, tie) in enumerate(zip(self.names, self.outs, self.ties, strict=True)):
+            if name == "each":
+                out.index_copy_(0, part.ids, message)
+                continue
+            value, count = _reduced(self.graph, part, message, name)
+            if not part.opens:
+                value, count = _merged(name, self.pieces[at], (value, count))
+            self.pieces[at] = None if part.closes else (value, count)
+            if part.closes:
+                out[here] = value.to(out.dtype)
+                if tie is not None and count is not None:
+                    tie[here] = count
 
 
-def _reduced(graph: Graph, part: _Block, message: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
+def _reduced(graph: Graph, part: Block, message: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
     """One reduction of a block's messages. [B, ...] -> [rows, ...], and how many attain an extremum.
 
     Pieces of a row are reduced in the type of sums, and rounded once they are together.
@@ -370,7 +362,7 @@ def _plain(
     tensors: Sequence[Tensor],
 ) -> list[Tensor]:
     """All reductions in plain, differentiable PyTorch; messages block by block, so that random numbers are the same."""
-    parts = list(_blocks(graph, block))
+    parts = list(blocks(graph, block))
     made = [_message(function, names, part, _taken(part, tensors, places)) for part in parts]
     if names == ("function",):
         zeros = made[0].new_zeros(graph.num_rows, *made[0].shape[1:])

@@ -4,6 +4,7 @@ that is most of a layer's time. Devices without such kernels get the same from e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,10 +14,10 @@ from stretto.graph import Graph
 from stretto.kernels import Csr, backend, cpu_edge, on_host, reference_edge
 from stretto.kernels.cpu_dense import product_in_blocks
 from stretto.memory import pool
-from stretto.ops import library, twice
-from stretto.ops.batched import one_by_one
+from stretto.ops import library
 from stretto.ops.dense import dense
 from stretto.ops.edge_messages import edge_messages
+from stretto.ops.kernel import differentiable, through
 from stretto.ops.rows import gather_rows
 
 
@@ -41,8 +42,9 @@ def gated_messages(graph: Graph, nodes: Tensor, edge: Tensor | None = None, *, a
     if not fit or not _native(graph, nodes, edge):
         return edge_messages(graph, *_apart(nodes, edge), act=act, act2=act2)
     if library.recorded(nodes, edge):
-        return _Gated.apply(graph, (act, act2), nodes, edge)
-    return cpu_edge.edge_messages(graph.edge_csr, _apart(nodes, edge), (act, act2))
+        out: Tensor = _gated((graph, (act, act2)), nodes, edge)
+        return out
+    return _run_gated((graph, (act, act2)), nodes, edge)
 
 
 def _apart(nodes: Tensor, edge: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -51,29 +53,26 @@ def _apart(nodes: Tensor, edge: Tensor | None) -> tuple[Tensor | None, ...]:
     return row, col, first, row2, col2, second
 
 
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, graph: Graph, acts: tuple[str, str], nodes: Tensor, edge: Tensor | None) -> Tensor:
-        ctx.graph, ctx.acts = graph, acts
-        ctx.save_for_backward(nodes, edge)
-        return cpu_edge.edge_messages(graph.edge_csr, _apart(nodes, edge), acts)
+def _run_gated(plan: Any, nodes: Tensor, edge: Tensor | None) -> Tensor:
+    graph, acts = plan
+    return cpu_edge.edge_messages(graph.edge_csr, _apart(nodes, edge), acts)
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (nodes, edge), graph = ctx.saved_tensors, ctx.graph
-        if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
 
-            def again(nodes: Tensor, edge: Tensor | None) -> list[Tensor]:
-                return [reference_edge.edge_messages(graph.edge_csr, _apart(nodes, edge), ctx.acts)]
+def _plain_gated(plan: Any, nodes: Tensor, edge: Tensor | None) -> Tensor:
+    graph, acts = plan
+    return reference_edge.edge_messages(graph.edge_csr, _apart(nodes, edge), acts)
 
-            return None, None, *twice.gradients(again, grads, (nodes, edge), ctx.needs_input_grad[2:])
-        dnodes = pool.empty(nodes.shape, nodes.dtype)
-        dedge = None if edge is None else pool.empty(edge.shape, edge.dtype)
-        tensors, into = _apart(nodes, edge), _apart(dnodes, dedge)
-        csrs = graph.edge_csr, graph.T.edge_csr
-        cpu_edge.edge_messages_grad(*csrs, tensors, ctx.acts, grads[0], (True,) * 6, into=into)
-        return None, None, dnodes, dedge
+
+def _gated_gradients(plan: Any, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Any, Any]:
+    (graph, acts), (nodes, edge) = plan, saved
+    dnodes = pool.empty(nodes.shape, nodes.dtype)
+    dedge = None if edge is None else pool.empty(edge.shape, edge.dtype)
+    csrs, into = (graph.edge_csr, graph.T.edge_csr), _apart(dnodes, dedge)
+    cpu_edge.edge_messages_grad(*csrs, _apart(nodes, edge), acts, grads[0], (True,) * 6, into=into)
+    return dnodes, dedge
+
+
+_gated = differentiable("Gated", _run_gated, _gated_gradients, again=through(_plain_gated))
 
 
 # ---- one row of edge features for both directions ----
@@ -129,8 +128,9 @@ def _with_features(
         out = edge_messages(graph, *_of(x, edge, factor, pairs), act=acts[0], act2=acts[1])
         return out if scale is None else out + scale * x
     if library.recorded(x, edge, factor):
-        return _Featured.apply(graph, acts, scale, pairs, x, edge, factor)
-    return _forward(graph, acts, scale, pairs, x, edge, factor)
+        total: Tensor = _featured((graph, acts, scale, pairs), x, edge, factor)
+        return total
+    return _run_featured((graph, acts, scale, pairs), x, edge, factor)
 
 
 def _of(x: Tensor, edge: Tensor | None, factor: Tensor | None, pairs: Pairs | None = None) -> tuple[Tensor | None, ...]:
@@ -140,42 +140,35 @@ def _of(x: Tensor, edge: Tensor | None, factor: Tensor | None, pairs: Pairs | No
     return None, x, edge, None, None, factor
 
 
-def _forward(
-    graph: Graph, acts: Any, scale: float | None, pairs: Pairs | None, x: Tensor, edge: Any, factor: Any
-) -> Tensor:
+def _run_featured(plan: Any, x: Tensor, edge: Any, factor: Any) -> Tensor:
+    graph, acts, scale, pairs = plan
     csr, x = graph.edge_csr if pairs is None else pairs.csr, x.contiguous()
     return cpu_edge.edge_messages(csr, _of(x, edge, factor), acts, root=None if scale is None else (x, scale))
 
 
-class _Featured(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, graph: Graph, acts: Any, scale: Any, pairs: Any, x: Tensor, edge: Any, factor: Any) -> Tensor:
-        ctx.options = graph, acts, scale, pairs
-        ctx.save_for_backward(x, edge, factor)
-        return _forward(graph, acts, scale, pairs, x, edge, factor)
+def _plain_featured(plan: Any, x: Tensor, edge: Any, factor: Any) -> Tensor:
+    graph, acts, scale, pairs = plan
+    out = reference_edge.edge_messages(graph.edge_csr, _of(x, edge, factor, pairs), acts)
+    return out if scale is None else out + scale * x
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (graph, acts, scale, pairs), (x, edge, factor) = ctx.options, ctx.saved_tensors
-        needs = ctx.needs_input_grad[4:]
-        if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
 
-            def again(x: Tensor, edge: Any, factor: Any) -> list[Tensor]:
-                out = reference_edge.edge_messages(graph.edge_csr, _of(x, edge, factor, pairs), acts)
-                return [out if scale is None else out + scale * x]
+def _featured_gradients(
+    plan: Any, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]
+) -> tuple[Any, ...]:
+    (graph, acts, scale, pairs), (x, edge, factor) = plan, saved
+    made = cpu_edge.edge_messages_grad(
+        *((graph.edge_csr, graph.T.edge_csr) if pairs is None else (pairs.csr, pairs.csr_t)),
+        _of(x.contiguous(), edge, factor),
+        acts,
+        grads[0],
+        (False, needs[0], needs[1], False, False, needs[2]),
+        root=None if scale is None else (x, scale),
+        pairs=None if pairs is None else pairs.ends,
+    )
+    return made[1], made[2], made[5]
 
-            return None, None, None, None, *twice.gradients(again, grads, (x, edge, factor), needs)
-        found = cpu_edge.edge_messages_grad(
-            *((graph.edge_csr, graph.T.edge_csr) if pairs is None else (pairs.csr, pairs.csr_t)),
-            _of(x.contiguous(), edge, factor),
-            acts,
-            grads[0],
-            (False, needs[0], needs[1], False, False, needs[2]),
-            root=None if scale is None else (x, scale),
-            pairs=None if pairs is None else pairs.ends,
-        )
-        return None, None, None, None, found[1], found[2], found[5]
+
+_featured = differentiable("Featured", _run_featured, _featured_gradients, again=through(_plain_featured))
 
 
 # ---- a Linear of data ----
@@ -188,23 +181,23 @@ def linear_of_data(data: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if bias is None:
         return dense(data[:, :-1], weight)
-    return _LinearOfData.apply(data, weight, bias)
+    out: Tensor = _linear_of_data(None, data, weight, bias)
+    return out
 
 
-class _LinearOfData(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, data: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(data)
-        return data @ torch.cat([weight, bias.unsqueeze(1)], dim=1).t()
+def _linear_gradients(_: None, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Any, ...]:
+    (data,), turned = saved, grads[0].t()
+    plain = torch.is_grad_enabled() or not on_host(data)
+    both = turned @ data if plain else product_in_blocks(turned, data)
+    return None, both[:, :-1], both[:, -1]
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (data,) = ctx.saved_tensors
-        turned = grads[0].t()
-        plain = torch.is_grad_enabled() or not on_host(data)
-        both = turned @ data if plain else product_in_blocks(turned, data)
-        return None, both[:, :-1], both[:, -1]
+
+_linear_of_data = differentiable(
+    "LinearOfData",
+    lambda _, data, weight, bias: data @ torch.cat([weight, bias.unsqueeze(1)], dim=1).t(),
+    _linear_gradients,
+    saves=lambda tensors, result, needs: tensors[:1],
+)
 
 
 # ---- the activation of SchNet's filters ----
@@ -215,19 +208,12 @@ def shifted_softplus(x: Tensor, shift: float) -> Tensor:
     plain = not library.traced(x) and x.dtype in (torch.float32, torch.float64) and x.numel()
     if not plain or not backend(x.device).native:
         return torch.nn.functional.softplus(x) - shift
-    return _Softplus.apply(x, shift) if library.recorded(x) else cpu_edge.softplus(x, shift)
+    return _softplus(shift, x) if library.recorded(x) else cpu_edge.softplus(x, shift)
 
 
-class _Softplus(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shift: float) -> Tensor:
-        ctx.save_for_backward(x)
-        return cpu_edge.softplus(x, shift)
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (x,) = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return grads[0] * x.sigmoid(), None
-        return cpu_edge.softplus(x, 0.0, grads[0]), None
+_softplus = differentiable(
+    "Softplus",
+    lambda shift, x: cpu_edge.softplus(x, shift),
+    lambda shift, saved, grads, needs: (cpu_edge.softplus(saved[0], 0.0, grads[0]),),
+    again=lambda shift, saved, grads, needs: (grads[0] * saved[0].sigmoid(),),
+)

@@ -15,11 +15,10 @@ from stretto.errors import expect
 from stretto.graph import Graph
 from stretto.kernels import backend, reference_statistics
 from stretto.kernels.reference_statistics import LEAST_VAR, STATISTICS
-from stretto.ops import library, twice
-from stretto.ops.batched import one_by_one
-from stretto.ops.checks import check_values
+from stretto.ops.checks import check_shape
+from stretto.ops.cost import Cost, gathered, row_bytes, row_values
 from stretto.ops.extremum import extremum
-from stretto.ops.op import Op, Sample
+from stretto.ops.kernel import Kernel, Sample, through
 from stretto.ops.rows import gather_rows, only_reached, sum_edges
 from stretto.ops.segment import segment_reduce
 from stretto.ops.spmm import spmm
@@ -39,11 +38,7 @@ def statistics(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Seq
         own, x = own.to(wide), x.to(wide)
     if not backend(x.device).native:
         return _in_turn(graph, x, own, names)
-    if library.traced(x):
-        return torch.ops.stretto.statistics(graph.handle, x, own, list(names), graph.num_rows)
-    if library.recorded(x, own):
-        return _Statistics.apply(graph, names, x, own)
-    return run(graph, x, own, names)
+    return KERNEL(graph, x, own, names)
 
 
 def run(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> Tensor:
@@ -51,31 +46,19 @@ def run(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> 
     return backend(x.device).statistics(graph.csr, x, own, names)
 
 
-def run_grad(
-    graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...], grad: Tensor, needs: tuple[bool, bool]
+def gradient(
+    graph: Graph, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool], names: tuple[str, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
     """No autograd: gradients of x and own."""
-    return backend(x.device).statistics_grad(graph.csr, graph.T.csr, x, own, names, grad, needs)
+    x, own = saved
+    made: tuple[Tensor | None, Tensor | None] = backend(x.device).statistics_grad(
+        graph.csr, graph.T.csr, x, own, names, grads[0], tuple(needs)
+    )
+    return made
 
 
-class _Statistics(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, graph: Graph, names: tuple[str, ...], x: Tensor, own: Any) -> Tensor:
-        ctx.graph, ctx.names = graph, names
-        ctx.save_for_backward(x, own)
-        return run(graph, x, own, names)
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (x, own), needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
-
-            def again(x: Tensor, own: Tensor | None) -> list[Tensor]:
-                return [reference_statistics.statistics(ctx.graph.csr, x, own, ctx.names)]
-
-            return None, None, *twice.gradients(again, grads, (x, own), needs)
-        return None, None, *run_grad(ctx.graph, x, own, ctx.names, grads[0], needs)
+def _plain(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> Tensor:
+    return reference_statistics.statistics(graph.csr, x, own, names)
 
 
 def _in_turn(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> Tensor:
@@ -135,11 +118,9 @@ def _check(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) 
     for name in names:
         expect(name in STATISTICS, f"statistics: {name!r} in 'names', wanted some of {', '.join(STATISTICS)}")
     expect(len(names) > 0 and len(set(names)) == len(names), f"statistics: 'names' is {names}, wanted each once")
-    for name, tensor, rows in (("x", x, graph.num_cols), ("own", own, graph.num_rows)):
-        if tensor is not None:
-            check_values("statistics", name, tensor, graph.device)
-        if tensor is not None and (tensor.dim() != 2 or tensor.shape != (rows, *x.shape[-1:])):
-            expect(False, f"statistics: '{name}' has shape {list(tensor.shape)}, wanted {[rows, *x.shape[-1:]]}")
+    check_shape("statistics", "x", x, graph.device, graph.num_cols, "k")
+    if own is not None:
+        check_shape("statistics", "own", own, graph.device, graph.num_rows, x.size(1))
 
 
 def reference(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Sequence[str]) -> Tensor:
@@ -162,13 +143,31 @@ def samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
 
 def flops(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Sequence[str]) -> int:
     """A subtraction, two sums, a square and four comparisons per channel and edge."""
-    return graph.num_edges * x.size(1) * 8
+    return graph.num_edges * row_values(x) * 8
 
 
 def bytes_moved(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Sequence[str]) -> int:
     """One row per edge, own and the results once."""
-    row = x.size(1) * x.element_size()
+    row = row_bytes(x)
     return 8 * (graph.num_rows + 1) + graph.num_edges * (4 + row) + graph.num_rows * row * (len(names) + 1)
 
 
-OP = Op("statistics", statistics, reference, samples, flops, bytes_moved)
+def _cost(graph: Any, x: Any, own: Any, names: Sequence[str], *rest: Any, ways: int = 1) -> Cost:
+    ordered = bytes_moved(graph, x, own, names=names) - graph.num_edges * row_bytes(x)
+    return gathered("spmm", flops(graph, x, own, names=names), ordered, graph.num_edges, x, ways=ways)
+
+
+KERNEL = Kernel(
+    "statistics",
+    "Tensor x, Tensor? own, str[] names",
+    run=run,
+    shapes=lambda graph, x, own, names: x.new_empty(graph.num_rows, len(names), x.shape[1]),
+    gradient=gradient,
+    again=through(_plain),
+    function=statistics,
+    reference=reference,
+    samples=samples,
+    flops=flops,
+    bytes=bytes_moved,
+    costs={"statistics": _cost, "statistics_grad": lambda graph, _, *arguments: _cost(graph, *arguments, ways=2)},
+)

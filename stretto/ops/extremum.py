@@ -3,6 +3,8 @@ scatter does (torch.scatter_reduce with amax and amin)."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +13,8 @@ from torch import Tensor
 from stretto import kernels
 from stretto.graph import Graph
 from stretto.kernels import reference
-from stretto.ops import library
-from stretto.ops.batched import one_by_one
+from stretto.ops.cost import Cost, gathered, row_values
+from stretto.ops.kernel import Kernel
 from stretto.ops.rows import only_reached
 
 
@@ -21,20 +23,16 @@ def extremum(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, own: T
 
     graph [n, m], x [m, k] or [m, h, f], weight [E] or [E, h], own like the result -> [n, ...].
     """
-    if library.traced(x):
-        return torch.ops.stretto.extremum(graph.handle, x, weight, own, reduce, graph.num_rows)[0]
-    if library.recorded(x, weight, own):
-        return _Extremum.apply(graph, x, weight, own, reduce)
-    return run(graph, x, weight, own, reduce, ties=False)[0]
+    return KERNEL(graph, x, weight, own, reduce)
 
 
 def run(
-    graph: Graph, x: Tensor, weight: Tensor | None, own: Tensor | None, reduce: str, *, ties: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The result, the extremum without own and, if wanted, how many entries attain it; no autograd."""
+    graph: Graph, x: Tensor, weight: Tensor | None, own: Tensor | None, reduce: str, ties: bool = True
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The result, the extremum without own, where there is own, and how many entries attain it; no autograd."""
     csr = graph.csr if weight is None else graph.edge_csr
     most, count = kernels.backend(x.device).spmm(csr, x, weight, reduce=reduce, count_ties=ties)
-    return with_own(graph, most, own), most, count
+    return with_own(graph, most, own), None if own is None else most, count
 
 
 def with_own(graph: Graph, most: Tensor, own: Tensor | None) -> Tensor:
@@ -55,24 +53,15 @@ def shares(out: Tensor, most: Tensor, ties: Tensor, grad: Tensor) -> tuple[Tenso
     return torch.where(known, share, torch.nan), torch.where(known, most, torch.nan)
 
 
-def run_grad(
-    graph: Graph,
-    x: Tensor,
-    weight: Tensor | None,
-    results: tuple[Tensor, Tensor, Tensor],
-    grad: Tensor,
-    *,
-    needs: tuple[bool, bool, bool],
-    twice: bool = False,
+def gradient(
+    graph: Graph, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool], reduce: str, again: bool = False
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, weight and own; no autograd, unless they are to be differentiated again: then in plain PyTorch.
-
-    results: what `run` gave.
-    """
-    out, most, ties = results
-    share, most = shares(out, most, ties, grad)
+    """Gradients of x, weight and own; again: in plain PyTorch, so that they can be differentiated."""
+    x, weight, _, out, most, ties = saved
+    out = out.detach()
+    share, most = shares(out, out if most is None or most.shape != out.shape else most, ties, grads[0])
     csr_t = graph.T.csr if weight is None else graph.T.edge_csr
-    backend = reference if twice else kernels.backend(x.device)
+    backend = reference if again else kernels.backend(x.device)
     dx, dweight = backend.spmm_extremum_grad(csr_t, x, weight, most, share, need_x=needs[0], need_weight=needs[1])
     return (
         None if dx is None else dx.to(x.dtype),
@@ -81,20 +70,32 @@ def run_grad(
     )
 
 
-class _Extremum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, graph: Graph, x: Tensor, weight: Any, own: Any, reduce: str) -> Tensor:
-        out, most, ties = run(graph, x, weight, own, reduce, ties=True)
-        ctx.graph = graph
-        ctx.save_for_backward(x, weight, out, None if own is None else most, ties)
-        return out
+def saves(tensors: Sequence[Any], results: Sequence[Any], needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """x and weight, what has own's shape, and the results."""
+    x, weight, own = tensors
+    return x, weight, None if own is None else results[0], *results
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        x, weight, out, most, ties = ctx.saved_tensors
-        out = out.detach()
-        results = (out, out if most is None else most, ties)
-        again = torch.is_grad_enabled()
-        found = run_grad(ctx.graph, x, weight, results, grads[0], needs=ctx.needs_input_grad[1:4], twice=again)
-        return None, *found, None
+
+def _shapes(graph: Any, x: Tensor, weight: Any, own: Any, reduce: str) -> tuple[Tensor, ...]:
+    out = x.new_empty(graph.num_rows, *x.shape[1:])
+    ties = out.new_empty(out.shape, dtype=kernels.accumulate_type(x.dtype))
+    return out, x.new_empty(0) if own is None else torch.empty_like(out), ties
+
+
+def _gradient_cost(graph: Any, x: Any, *rest: Any, **options: Any) -> Cost:
+    """The extremum and its share of the gradient are read per entry."""
+    return gathered("spmm", 2 * graph.num_edges * row_values(x), graph.nbytes + 2 * x.nbytes, graph.num_edges, x, x)
+
+
+KERNEL = Kernel(
+    "extremum",
+    "Tensor x, Tensor? weight, Tensor? own, str reduce",
+    run=run,
+    infer=functools.partial(run, ties=False),
+    shapes=_shapes,
+    gradient=gradient,
+    again=functools.partial(gradient, again=True),
+    saves=saves,
+    results=3,
+    costs={"spmm_extremum_grad": _gradient_cost},
+)

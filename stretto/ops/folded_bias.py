@@ -7,9 +7,8 @@ or not finite, is added afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ class _Seen:
     larger: bool = False
 
 
-_seen: Any = WeakIdKeyDictionary()
+_seen: MutableMapping[Tensor, _Seen] = WeakIdKeyDictionary()
 
 
 def takes_bias(tensors: tuple[Tensor | None, ...], bias: Tensor, learns: bool) -> bool:

@@ -1,10 +1,14 @@
-"""The torch.library namespace "stretto": one node per op for torch.compile's eyes.
+"""The torch.library namespace "stretto": what torch.compile and torch.export see of us, one node per kernel.
 
-In eager mode ops run through plain autograd Functions, which cost less per call. Implementations, fake kernels and
-gradients of these schemas are in registered.py.
+A graph travels as its number (`handle`) and its sizes. The nodes that make and derive graphs are here; each kernel
+registers its own from its declaration (kernel.py). In eager mode ops run through plain autograd Functions, which cost
+less per call.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,48 +20,13 @@ from stretto.graph.traced import TracedGraph
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 LIBRARY = torch.library.Library("stretto", "DEF")
 
-# A graph travels as its number (`handle`); `transposed` ops run on graph.T.
-SCHEMAS = (
-    "graph(Tensor edge_index, SymInt num_src, SymInt num_dst, str flow) -> Tensor",
-    "segments(Tensor index, SymInt num_segments) -> Tensor",
-    "transposed(Tensor handle) -> Tensor",
-    "segments_of(Tensor handle) -> Tensor",
-    "segment_index(Tensor handle, SymInt num_edges, Device device) -> Tensor",
-    "mean_scale(Tensor handle, SymInt num_rows, ScalarType dtype, Device device) -> Tensor",
-    "spmm(Tensor handle, Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor? y, float beta, "
-    "SymInt num_rows, SymInt num_cols, bool transposed) -> Tensor",
-    "extremum(Tensor handle, Tensor x, Tensor? weight, Tensor? own, str reduce, SymInt num_rows) -> "
-    "(Tensor, Tensor, Tensor)",
-    "extremum_grad(Tensor handle, Tensor x, Tensor? weight, Tensor out, Tensor most, Tensor ties, Tensor grad) -> "
-    "(Tensor, Tensor, Tensor)",
-    "sddmm(Tensor handle, Tensor a, Tensor b, str op, SymInt num_edges, bool transposed) -> Tensor",
-    "edge_softmax(Tensor handle, Tensor score) -> Tensor",
-    "edge_softmax_grad(Tensor handle, Tensor alpha, Tensor grad) -> Tensor",
-    "gather_rows(Tensor x, Tensor index) -> Tensor",
-    "scatter_rows(Tensor src, Tensor index, SymInt num_rows) -> Tensor",
-    "segment_mul(Tensor handle, Tensor src, SymInt num_rows) -> Tensor",
-    "segment_mul_grad(Tensor handle, Tensor src, Tensor grad) -> Tensor",
-    "segment_matmul(Tensor x, SymInt[] ptr, Tensor weight) -> Tensor",
-    "attention(Tensor handle, Tensor? v, Tensor? left, Tensor? right, Tensor? att, Tensor? edge, Tensor? attr, "
-    "Tensor? query, Tensor? seed, str form, float slope, float scale, float dropout, bool weights, bool dropped, "
-    "SymInt num_rows, SymInt num_edges) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    "attention_grad(Tensor handle, Tensor? v, Tensor? left, Tensor? right, Tensor? att, Tensor? edge, Tensor? attr, "
-    "Tensor? query, Tensor? seed, str form, float slope, float scale, float dropout, bool weights, bool dropped, "
-    "Tensor out, Tensor out_attr, Tensor alpha, Tensor stats, Tensor wide, Tensor? grad, Tensor? grad_attr, "
-    "Tensor? grad_alpha, bool[] needs) -> Tensor[]",
-    "edge_messages(Tensor handle, Tensor? row, Tensor? col, Tensor? edge, Tensor? row2, Tensor? col2, Tensor? edge2, "
-    "str act, str act2, SymInt num_rows) -> Tensor",
-    "edge_messages_grad(Tensor handle, Tensor? row, Tensor? col, Tensor? edge, Tensor? row2, Tensor? col2, "
-    "Tensor? edge2, str act, str act2, Tensor grad, bool[] needs) -> Tensor[]",
-    "softmax_sum(Tensor handle, Tensor x, Tensor? edge, Tensor heat, str act, float shift, bool detached, "
-    "SymInt num_rows) -> (Tensor, Tensor, Tensor, Tensor)",
-    "softmax_sum_grad(Tensor handle, Tensor x, Tensor? edge, Tensor heat, str act, float shift, bool detached, "
-    "Tensor out, Tensor most, Tensor inverse, Tensor grad, bool[] needs) -> Tensor[]",
-    "statistics(Tensor handle, Tensor x, Tensor? own, str[] names, SymInt num_rows) -> Tensor",
-    "statistics_grad(Tensor handle, Tensor x, Tensor? own, str[] names, Tensor grad, bool[] needs) -> Tensor[]",
-)
-for _schema in SCHEMAS:
-    LIBRARY.define(_schema)
+
+def add(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Register a node: its schema, what it does, and what it makes of tensors that have a shape alone."""
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema)
+    LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"stretto::{name}", fake, lib=LIBRARY)
 
 
 def traced(x: Tensor) -> bool:
@@ -81,5 +50,54 @@ def recorded(*tensors: Tensor | None) -> bool:
 def mean_scale(graph: Graph | TracedGraph, dtype: torch.dtype) -> Tensor:
     """1 / max(degree, 1) of a graph, also while tracing. [n]."""
     if isinstance(graph, TracedGraph) or torch.compiler.is_compiling():
-        return torch.ops.stretto.mean_scale(graph.handle, graph.num_rows, dtype, graph.device)
+        scale: Tensor = torch.ops.stretto.mean_scale(graph.handle, graph.num_rows, dtype, graph.device)
+        return scale
     return graph.mean_scale(dtype)
+
+
+def graph_of(handle: Tensor) -> Graph:
+    """The graph that a handle is the number of."""
+    return Graph.numbered(int(handle))
+
+
+# ---- graphs, and what derives from them ----
+
+
+def _graph(edge_index: Tensor, num_src: int, num_dst: int, flow: str) -> Tensor:
+    return Graph.of(edge_index, (num_src, num_dst), flow=flow).handle.clone()
+
+
+def _segment_index(handle: Tensor, num_edges: int, device: torch.device) -> Tensor:
+    return graph_of(handle).segment_index.to(torch.int64, copy=True)
+
+
+def _mean_scale(handle: Tensor, num_rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return graph_of(handle).mean_scale(dtype).clone()
+
+
+def _fake_handle(*arguments: Any) -> Tensor:
+    return torch.empty(1, dtype=torch.int64, device="cpu")
+
+
+def _fake_index(handle: Tensor, num_edges: int, device: torch.device) -> Tensor:
+    return torch.empty(num_edges, dtype=torch.int64, device=device)
+
+
+def _fake_scale(handle: Tensor, num_rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(num_rows, dtype=dtype, device=device)
+
+
+add("graph(Tensor edge_index, SymInt num_src, SymInt num_dst, str flow) -> Tensor", _graph, _fake_handle)
+add(
+    "segments(Tensor index, SymInt num_segments) -> Tensor",
+    lambda index, num_segments: Graph.of_segments(index, num_segments).handle.clone(),
+    _fake_handle,
+)
+add("transposed(Tensor handle) -> Tensor", lambda handle: graph_of(handle).T.handle.clone(), _fake_handle)
+add("segments_of(Tensor handle) -> Tensor", lambda handle: graph_of(handle).segments.handle.clone(), _fake_handle)
+add("segment_index(Tensor handle, SymInt num_edges, Device device) -> Tensor", _segment_index, _fake_index)
+add(
+    "mean_scale(Tensor handle, SymInt num_rows, ScalarType dtype, Device device) -> Tensor",
+    _mean_scale,
+    _fake_scale,
+)

@@ -13,10 +13,8 @@ from torch import Tensor
 from stretto import kernels
 from stretto.errors import fail
 from stretto.graph import Graph
-from stretto.ops import library
-from stretto.ops.batched import one_by_one
 from stretto.ops.checks import check_values
-from stretto.ops.op import Op, Sample
+from stretto.ops.kernel import Kernel, Sample
 
 
 def segment_matmul(x: Tensor, ptr: Tensor | Sequence[int], weight: Tensor) -> Tensor:
@@ -37,33 +35,21 @@ def segment_matmul(x: Tensor, ptr: Tensor | Sequence[int], weight: Tensor) -> Te
     if x.dtype != weight.dtype:
         wide = torch.promote_types(x.dtype, weight.dtype)
         x, weight = x.to(wide), weight.to(wide)
-    if library.traced(x):
-        return torch.ops.stretto.segment_matmul(x, bounds, weight)
-    if library.recorded(x, weight):
-        return _SegmentMatmul.apply(x, bounds, weight)
-    return run(x, bounds, weight)
+    return KERNEL(None, x, weight, bounds)
 
 
-def run(x: Tensor, bounds: list[int], weight: Tensor) -> Tensor:
+def run(_: None, x: Tensor, weight: Tensor, bounds: Sequence[int]) -> Tensor:
     """No autograd: by the device's own kernel, where it has one."""
     return kernels.backend(x.device).segment_matmul(x, bounds, weight)
 
 
-class _SegmentMatmul(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bounds: list[int], weight: Tensor) -> Tensor:
-        ctx.bounds = bounds
-        ctx.save_for_backward(x, weight)
-        return run(x, bounds, weight)
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        x, weight = ctx.saved_tensors
-        need_x, _, need_weight = ctx.needs_input_grad
-        dx = segment_matmul(grads[0], ctx.bounds, weight.transpose(1, 2)) if need_x else None
-        dweight = weight_grad(x, ctx.bounds, grads[0]) if need_weight else None
-        return dx, None, dweight
+def gradient(
+    _: None, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool], bounds: Sequence[int]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The same with each weight transposed; and a product of both per segment."""
+    (x, weight), (need_x, need_weight) = saved, needs
+    dx = segment_matmul(grads[0], bounds, weight.transpose(1, 2)) if need_x else None
+    return dx, weight_grad(x, bounds, grads[0]) if need_weight else None
 
 
 def weight_grad(x: Tensor, bounds: Sequence[int], grad: Tensor) -> Tensor:
@@ -86,11 +72,16 @@ def samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample((x, bounds, weight), {})
 
 
-OP = Op(
+KERNEL = Kernel(
     "segment_matmul",
-    segment_matmul,
-    reference_matmul,
-    samples,
-    lambda x, ptr, weight: 2 * x.numel() * weight.size(2),
-    lambda x, ptr, weight: (x.numel() + weight.numel() + x.size(0) * weight.size(2)) * x.element_size(),
+    "Tensor x, Tensor weight, SymInt[] ptr",
+    on_graph=False,
+    run=run,
+    shapes=lambda _, x, weight, ptr: x.new_empty(x.shape[0], weight.shape[2]),
+    gradient=gradient,
+    function=segment_matmul,
+    reference=reference_matmul,
+    samples=samples,
+    flops=lambda x, ptr, weight: 2 * x.numel() * weight.size(2),
+    bytes=lambda x, ptr, weight: (x.numel() + weight.numel() + x.size(0) * weight.size(2)) * x.element_size(),
 )

@@ -36,14 +36,16 @@ def product(
     if add is not None and factor != 1.0:
         return taped.add_product(add, x, w, factor, in_place=True)
     if bias is None and add is None and _sums_rows(x, w):
-        return backend.transposed_product(x.t(), w)[0]
+        sums: Tensor = backend.transposed_product(x.t(), w)[0]
+        return sums
     if not _ours(x, w, bias if add is None else add):
         return _torch(x, w, bias, add, in_place=True)
     key = ("product", x.size(0).bit_length(), *w.shape, w.stride(0) == 1, bias is not None, add is not None, "cuda")
     variant = picker.known(key) or _choose(key, x, w, bias, add)
     if variant.backend == "torch":
         return _torch(x, w, bias, add, in_place=True)
-    return backend.product(x, w, bias, add=add, out=add, **variant.options)
+    out: Tensor = backend.product(x, w, bias, add=add, out=add, **variant.options)
+    return out
 
 
 def two_products(x: Tensor, w: Tensor, y: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -99,28 +101,29 @@ def _torch(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, *, in_
     return taped.product(x, w, bias) if add is None else taped.add_product(add, x, w, in_place=in_place)
 
 
+def stays_fp32(x: Tensor) -> bool:
+    """Whether x is fp32, and its products are to be as exact as that."""
+    return x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" and not kernels.autocasts(x)
+
+
+def by_sixteen(x: Tensor) -> bool:
+    """Whether the rows of a matrix lie such that 16 bytes can be loaded at once."""
+    return x.stride(1) == 1 and not (x.size(1) % 4 or x.stride(0) % 4 or x.data_ptr() % 16)
+
+
 def _ours(x: Tensor, w: Tensor, other: Tensor | None) -> bool:
     """Whether our kernel takes these: tall, fp32 that is to stay fp32, and laid out for loads of 16 bytes."""
-    if x.dtype != torch.float32 or x.size(0) < LEAST_ROWS or x.size(1) > MOST_INNER:
+    if x.size(0) < LEAST_ROWS or x.size(1) > MOST_INNER or w.size(1) % 4 or w.dtype != x.dtype:
         return False
-    if torch.get_float32_matmul_precision() != "highest" or kernels.backend(x.device).product is None:
+    if kernels.backend(x.device).product is None or not by_sixteen(x) or not stays_fp32(x):
         return False
-    k, n = w.shape
-    if x.stride(1) != 1 or k % 4 or n % 4 or x.stride(0) % 4 or x.data_ptr() % 16 or kernels.autocasts(x):
-        return False
-    return w.dtype == x.dtype and (other is None or (other.dtype == x.dtype and other.is_contiguous()))
+    return other is None or (other.dtype == x.dtype and other.is_contiguous())
 
 
 def _sums_rows(x: Tensor, w: Tensor) -> bool:
     """Whether x is a tall matrix transposed, as in the gradient of a weight, and our kernel takes it and w."""
-    m, rows = x.shape
-    if x.dtype != torch.float32 or w.dtype != x.dtype or rows < LEAST_ROWS or x.stride(0) != 1:
+    if x.size(1) < LEAST_ROWS or x.size(0) < LEAST_SUMS[0] or w.size(1) < LEAST_SUMS[1] or w.dtype != x.dtype:
         return False
-    found = kernels.backend(x.device)
-    if torch.get_float32_matmul_precision() != "highest" or found.transposed_product is None:
+    if kernels.backend(x.device).transposed_product is None or not stays_fp32(x):
         return False
-    if m < LEAST_SUMS[0] or w.size(1) < LEAST_SUMS[1] or m % 4 or w.size(1) % 4 or w.stride(1) != 1:
-        return False
-    if x.stride(1) % 4 or w.stride(0) % 4 or x.data_ptr() % 16 or w.data_ptr() % 16:
-        return False
-    return not kernels.autocasts(x)
+    return by_sixteen(x.t()) and by_sixteen(w)

@@ -51,7 +51,8 @@ class Writer(TorchDispatchMode):
     """Writes down what torch and libstretto are asked for."""
 
     def __init__(self, inputs: Sequence[Tensor], graphs: Iterable[Graph]) -> None:
-        super().__init__()
+        begin: Any = super().__init__
+        begin()
         self.slots: list[Tensor] = []  # kept alive while writing, so that an address is one tensor's
         self.known: dict[tuple[Any, ...], int] = {}
         self.own = {_key(t): t for graph in graphs for t in owned(graph)}
@@ -204,31 +205,36 @@ class Program:
     def __init__(self, writer: Writer, middle: int, out: Tensor, grad: Maybe, gradients: Sequence[Maybe]) -> None:
         lines, backward = writer.lines[:middle], writer.lines[middle:]
         result = writer.number(out)
-        found = [None if g is None else writer.number(g) for g in gradients]
-        self.saved: list[int] = []
-        came = -1
-        if grad is not None:
-            came = writer.number(grad)
-            made = {came, *(n for line in backward for n in line.makes)}
-            read = [*(n for line in backward for n in line.reads), *(n for n in found if n is not None)]
-            self.saved = sorted(set(read) - made)
-        storages = {_storage(writer.slots[n]) for n in self.saved if n not in writer.inputs}
-        self.reads_result = _storage(out) in storages
-        if any(_storage(out) == _storage(t) for t in writer.slots[: len(writer.inputs)]):
-            writer.refuse("the result shares memory with an input")
-        if self.reads_result and writer.random:
-            writer.refuse("backward reads a result that depends on random numbers")
+        made = [None if g is None else writer.number(g) for g in gradients]
+        came = [] if grad is None else [writer.number(grad)]
+        self.saved = _read_again(backward, came, made) if came else []
+        self.reads_result = self._shares_result(writer, out)
         self.inputs_read = [n for n in self.saved if n < len(writer.inputs)]
-        names = {f"c{k}": value for k, value in enumerate(writer.constants)}
-        names |= {"byref": ctypes.byref, "failed": _failed, "own": _own}
-        names |= {"isfinite": math.isfinite, "total": torch.sum, "Unfit": Unfit}
+        names = {f"c{k}": value for k, value in enumerate(writer.constants)} | GIVEN
         self.looked_at = writer.looked_at
         inner = [n for n in self.saved if n >= len(writer.inputs)]
         first = f"own(v{result})" if out._is_view() else f"v{result}"  # torch forbids to edit views of results in place
         ends = [first, *(f"v{n}" for n in inner)]
         self.forward = _function(writer.inputs, lines, ends, {result, *inner}, names)
-        wanted = ["None" if n is None else f"v{n}" for n in found]
-        self.backward = _function([came, *self.saved] if came >= 0 else [], backward, wanted, set(found), names)
+        wanted = ["None" if n is None else f"v{n}" for n in made]
+        self.backward = _function([*came, *self.saved], backward, wanted, set(made), names)
+
+    def _shares_result(self, writer: Writer, out: Tensor) -> bool:
+        """Whether backward reads the memory of the result; refuses what cannot be put right then."""
+        storages = {_storage(writer.slots[n]) for n in self.saved if n not in writer.inputs}
+        if any(_storage(out) == _storage(t) for t in writer.slots[: len(writer.inputs)]):
+            writer.refuse("the result shares memory with an input")
+        shares = _storage(out) in storages
+        if shares and writer.random:
+            writer.refuse("backward reads a result that depends on random numbers")
+        return shares
+
+
+def _read_again(backward: list[Line], came: list[int], made: list[int | None]) -> list[int]:
+    """The numbers of what backward reads and does not make."""
+    own = {*came, *(n for line in backward for n in line.makes)}
+    read = [*(n for line in backward for n in line.reads), *(n for n in made if n is not None)]
+    return sorted(set(read) - own)
 
 
 def _function(
@@ -296,6 +302,17 @@ def _storage(t: Tensor) -> int:
 def _holds(t: Tensor, address: int) -> bool:
     values = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
     return t.data_ptr() <= address < t.data_ptr() + values * t.element_size()
+
+
+# What a program may name beside its constants.
+GIVEN: dict[str, Any] = {
+    "byref": ctypes.byref,
+    "failed": _failed,
+    "own": _own,
+    "isfinite": math.isfinite,
+    "total": torch.sum,
+    "Unfit": Unfit,
+}
 
 
 def owned(graph: Graph, seen: set[int] | None = None) -> list[Tensor]:

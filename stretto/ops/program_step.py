@@ -16,7 +16,7 @@ from stretto.ops.program import Program, Unfit
 
 class _Step(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, program: Program, again: Callable[[], Tensor], *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, program: Program, again: Callable[[], Tensor], *inputs: Tensor) -> Any:
         out, *saved = program.forward(*inputs)
         ctx.program, ctx.again, ctx.inputs = program, again, inputs
         if program.reads_result:  # beside autograd's own, for whoever gets the result may edit it

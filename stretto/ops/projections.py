@@ -15,8 +15,8 @@ from torch import Tensor
 from stretto import kernels
 from stretto.memory import pool
 from stretto.ops import library
-from stretto.ops.batched import one_by_one
 from stretto.ops.dense import add_bias, dense, linear_grads, row_sum
+from stretto.ops.kernel import differentiable
 from stretto.ops.product import product, two_products
 
 Map = tuple[Tensor, Tensor | None]  # weight [o, i], bias [o]
@@ -29,14 +29,15 @@ def projections(x: Tensor, maps: Sequence[Map]) -> tuple[Tensor, ...]:
         return tuple(dense(x, weight, bias) for weight, bias in maps)
     if not library.recorded(x, *weights, *biases):
         return _forward(x, weights, biases)
-    return _Projections.apply(x, len(maps), *weights, *biases)
+    results: tuple[Tensor, ...] = _projections(len(maps), x, *weights, *biases)
+    return results
 
 
 def plus(x: Tensor, y: Tensor) -> Tensor:
     """x [n, k] + y [n, k] or [k], in a kept buffer on the CPU."""
     if not _pooled(x, y):
         return add_bias(x, y) if y.dim() == 1 else x + y
-    return _Plus.apply(x, y) if library.recorded(x, y) else _sum(x, y)
+    return _plus(None, x, y, y.dim() == 1) if library.recorded(x, y) else _sum(None, x, y)
 
 
 def _pooled(x: Tensor, *others: Tensor | None) -> bool:
@@ -59,29 +60,22 @@ def _forward(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | Non
     return tuple(product(x, weight.t(), bias) for weight, bias in zip(weights, biases, strict=True))
 
 
-def _sum(x: Tensor, y: Tensor) -> Tensor:
-    return torch.add(x, y, out=_empty(x, *x.shape))
+def _sum(_: None, x: Tensor, y: Tensor) -> Tensor:
+    return torch.add(x.detach(), y.detach(), out=_empty(x, *x.shape))
 
 
-class _Projections(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, count: int, *parameters: Any) -> Any:
-        weights, biases = parameters[:count], parameters[count:]
-        ctx.set_materialize_grads(False)
-        ctx.count = count
-        ctx.save_for_backward(x, *weights)
-        return _forward(x.detach(), [w.detach() for w in weights], [None if b is None else b.detach() for b in biases])
+def _run(count: int, x: Tensor, *parameters: Any) -> tuple[Tensor, ...]:
+    plain = [None if t is None else t.detach() for t in parameters]
+    return _forward(x.detach(), plain[:count], plain[count:])  # type: ignore[arg-type]
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        x, *weights = ctx.saved_tensors
-        need_x, _, *needs = ctx.needs_input_grad
-        known = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
-        dx = _dx(known, x) if need_x and known else None
-        wanted = zip(grads, needs[: ctx.count], needs[ctx.count :], strict=True)
-        pairs = [(None, None) if grad is None else linear_grads(grad, x, *need) for grad, *need in wanted]
-        return dx, None, *(weight for weight, _ in pairs), *(bias for _, bias in pairs)
+
+def _gradients(count: int, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Any, ...]:
+    x, *weights = saved
+    known = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
+    dx = _dx(known, x) if needs[0] and known else None
+    wanted = zip(grads, needs[1 : count + 1], needs[count + 1 :], strict=True)
+    pairs = [(None, None) if grad is None else linear_grads(grad, x, *need) for grad, *need in wanted]
+    return dx, *(weight for weight, _ in pairs), *(bias for _, bias in pairs)
 
 
 def _dx(known: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
@@ -98,16 +92,23 @@ def _dx(known: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
     return dx
 
 
-class _Plus(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        ctx.bias = y.dim() == 1
-        return _sum(x.detach(), y.detach())
+def _plus_gradients(_: None, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool], bias: bool) -> Any:
+    (grad,) = grads
+    dy = None if not needs[1] else row_sum(grad) if bias else grad
+    return grad if needs[0] else None, dy
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (grad,) = grads
-        need_x, need_y = ctx.needs_input_grad
-        dy = None if not need_y else row_sum(grad) if ctx.bias else grad
-        return grad if need_x else None, dy
+
+_projections = differentiable(
+    "Projections",
+    _run,
+    _gradients,
+    saves=lambda tensors, results, needs: tensors[: 1 + len(results)],
+    shown=None,
+)
+_plus = differentiable(
+    "Plus",
+    lambda _, x, y, bias: _sum(_, x, y),
+    _plus_gradients,
+    tensors=2,
+    saves=lambda tensors, result, needs: (),
+)

@@ -6,6 +6,7 @@ array of its own, and the gradient is masked where it is made. Elsewhere: step b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from torch.nn import functional as F
 from stretto.kernels import cpu_dense, reference_dense
 from stretto.kernels.denormals import matter
 from stretto.ops import library, relu_product
-from stretto.ops.batched import one_by_one
 from stretto.ops.dense import add_bias, dense
+from stretto.ops.kernel import differentiable
 
 
 def relu_dense(z: Tensor, weight: Tensor, bias: Tensor | None = None, z_bias: Tensor | None = None) -> Tensor:
@@ -26,7 +27,8 @@ def relu_dense(z: Tensor, weight: Tensor, bias: Tensor | None = None, z_bias: Te
     if not joined(z, weight, bias, z_bias) or weight.dim() != 2 or weight.size(1) != z.size(1):
         return dense(F.relu(z if z_bias is None else add_bias(z, z_bias)), weight, bias)
     if library.recorded(z, weight, bias, z_bias):
-        return _ReluDense.apply(z, z_bias, weight, bias)
+        out: Tensor = _relu_dense(None, z, z_bias, weight, bias)
+        return out
     return cpu_dense.relu_dense(z, z_bias, weight, bias)
 
 
@@ -37,21 +39,19 @@ def joined(z: Tensor, *parameters: Tensor | None) -> bool:
     return all(p is None or (p.dtype == z.dtype and p.device == z.device) for p in parameters)
 
 
-class _ReluDense(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, z_bias: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(z, z_bias, weight)
-        plain = [None if t is None else t.detach() for t in (z_bias, bias)]
-        return cpu_dense.relu_dense(z.detach(), plain[0], weight.detach(), plain[1])
+def _run(_: None, *tensors: Tensor | None) -> Tensor:
+    z, z_bias, weight, bias = [None if t is None else t.detach() for t in tensors]
+    assert z is not None
+    assert weight is not None
+    return cpu_dense.relu_dense(z, z_bias, weight, bias)
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        z, z_bias, weight = ctx.saved_tensors
-        (grad,) = grads
-        need_z, need_z_bias, need_weight, need_bias = ctx.needs_input_grad
-        # create_graph=True: gradients must be differentiable themselves
-        run = reference_dense.relu_dense_grad if torch.is_grad_enabled() else cpu_dense.relu_dense_grad
-        dz, dz_bias, dweight, dbias = run(z, z_bias, weight, grad, need_z=need_z or need_z_bias)
-        wanted = ((dz, need_z), (dz_bias, need_z_bias), (dweight, need_weight), (dbias, need_bias))
-        return tuple(found if needed else None for found, needed in wanted)
+
+def _gradients(_: None, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    # create_graph=True: gradients must be differentiable themselves
+    run = reference_dense.relu_dense_grad if torch.is_grad_enabled() else cpu_dense.relu_dense_grad
+    z, z_bias, weight = saved
+    made = run(z, z_bias, weight, grads[0], need_z=needs[0] or needs[1])
+    return tuple(grad if needed else None for grad, needed in zip(made, needs, strict=True))
+
+
+_relu_dense = differentiable("ReluDense", _run, _gradients, saves=lambda tensors, result, needs: tensors[:3])

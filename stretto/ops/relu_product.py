@@ -5,6 +5,7 @@ For tall fp32 matrices, on the tensor cores (kernels/triton/product.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor
 from stretto import kernels
 from stretto.kernels.reference_dense import relu_dense_grad
 from stretto.ops import library
-from stretto.ops.batched import one_by_one
 from stretto.ops.dense import column_sum
-from stretto.ops.product import LEAST_ROWS, MOST_INNER, _ours
+from stretto.ops.kernel import differentiable
+from stretto.ops.product import LEAST_ROWS, MOST_INNER, _ours, stays_fp32
 
 PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -27,9 +28,7 @@ def takes(z: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def follows(rows: int, like: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether the kernels of relu_product take an array [rows, i] that is yet to be made, on the device of `like`."""
-    if like.dtype != torch.float32 or rows < LEAST_ROWS or library.traced(like) or type(weight) not in PLAIN:
-        return False
-    if torch.get_float32_matmul_precision() != "highest" or kernels.autocasts(like):
+    if rows < LEAST_ROWS or library.traced(like) or type(weight) not in PLAIN or not stays_fp32(like):
         return False
     if weight.dtype != like.dtype or weight.device != like.device or weight.size(0) % 4 or weight.size(1) % 4:
         return False
@@ -41,28 +40,26 @@ def follows(rows: int, like: Tensor, weight: Tensor, bias: Tensor | None) -> boo
 def relu_product(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """z [n, i], weight [o, i], bias [o] -> [n, o], where `takes` agrees."""
     if library.recorded(z, weight, bias):
-        return _ReluProduct.apply(z, weight, bias)
-    return kernels.backend(z.device).product(z, weight.t(), bias, relu=True)
+        out: Tensor = _relu_product(None, z, weight, bias)
+        return out
+    return _run(None, z, weight, bias)
 
 
-class _ReluProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Any) -> Tensor:
-        ctx.save_for_backward(z, weight)
-        return kernels.backend(z.device).product(z, weight.t(), bias, relu=True)
+def _run(_: None, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = kernels.backend(z.device).product(z, weight.t(), bias, relu=True)
+    return out
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        z, weight = ctx.saved_tensors
-        (grad,) = grads
-        need_z, need_weight, need_bias = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # create_graph=True: gradients must be differentiable themselves
-            of_z, _, of_weight, of_bias = relu_dense_grad(z, None, weight, grad)
-            return of_z if need_z else None, of_weight if need_weight else None, of_bias if need_bias else None
-        grad = grad.contiguous()
-        backend = kernels.backend(z.device)
-        dz = backend.product(grad, weight, gate=z) if need_z else None
-        if not need_weight:
-            return dz, None, column_sum(grad) if need_bias else None
-        return dz, *backend.transposed_product(grad, z, relu=True, sums=need_bias)
+
+def _gradients(_: None, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Any, ...]:
+    (z, weight), (need_z, need_weight, need_bias) = saved, needs
+    if torch.is_grad_enabled():  # create_graph=True: gradients must be differentiable themselves
+        every = relu_dense_grad(z, None, weight, grads[0])
+        return tuple(every[k] if need else None for k, need in zip((0, 2, 3), needs, strict=True))
+    grad, backend = grads[0].contiguous(), kernels.backend(z.device)
+    dz = backend.product(grad, weight, gate=z) if need_z else None
+    if not need_weight:
+        return dz, None, column_sum(grad) if need_bias else None
+    return dz, *backend.transposed_product(grad, z, relu=True, sums=need_bias)
+
+
+_relu_product = differentiable("ReluProduct", _run, _gradients, saves=lambda tensors, result, needs: tensors[:2])

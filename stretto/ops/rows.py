@@ -3,7 +3,7 @@ deterministic, since the sum follows the sorted index instead of racing for it."
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from stretto.graph.formats import plain
 from stretto.kernels import build, reference
 from stretto.kernels.schema import CPU
 from stretto.ops import library
-from stretto.ops.batched import one_by_one
 from stretto.ops.checks import check_index, check_values
-from stretto.ops.op import Op, Sample
+from stretto.ops.cost import Cost, row_bytes, row_values
+from stretto.ops.kernel import Kernel, Sample, differentiable
 
 FEW_BYTES = 4 << 20  # of gathered rows
 
@@ -30,13 +30,11 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
         fail(f"gather_rows: 'x' is {x.layout if isinstance(x, Tensor) else type(x).__name__}, wanted a dense tensor")
     check_index("gather_rows", "index", index, x.device)
     if torch.compiler.is_compiling():
-        return torch.ops.stretto.gather_rows(x, index)
+        return GATHER(None, x, index, x.size(0))
     if not _by_torch(x, index):
         _check_range(x, index)
     try:
-        if library.traced(x):
-            return torch.ops.stretto.gather_rows(x, index)
-        return _GatherRows.apply(x, index) if library.recorded(x) else run_gather(x, index)
+        return GATHER(None, x, index, x.size(0) if x.dim() else 0)
     except (IndexError, RuntimeError):  # torch looks for itself, at less cost, but does not say which
         _check_range(x, index)
         raise
@@ -49,12 +47,7 @@ def scatter_rows(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
     check_index("scatter_rows", "index", index, src.device)
     if not src.dim() or index.shape != src.shape[:1]:
         fail(f"scatter_rows: 'index' has shape {list(index.shape)}, wanted {list(src.shape[:1])}, one per row of 'src'")
-    if library.traced(src):
-        return torch.ops.stretto.scatter_rows(src, index, num_rows)
-    graph = Graph.of_segments(index, num_rows)
-    if library.recorded(src):
-        return _SumEdges.apply(graph, index, src)
-    return run_sum(graph, src)
+    return SCATTER(None, src, index, num_rows)
 
 
 def has_edges(graph: Graph, dtype: torch.dtype) -> Tensor:
@@ -76,9 +69,20 @@ def only_reached(graph: Graph, value: Tensor) -> Tensor:
 
 def sum_edges(graph: Graph, src: Tensor) -> Tensor:
     """Sum of every destination's messages, src [E, ...] in the order of edge_index -> [n, ...]."""
+    return sum_segments(graph.segments, graph.segment_index, src)
+
+
+def sum_segments(segments: Graph, index: Tensor, src: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Sum of every segment's rows, times its scale. segments [n, E], index [E], src [E, ...], scale [n] -> [n, ...]."""
+    if library.traced(src):
+        sizes = segments.num_rows, segments.num_cols, segments.num_edges
+        flat = src.reshape(src.shape[0], -1)
+        out: Tensor = torch.ops.stretto.spmm(segments.handle, *sizes, flat, None, scale, None, None, 1.0)
+        return out.reshape(sizes[0], *src.shape[1:])
     if library.recorded(src):
-        return _SumEdges.apply(graph.segments, graph.segment_index, src)
-    return run_sum(graph.segments, src)
+        total: Tensor = _sum_rows(segments, src, scale, index)
+        return total
+    return run_sum(segments, src, scale)
 
 
 def run_gather(x: Tensor, index: Tensor) -> Tensor:
@@ -94,50 +98,24 @@ def _by_torch(x: Tensor, index: Tensor) -> bool:
     return few and kernels.backend(x.device).native
 
 
-def run_sum(segments: Graph, src: Tensor, scale: Tensor | None = None) -> Tensor:
+def run_sum(segments: Graph, src: Tensor, scale: Tensor | None = None, index: Tensor | None = None) -> Tensor:
     """No autograd. segments [n, E], src [E, ...], scale [n] of the sums -> [n, ...]."""
-    flat = src.reshape(src.size(0), -1) if src.numel() else src.reshape(src.size(0), _row_size(src))
+    flat = src.reshape(src.size(0), -1) if src.numel() else src.reshape(src.size(0), row_values(src))
     out = kernels.backend(src.device).spmm(segments.csr, flat, row_scale=scale)[0]
     return out.reshape(segments.num_rows, *src.shape[1:])
 
 
-class _GatherRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
-        ctx.num_rows = x.size(0)
-        ctx.save_for_backward(index)  # torch then notices an index that was edited in between
-        return run_gather(x, index)
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return scatter_rows(grads[0], ctx.saved_tensors[0], ctx.num_rows), None
+def _sum_gradient(segments: Graph, saved: Sequence[Any], grads: Sequence[Any], needs: Any) -> tuple[Any, ...]:
+    """Every row gets its segment's gradient, scaled."""
+    (grad,), (scale, index) = grads, saved
+    if scale is not None:
+        grad = (grad * scale.reshape(-1, *([1] * (grad.dim() - 1)))).to(grad.dtype)
+    if grad.requires_grad and torch.is_grad_enabled():
+        return gather_rows(grad, index), None, None
+    return run_gather(grad, index), None, None
 
 
-class _SumEdges(torch.autograd.Function):
-    """out[r] = scale[r] * sum of src[e] with index[e] == r."""
-
-    @staticmethod
-    def forward(ctx: Any, segments: Graph, index: Tensor, src: Tensor, scale: Any = None) -> Tensor:
-        ctx.save_for_backward(index, scale)
-        return run_sum(segments, src, scale)
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        grad, (index, scale) = grads[0], ctx.saved_tensors
-        if scale is not None:
-            grad = (grad * scale.reshape(-1, *([1] * (grad.dim() - 1)))).to(grad.dtype)
-        if grad.requires_grad and torch.is_grad_enabled():
-            return None, None, _GatherRows.apply(grad, index), None
-        return None, None, run_gather(grad, index), None
-
-
-def _row_size(src: Tensor) -> int:
-    size = 1
-    for s in src.shape[1:]:
-        size *= s
-    return size
+_sum_rows = differentiable("SumRows", run_sum, _sum_gradient, saves=lambda tensors, result, needs: tensors[1:])
 
 
 def _check_range(x: Tensor, index: Tensor) -> None:
@@ -177,20 +155,38 @@ def scatter_samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample((src, graph.edge_index[1], graph.num_rows), {})
 
 
-def _gather_bytes(x: Tensor, index: Tensor) -> int:
-    return index.numel() * (index.element_size() + 2 * _row_size(x) * x.element_size())
+def _gather_cost(x: Any, index: Any) -> Cost:
+    row = row_bytes(x)
+    random = index.numel * row
+    return Cost("gather", 0, index.numel * (index.itemsize + row), random, row, x.nbytes)
 
 
-def _scatter_bytes(src: Tensor, index: Tensor, num_rows: int) -> int:
-    return src.numel() * src.element_size() + 4 * index.numel() + num_rows * (8 + _row_size(src) * src.element_size())
-
-
-GATHER = Op("gather_rows", gather_rows, reference_gather, gather_samples, lambda x, index: 0, _gather_bytes)
-SCATTER = Op(
+GATHER = Kernel(
+    "gather_rows",
+    "Tensor x, Tensor index, SymInt num_rows",
+    on_graph=False,
+    run=lambda _, x, index, num_rows: run_gather(x, index),
+    shapes=lambda _, x, index, num_rows: x.new_empty(index.shape[0], *x.shape[1:]),
+    gradient=lambda _, saved, grads, needs, num_rows: (scatter_rows(grads[0], saved[0], num_rows), None),
+    saves=lambda tensors, result, needs: (tensors[1],),  # torch then notices an index that was edited in between
+    function=gather_rows,
+    reference=reference_gather,
+    samples=gather_samples,
+    flops=lambda x, index: 0,
+    bytes=lambda x, index: index.numel() * (index.element_size() + 2 * row_bytes(x)),
+    costs={"gather_rows": _gather_cost},
+)
+SCATTER = Kernel(
     "scatter_rows",
-    scatter_rows,
-    reference_scatter,
-    scatter_samples,
-    lambda src, index, num_rows: src.numel(),
-    _scatter_bytes,
+    "Tensor src, Tensor index, SymInt num_rows",
+    on_graph=False,
+    run=lambda _, src, index, num_rows: run_sum(Graph.of_segments(index, num_rows), src),
+    shapes=lambda _, src, index, num_rows: src.new_empty(num_rows, *src.shape[1:]),
+    gradient=lambda _, saved, grads, needs, num_rows: (gather_rows(grads[0], saved[0]), None),
+    saves=lambda tensors, result, needs: (tensors[1],),
+    function=scatter_rows,
+    reference=reference_scatter,
+    samples=scatter_samples,
+    flops=lambda src, index, num_rows: src.numel(),
+    bytes=lambda src, index, num_rows: src.nbytes + 4 * index.numel() + num_rows * (8 + row_bytes(src)),
 )

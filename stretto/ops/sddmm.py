@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,9 @@ from stretto import kernels
 from stretto.errors import expect, fail
 from stretto.graph import Graph
 from stretto.kernels import reference
-from stretto.ops import library
-from stretto.ops.batched import one_by_one
 from stretto.ops.checks import check_values
-from stretto.ops.op import Op, Sample
+from stretto.ops.cost import Cost, gathered, row_bytes, row_values
+from stretto.ops.kernel import Kernel, Sample
 
 
 def sddmm(graph: Graph, a: Tensor, b: Tensor, *, op: str = "dot") -> Tensor:
@@ -31,11 +30,7 @@ def sddmm(graph: Graph, a: Tensor, b: Tensor, *, op: str = "dot") -> Tensor:
     full = 3 if op == "dot" else 2
     if a.dim() < full:
         return sddmm(graph, a.unsqueeze(1), b.unsqueeze(1), op=op).squeeze(1)
-    if library.traced(a) or library.traced(b):
-        return torch.ops.stretto.sddmm(graph.handle, a, b, op, graph.num_edges, False)
-    if library.recorded(a, b):
-        return _Sddmm.apply(graph, a, b, op)
-    return run(graph, a, b, op)
+    return KERNEL(graph, a, b, op)
 
 
 def run(graph: Graph, a: Tensor, b: Tensor, op: str) -> Tensor:
@@ -45,32 +40,24 @@ def run(graph: Graph, a: Tensor, b: Tensor, op: str) -> Tensor:
     return kernel(graph.edge_csr, a, b).to(a.dtype)
 
 
-class _Sddmm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, graph: Graph, a: Tensor, b: Tensor, op: str) -> Tensor:
-        _, need_a, need_b, _ = ctx.needs_input_grad
-        ctx.graph, ctx.op = graph, op
-        if op == "dot":
-            ctx.save_for_backward(a if need_b else None, b if need_a else None)
-        return run(graph, a, b, op)
+def saves(tensors: Sequence[Any], result: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Of a dot product each for the gradient of the other; a sum's gradients read neither."""
+    a, b = tensors
+    wanted = a.dim() == 3
+    return a if wanted and needs[1] else None, b if wanted and needs[0] else None
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        from stretto.ops.rows import sum_edges
-        from stretto.ops.spmm import spmm
 
-        (grad,) = grads
-        graph, (_, need_a, need_b, _) = ctx.graph, ctx.needs_input_grad
-        da = db = None
-        if ctx.op == "dot":
-            a, b = ctx.saved_tensors
-            da = spmm(graph, b, grad) if need_a else None
-            db = spmm(graph.T, a, grad) if need_b else None
-        else:
-            da = sum_edges(graph, grad) if need_a else None
-            db = sum_edges(graph.T, grad) if need_b else None
-        return None, da, db, None
+def gradient(
+    graph: Graph, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool], op: str
+) -> tuple[Tensor | None, ...]:
+    """Sums over the edges of both ends: of the other end's rows, weighted; of the gradients alone for "add"."""
+    from stretto.ops.rows import sum_edges
+    from stretto.ops.spmm import spmm
+
+    (grad,), (a, b), (need_a, need_b) = grads, saved, needs
+    if op == "add":
+        return sum_edges(graph, grad) if need_a else None, sum_edges(graph.T, grad) if need_b else None
+    return spmm(graph, b, grad) if need_a else None, spmm(graph.T, a, grad) if need_b else None
 
 
 def _check(graph: Graph, a: Tensor, b: Tensor, op: str) -> None:
@@ -111,14 +98,31 @@ def samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
 
 def flops(graph: Graph, a: Tensor, b: Tensor, *, op: str = "dot") -> int:
     """Two operations per pair of values (dot), one (add)."""
-    return graph.num_edges * (a.numel() // max(a.size(0), 1)) * (2 if op == "dot" else 1)
+    return graph.num_edges * row_values(a) * (2 if op == "dot" else 1)
 
 
 def bytes_moved(graph: Graph, a: Tensor, b: Tensor, *, op: str = "dot") -> int:
     """Columns, a once, one row of b per edge, the result."""
-    row = b.numel() // max(b.size(0), 1) * b.element_size()
-    out = a.element_size() * (a.size(1) if a.dim() == (3 if op == "dot" else 2) else 1)
-    return 8 * (graph.num_rows + 1) + graph.num_edges * (4 + row + out) + a.numel() * a.element_size()
+    out = a.dtype.itemsize * (a.shape[1] if len(a.shape) == (3 if op == "dot" else 2) else 1)
+    return 8 * (graph.num_rows + 1) + graph.num_edges * (4 + row_bytes(b) + out) + a.nbytes
 
 
-OP = Op("sddmm", sddmm, reference_sddmm, samples, flops, bytes_moved)
+def _cost(graph: Any, a: Any, b: Any, op: str = "dot") -> Cost:
+    ordered = bytes_moved(graph, a, b, op=op) - graph.num_edges * row_bytes(b)
+    return gathered("sddmm", flops(graph, a, b, op=op), ordered, graph.num_edges, b)
+
+
+KERNEL = Kernel(
+    "sddmm",
+    "Tensor a, Tensor b, str op",
+    run=run,
+    shapes=lambda graph, a, b, op: a.new_empty(graph.num_edges, a.shape[1]),
+    gradient=gradient,
+    saves=saves,
+    function=sddmm,
+    reference=reference_sddmm,
+    samples=samples,
+    flops=flops,
+    bytes=bytes_moved,
+    costs={"sddmm": _cost, "sddmm_add": lambda graph, a, b: _cost(graph, a, b, "add")},
+)

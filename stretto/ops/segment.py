@@ -5,7 +5,7 @@ The index is sorted once (Graph.of_segments remembers it); every reduction then 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,10 @@ from stretto.graph.formats import plain
 from stretto.graph.traced import TracedGraph
 from stretto.kernels import Reduce, reference
 from stretto.kernels.schema import CPU
-from stretto.ops import extremum, library, rows, softmax, twice
-from stretto.ops.batched import one_by_one
+from stretto.ops import extremum, library, rows, softmax
 from stretto.ops.checks import check_index, check_values
-from stretto.ops.op import Op, Sample
+from stretto.ops.cost import Cost, row_values
+from stretto.ops.kernel import Kernel, Sample, through
 
 
 def segment_reduce(
@@ -46,23 +46,13 @@ def segment_reduce(
         index = TracedGraph.standing_for(index)  # type: ignore[assignment]
     graph = index.segments if of_graph else Graph.of_segments(index, num_segments)  # type: ignore[union-attr, arg-type]
     where: Tensor = graph.segment_index if of_graph else index  # type: ignore[assignment]
-    flat = src.reshape(size, rows._row_size(src))
+    flat = src.reshape(size, row_values(src))
     out = _REDUCTIONS[reduce](graph, where, flat)
     return out if src.dim() == 2 else out.reshape(out.size(0), *src.shape[1:])  # no view where none is needed
 
 
-def _sum(graph: Graph, index: Tensor, src: Tensor, scale: Tensor | None = None) -> Tensor:
-    if library.traced(src):
-        return torch.ops.stretto.spmm(
-            graph.handle, src, None, scale, None, None, 1.0, graph.num_rows, graph.num_cols, False
-        )
-    if library.recorded(src):
-        return rows._SumEdges.apply(graph, index, src, scale)
-    return rows.run_sum(graph, src, scale)
-
-
 def _mean(graph: Graph, index: Tensor, src: Tensor) -> Tensor:
-    return _sum(graph, index, src, library.mean_scale(graph, kernels.accumulate_type(src.dtype)))
+    return rows.sum_segments(graph, index, src, library.mean_scale(graph, kernels.accumulate_type(src.dtype)))
 
 
 def _max(graph: Graph, index: Tensor, src: Tensor) -> Tensor:
@@ -106,45 +96,27 @@ def _median(graph: Graph, index: Tensor, src: Tensor) -> Tensor:
 
 
 def _mul(graph: Graph, index: Tensor, src: Tensor) -> Tensor:
-    if library.traced(src):
-        return torch.ops.stretto.segment_mul(graph.handle, src, graph.num_rows)
-    return _Product.apply(graph, src)
+    return PRODUCT(graph, src)
 
 
 def run_mul(graph: Graph, src: Tensor) -> Tensor:
     """No autograd. graph [n, E], src [E, k] -> [n, k]."""
-    return kernels.backend(src.device).spmm(graph.csr, src, reduce="mul")[0]
+    out: Tensor = kernels.backend(src.device).spmm(graph.csr, src, reduce="mul")[0]
+    return out
 
 
-def run_mul_grad(graph: Graph, src: Tensor, grad: Tensor) -> Tensor:
-    """No autograd. -> [E, k]."""
-    return kernels.backend(src.device).mul_grad(graph.edge_csr, src, grad)
+def mul_gradient(graph: Graph, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Tensor]:
+    """Of each factor the product of the others; no autograd. -> [E, k]."""
+    return (kernels.backend(saved[0].device).mul_grad(graph.edge_csr, saved[0], grads[0]),)
 
 
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, graph: Graph, src: Tensor) -> Tensor:
-        ctx.graph = graph
-        ctx.save_for_backward(src)
-        return run_mul(graph, src)
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (src,) = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return None, run_mul_grad(ctx.graph, src, grads[0])
-        index = ctx.graph.segment_index.long().unsqueeze(1).expand_as(src)
-
-        def again(src: Tensor) -> list[Tensor]:  # to be differentiated again: through plain PyTorch
-            ones = src.new_ones(ctx.graph.num_rows, src.size(1))
-            return [ones.scatter_reduce(0, index, src, "prod")]
-
-        return None, *twice.gradients(again, grads, (src,), (True,))
+def _plain_mul(graph: Graph, src: Tensor) -> Tensor:
+    index = graph.segment_index.long().unsqueeze(1).expand_as(src)
+    return src.new_ones(graph.num_rows, src.size(1)).scatter_reduce(0, index, src, "prod")
 
 
-_REDUCTIONS = {
-    Reduce.SUM: _sum,
+_REDUCTIONS: dict[Reduce, Callable[[Graph, Tensor, Tensor], Tensor]] = {
+    Reduce.SUM: rows.sum_segments,
     Reduce.MEAN: _mean,
     Reduce.MAX: _max,
     Reduce.MIN: _min,
@@ -162,13 +134,13 @@ def reference_segment(
     """segment_reduce in plain PyTorch, one segment after the other."""
     graph = index.segments if isinstance(index, Graph) else Graph.of_segments(index, num_segments)
     csr = graph.edge_csr
-    flat = src.reshape(src.size(0), rows._row_size(src)).to(kernels.accumulate_type(src.dtype))
+    flat = src.reshape(src.size(0), row_values(src)).to(kernels.accumulate_type(src.dtype))
     if reduce in ("max", "min", "mul", "sum"):
         out = reference.spmm(csr, flat, reduce=reduce)[0]
     elif reduce == "softmax":
         out = reference.edge_softmax(csr, flat)
     else:
-        how = {
+        how: Callable[[Tensor], Tensor] = {
             "mean": lambda v: v.mean(0),
             "var": lambda v: v.var(0, correction=0),
             "std": lambda v: (
@@ -192,11 +164,24 @@ def samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample((src[:, 0, 0], graph), {"reduce": "max"})
 
 
-OP = Op(
+def _mul_gradient_cost(graph: Any, src: Any, grad: Any) -> Cost:
+    return Cost("softmax", 3 * src.numel, graph.nbytes + 2 * src.nbytes + grad.nbytes, depth=None)
+
+
+PRODUCT = Kernel(
+    "segment_mul",
+    "Tensor src",
+    run=run_mul,
+    shapes=lambda graph, src: src.new_empty(graph.num_rows, src.shape[1]),
+    gradient=mul_gradient,
+    again=through(_plain_mul),
+    costs={"mul_grad": _mul_gradient_cost},
+)
+KERNEL = Kernel(
     "segment_reduce",
-    segment_reduce,
-    reference_segment,
-    samples,
-    lambda src, *rest, **options: src.numel(),
-    lambda src, index, num_segments=None, **options: src.numel() * src.element_size() + 4 * src.size(0),
+    function=segment_reduce,
+    reference=reference_segment,
+    samples=samples,
+    flops=lambda src, *rest, **options: src.numel(),
+    bytes=lambda src, index, num_segments=None, **options: src.nbytes + 4 * src.size(0),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,10 @@ from stretto import kernels
 from stretto.errors import fail
 from stretto.graph import Graph
 from stretto.kernels import reference
-from stretto.ops import library, rows
-from stretto.ops.batched import one_by_one
+from stretto.ops import rows
 from stretto.ops.checks import check_values
-from stretto.ops.op import Op, Sample
+from stretto.ops.cost import Cost, row_values
+from stretto.ops.kernel import Kernel, Sample
 
 
 def edge_softmax(graph: Graph, score: Tensor) -> Tensor:
@@ -27,13 +27,9 @@ def edge_softmax(graph: Graph, score: Tensor) -> Tensor:
     if not score.dim() or score.size(0) != graph.num_edges:
         fail(f"edge_softmax: 'score' has shape {list(score.shape)}, wanted {graph.num_edges} rows, one per edge")
     if score.dim() != 2:
-        columns = score.reshape(graph.num_edges, rows._row_size(score))
+        columns = score.reshape(graph.num_edges, row_values(score))
         return edge_softmax(graph, columns).reshape(score.shape)
-    if library.traced(score):
-        return torch.ops.stretto.edge_softmax(graph.handle, score)
-    if library.recorded(score):
-        return _EdgeSoftmax.apply(graph, score)
-    return run(graph, score)
+    return KERNEL(graph, score)
 
 
 def run(graph: Graph, score: Tensor) -> Tensor:
@@ -41,32 +37,21 @@ def run(graph: Graph, score: Tensor) -> Tensor:
     return kernels.backend(score.device).edge_softmax(graph.edge_csr, score)
 
 
-def run_grad(graph: Graph, alpha: Tensor, grad: Tensor) -> Tensor:
-    """No autograd."""
-    return kernels.backend(alpha.device).edge_softmax_grad(graph.edge_csr, alpha, grad)
+def gradient(graph: Graph, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Tensor]:
+    """From alpha alone; no autograd."""
+    return (kernels.backend(saved[0].device).edge_softmax_grad(graph.edge_csr, saved[0], grads[0]),)
 
 
-class _EdgeSoftmax(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, graph: Graph, score: Tensor) -> Tensor:
-        ctx.graph = graph
-        alpha = run(graph, score)
-        ctx.save_for_backward(alpha)
-        return alpha
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (alpha,), graph, grad = ctx.saved_tensors, ctx.graph, grads[0]
-        if torch.is_grad_enabled() and (grad.requires_grad or alpha.requires_grad):  # differentiated again
-            total = rows.gather_rows(rows.sum_edges(graph, alpha * grad), graph.segment_index)
-            return None, alpha * (grad - total)
-        return None, run_grad(graph, alpha, grad)
+def again(graph: Graph, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Tensor]:
+    """The same by ops that can be differentiated."""
+    (alpha,), (grad,) = saved, grads
+    total = rows.gather_rows(rows.sum_edges(graph, alpha * grad), graph.segment_index)
+    return (alpha * (grad - total),)
 
 
 def reference_softmax(graph: Graph, score: Tensor) -> Tensor:
     """edge_softmax in plain PyTorch."""
-    columns = score.reshape(graph.num_edges, rows._row_size(score))
+    columns = score.reshape(graph.num_edges, row_values(score))
     return reference.edge_softmax(graph.edge_csr, columns).reshape(score.shape)
 
 
@@ -78,11 +63,26 @@ def samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample((graph, (torch.randn(e, 3, dtype=torch.float64) * 100).to(dtype)), {})
 
 
-OP = Op(
+def _cost(graph: Any, score: Any) -> Cost:
+    return Cost("softmax", 5 * score.numel, 2 * score.nbytes + 8 * (graph.num_rows + 1), depth=None)
+
+
+def _gradient_cost(graph: Any, alpha: Any, grad: Any) -> Cost:
+    return Cost("softmax", 4 * alpha.numel, graph.nbytes + 2 * alpha.nbytes + grad.nbytes, depth=None)
+
+
+KERNEL = Kernel(
     "edge_softmax",
-    edge_softmax,
-    reference_softmax,
-    samples,
-    lambda graph, score: 5 * score.numel(),
-    lambda graph, score: 2 * score.numel() * score.element_size() + 8 * (graph.num_rows + 1),
+    "Tensor score",
+    run=run,
+    shapes=lambda graph, score: score.new_empty(score.shape),
+    gradient=gradient,
+    again=again,
+    saves=lambda tensors, alpha, needs: (alpha,),
+    function=edge_softmax,
+    reference=reference_softmax,
+    samples=samples,
+    flops=lambda graph, score: 5 * score.numel(),
+    bytes=lambda graph, score: 2 * score.nbytes + 8 * (graph.num_rows + 1),
+    costs={"edge_softmax": _cost, "edge_softmax_grad": _gradient_cost},
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,9 @@ from stretto.errors import fail
 from stretto.graph import Graph
 from stretto.kernels import Csr, Reduce, accumulate_type, reference, vendor
 from stretto.ops import extremum, library
-from stretto.ops.batched import one_by_one
-from stretto.ops.checks import check_values
-from stretto.ops.op import Op, Sample
+from stretto.ops.checks import check_shape, check_values
+from stretto.ops.cost import Cost, gathered, row_bytes, row_values
+from stretto.ops.kernel import Kernel, Sample
 from stretto.ops.pick import picker
 from stretto.ops.sddmm import sddmm
 from stretto.ops.variants import Variant, legal
@@ -45,31 +45,20 @@ def spmm(
     _check(graph, x, weight, row_scale, col_scale, y, beta)
     if weight is not None and weight.dtype != x.dtype:
         x, weight = _promote(x, weight)
-    if x.dim() == 1:
-        column = spmm(
-            graph,
-            x.unsqueeze(1),
-            weight,
-            reduce=reduce,
-            row_scale=row_scale,
-            col_scale=col_scale,
-            y=None if y is None else y.unsqueeze(1),
-            beta=beta,
-        )
-        return column.squeeze(1)
+    if y is not None and y.dtype != x.dtype:
+        y = y.to(x.dtype)
+    if x.dim() != 2 and (weight is None or weight.dim() == 1):  # all heads alike: as one matrix
+        shape = (graph.num_rows, *x.shape[1:])
+        flat, added = _as_matrix(x), None if y is None else _as_matrix(y)
+        out = spmm(graph, flat, weight, reduce=reduce, row_scale=row_scale, col_scale=col_scale, y=added, beta=beta)
+        return out.reshape(shape)
     scaled = row_scale is not None or col_scale is not None
     if reduce in (Reduce.MAX, Reduce.MIN) or (scaled and _carries_grad(row_scale, col_scale)):
         return _scaled_outside(graph, x, weight, reduce, row_scale, col_scale, y, beta)
     if reduce == Reduce.MEAN:
         mean = library.mean_scale(graph, accumulate_type(x.dtype))
         row_scale = mean if row_scale is None else mean * row_scale
-    if library.traced(x):
-        return torch.ops.stretto.spmm(
-            graph.handle, x, weight, row_scale, col_scale, y, beta, graph.num_rows, graph.num_cols, False
-        )
-    if library.recorded(x, weight, y):
-        return _SpMM.apply(graph, x, weight, row_scale, col_scale, y, beta)
-    return run(graph, x, weight, row_scale, col_scale, y, beta)
+    return KERNEL(graph, x, weight, row_scale, col_scale, y, beta)
 
 
 def run(
@@ -132,47 +121,34 @@ SMALL = {"cpu": 1 << 18, "cuda": 1 << 24}
 _PLAIN_TYPES = (torch.float32, torch.float64)
 
 
-class _SpMM(torch.autograd.Function):
-    """out = R (A * w) C x + beta y, with R and C diagonal and constant."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, graph: Graph, x: Tensor, weight: Any, row_scale: Any, col_scale: Any, y: Any, beta: float
-    ) -> Tensor:
-        _, need_x, need_weight, _, _, _, _ = ctx.needs_input_grad
-        ctx.graph, ctx.beta, ctx.x_dtype = graph, beta, x.dtype
-        ctx.y_dtype = None if y is None else y.dtype
-        ctx.save_for_backward(x if need_weight else None, weight if need_x else None, row_scale, col_scale)
-        ctx.weight_shape = None if weight is None else weight.shape
-        return run(graph, x, weight, row_scale, col_scale, y, beta)
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (grad,) = grads
-        x, weight, row_scale, col_scale = ctx.saved_tensors
-        _, need_x, need_weight, _, _, need_y, _ = ctx.needs_input_grad
-        dx = dweight = dy = None
-        if need_x:
-            dx = spmm(ctx.graph.T, grad, weight, row_scale=col_scale, col_scale=row_scale)
-        if need_weight:
-            dweight = weight_grad(ctx.graph, grad, x, ctx.weight_shape, row_scale, col_scale)
-        if need_y:
-            dy = (grad * ctx.beta).to(ctx.y_dtype)
-        return None, dx, dweight, None, None, dy, None
+def saves(tensors: Sequence[Any], result: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """x for the gradient of the weight, the weight for that of x, and the scales."""
+    x, weight, row_scale, col_scale, _ = tensors
+    return x if needs[1] else None, weight if needs[0] else None, row_scale, col_scale
 
 
-def weight_grad(
-    graph: Graph, grad: Tensor, x: Tensor, shape: torch.Size, row_scale: Tensor | None, col_scale: Tensor | None
-) -> Tensor:
-    """d weight[e, h] = row_scale[i] col_scale[j] grad[i, h] . x[j, h], in the shape of the weight."""
+def gradient(
+    graph: Graph, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool], beta: float
+) -> tuple[Tensor | None, ...]:
+    """Of out = R (A * w) C x + beta y, with R and C diagonal and constant."""
+    (grad,), (x, weight, row_scale, col_scale) = grads, saved
+    need_x, need_weight, _, _, need_y = needs
+    dx = spmm(graph.T, grad, weight, row_scale=col_scale, col_scale=row_scale) if need_x else None
+    dweight = weight_grad(graph, grad, x, row_scale, col_scale) if need_weight else None
+    return dx, dweight, None, None, grad * beta if need_y else None
+
+
+def weight_grad(graph: Graph, grad: Tensor, x: Tensor, row_scale: Tensor | None, col_scale: Tensor | None) -> Tensor:
+    """d weight[e, h] = row_scale[i] col_scale[j] grad[i, h] . x[j, h]; without heads: [E]."""
     if row_scale is not None:
         grad = grad * _rowwise(row_scale, grad)
     if col_scale is not None:
         x = x * _rowwise(col_scale, x)
-    if len(shape) == 1:
-        grad, x = grad.flatten(1).unsqueeze(1), x.flatten(1).unsqueeze(1)
-    return sddmm(graph, grad, x).reshape(shape)
+    return sddmm(graph, grad, x)
+
+
+def _as_matrix(x: Tensor) -> Tensor:
+    return x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)
 
 
 def _scaled_outside(
@@ -227,20 +203,20 @@ def _check(graph: Graph, x: Tensor, weight: Any, row_scale: Any, col_scale: Any,
     if not isinstance(beta, (int, float)):
         fail(f"spmm: 'beta' is {beta!r}, wanted a number")
     if weight is not None:
-        check_values("spmm", "weight", weight, graph.device)
-        heads = x.size(1) if x.dim() == 3 else None
-        if not (weight.shape == (graph.num_edges,) or weight.shape == (graph.num_edges, heads)):
-            wanted = f"[{graph.num_edges}]" + (f" or [{graph.num_edges}, {heads}]" if heads is not None else "")
-            fail(f"spmm: 'weight' has shape {list(weight.shape)}, wanted {wanted}")
+        _check_weight(graph, x, weight)
     for name, scale, size in (("row_scale", row_scale, graph.num_rows), ("col_scale", col_scale, graph.num_cols)):
         if scale is not None:
-            check_values("spmm", name, scale, graph.device)
-            if scale.shape != (size,):
-                fail(f"spmm: '{name}' has shape {list(scale.shape)}, wanted [{size}]")
+            check_shape("spmm", name, scale, graph.device, size)
     if y is not None:
-        check_values("spmm", "y", y, graph.device)
-    if y is not None and y.shape != (graph.num_rows, *x.shape[1:]):
-        fail(f"spmm: 'y' has shape {list(y.shape)}, wanted {[graph.num_rows, *x.shape[1:]]}")
+        check_shape("spmm", "y", y, graph.device, graph.num_rows, *x.shape[1:])
+
+
+def _check_weight(graph: Graph, x: Tensor, weight: Any) -> None:
+    check_values("spmm", "weight", weight, graph.device)
+    heads = x.size(1) if x.dim() == 3 else None
+    if not (weight.shape == (graph.num_edges,) or weight.shape == (graph.num_edges, heads)):
+        wanted = f"[{graph.num_edges}]" + (f" or [{graph.num_edges}, {heads}]" if heads is not None else "")
+        fail(f"spmm: 'weight' has shape {list(weight.shape)}, wanted {wanted}")
 
 
 # ---- the declaration ----
@@ -292,18 +268,35 @@ def samples(graph: Graph, dtype: torch.dtype) -> Iterator[Sample]:
 
 def flops(graph: Graph, x: Tensor, weight: Tensor | None = None, *, reduce: str = "sum", **options: Any) -> int:
     """One addition (or comparison) per gathered value, one multiplication if weighted or scaled."""
-    width = x.numel() // max(x.size(0), 1)
     scaled = weight is not None or options.get("col_scale") is not None
-    return graph.num_edges * width * (2 if scaled else 1)
+    return graph.num_edges * row_values(x) * (2 if scaled else 1)
 
 
 def bytes_moved(graph: Graph, x: Tensor, weight: Tensor | None = None, **options: Any) -> int:
     """Pointers, columns, weights, one row of x per edge, the result once."""
-    row = x.numel() // max(x.size(0), 1) * x.element_size()
-    index = graph.csr.col.element_size() if graph.csr.col is not None else 0
-    weights = 0 if weight is None else weight.numel() * weight.element_size()
+    row = row_bytes(x)
+    weights = 0 if weight is None else weight.nbytes
     extra = graph.num_rows * row if options.get("y") is not None else 0
-    return 8 * (graph.num_rows + 1) + graph.num_edges * (index + row) + weights + graph.num_rows * row + extra
+    edges = graph.num_edges * (graph.index_bytes + row)
+    return 8 * (graph.num_rows + 1) + edges + weights + graph.num_rows * row + extra
 
 
-OP = Op("spmm", spmm, reference_spmm, samples, flops, bytes_moved)
+def _cost(graph: Any, x: Any, weight: Any = None, **options: Any) -> Cost:
+    ordered = bytes_moved(graph, x, weight, **options) - graph.num_edges * row_bytes(x)
+    return gathered("spmm", flops(graph, x, weight, **options), ordered, graph.num_edges, x)
+
+
+KERNEL = Kernel(
+    "spmm",
+    "Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor? y, float beta",
+    run=run,
+    shapes=lambda graph, x, *rest: x.new_empty(graph.num_rows, *x.shape[1:]),
+    gradient=gradient,
+    saves=saves,
+    function=spmm,
+    reference=reference_spmm,
+    samples=samples,
+    flops=flops,
+    bytes=bytes_moved,
+    costs={"spmm": _cost},
+)

@@ -42,7 +42,7 @@ class Spread:
 
     def collected(self, sums: Tensor) -> Tensor:
         """The sums of all nodes; overwrites. [num_places, ...] -> [m, ...]"""
-        out, several = sums.split([self.first.numel(), self.owner.numel()])
+        out, several = sums[: self.first.numel()], sums[self.first.numel() :]
         wide = several.new_zeros(self.nodes.numel(), *several.shape[1:], dtype=torch.float64)
         return out.index_copy_(0, self.nodes, wide.index_add_(0, self.owner, several.double()).to(out.dtype))
 

@@ -25,7 +25,7 @@ def gradients(
     """
     gate = _Gate()
     handed = len(tensors) - captured
-    own = [t if t is None or not t.requires_grad else _Alias.apply(gate, t) for t in tensors[:handed]]
+    own = [t if t is None or not t.requires_grad else _alias(gate, t) for t in tensors[:handed]]
     results = make(*own)
     own += tensors[handed:]
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if r is not None and g is not None and r.requires_grad]
@@ -56,3 +56,6 @@ class _Alias(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return None, None if ctx.gate.closed else grads[0]
+
+
+_alias: Any = _Alias.apply

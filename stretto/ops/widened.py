@@ -6,6 +6,7 @@ the way. For torch's the bias is one more column of W beside a column of ones in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from stretto.kernels import on_host
 from stretto.kernels.cpu_dense import product_in_blocks
 from stretto.memory import pool
 from stretto.ops import library
-from stretto.ops.batched import one_by_one
+from stretto.ops.kernel import differentiable
 from stretto.ops.product import product, product_and_sums
 from stretto.ops.tall_product import by_our_kernel
 
@@ -33,11 +34,12 @@ def takes(x: Tensor, weight: Tensor) -> bool:
 def widened(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x [n, i], weight [o, i], bias [o] -> [n, o]"""
     if library.recorded(x, weight, bias):
-        return _Widened.apply(x, weight, bias)
-    return _forward(x, weight, bias)
+        out: Tensor = _widened(None, x, weight, bias)
+        return out
+    return _run(None, x, weight, bias)
 
 
-def _forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _run(_: None, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if by_our_kernel(x, weight.t(), bias):
         return product(x, weight.t(), bias)
     return product(_with_ones(x), torch.cat([weight, bias.unsqueeze(1)], dim=1).t())
@@ -47,30 +49,20 @@ def _with_ones(x: Tensor) -> Tensor:
     return torch.cat([x, x.new_ones(x.size(0), 1)], dim=1)
 
 
-class _Widened(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _forward(x, weight, bias)
+def _gradients(_: None, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Any, ...]:
+    (x, weight), (grad,), (need_x, need_weight, need_bias) = saved, grads, needs
+    if torch.is_grad_enabled():  # create_graph=True: gradients must be differentiable themselves
+        dbias = grad.sum(0) if need_bias else None
+        return grad @ weight if need_x else None, grad.t() @ x if need_weight else None, dbias
+    dx = product(grad, weight) if need_x else None
+    if not need_weight and not need_bias:
+        return dx, None, None
+    if by_our_kernel(grad.t(), x):
+        dweight, sums = product_and_sums(grad, x)
+        dbias = grad.sum(0) if sums is None and need_bias else sums
+        return dx, dweight if need_weight else None, dbias if need_bias else None
+    both = product_in_blocks(_with_ones(x).t(), grad)  # this way round torch's GEMM is faster
+    return dx, both[:-1].t().contiguous() if need_weight else None, both[-1].clone() if need_bias else None
 
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        x, weight = ctx.saved_tensors
-        (grad,) = grads
-        need_x, need_weight, need_bias = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # create_graph=True: gradients must be differentiable themselves
-            return (
-                grad @ weight if need_x else None,
-                grad.t() @ x if need_weight else None,
-                grad.sum(0) if need_bias else None,
-            )
-        dx = product(grad, weight) if need_x else None
-        if not need_weight and not need_bias:
-            return dx, None, None
-        if by_our_kernel(grad.t(), x):
-            dweight, sums = product_and_sums(grad, x)
-            dbias = grad.sum(0) if sums is None and need_bias else sums
-            return dx, dweight if need_weight else None, dbias if need_bias else None
-        both = product_in_blocks(_with_ones(x).t(), grad)  # this way round torch's GEMM is faster
-        return dx, both[:-1].t().contiguous() if need_weight else None, both[-1].clone() if need_bias else None
+
+_widened = differentiable("Widened", _run, _gradients, saves=lambda tensors, result, needs: tensors[:2])

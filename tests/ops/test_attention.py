@@ -274,14 +274,15 @@ def test_opcheck(form):
     given = inputs(graph, form, heads=2, width=4, k=3, d=2, dtype=torch.float32)
     seed = torch.tensor([3])
     tensors = tuple(given.get(name) for name in TENSORS)
-    arguments = (graph.handle, *tensors, seed, form, 0.2, 0.5, 0.25, True, False, 7, 30)
+    over, options = (graph.handle, 7, 9, 30), (form, 0.2, 0.5, 0.25, True, False)
+    arguments = (*over, *tensors, seed, *options)
     torch.library.opcheck(torch.ops.stretto.attention.default, arguments)
     results = torch.ops.stretto.attention(*arguments)
     detached = tuple(None if t is None else t.detach() for t in tensors)
     grads = (torch.randn_like(results[0]), torch.randn_like(results[1]), torch.randn_like(results[2]))
     plain = [r.detach() for r in results]
-    needs = [t is not None for t in tensors]
-    backward = (graph.handle, *detached, seed, form, 0.2, 0.5, 0.25, True, False, *plain, *grads, needs)
+    needs = [*(t is not None for t in tensors), False]
+    backward = (*over, [*detached, seed, *plain], list(grads), needs, *options)
     torch.library.opcheck(torch.ops.stretto.attention_grad.default, backward)
 
 

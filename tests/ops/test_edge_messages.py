@@ -9,8 +9,8 @@ from torch_geometric.nn.resolver import aggregation_resolver
 from stretto import Graph, StrettoError
 from stretto.kernels import native
 from stretto.ops import attention, edge_messages, edge_mlp, neighbour_statistics, softmax_sum
-from stretto.ops.edge_messages import OP as MESSAGES
-from stretto.ops.edge_softmax_sum import OP as SOFTMAX_SUM
+from stretto.ops.edge_messages import KERNEL as MESSAGES
+from stretto.ops.edge_softmax_sum import KERNEL as SOFTMAX_SUM
 from tests.compare import DTYPES, compare
 from tests.graphs import graph_of, random_edges
 
@@ -187,27 +187,18 @@ def test_opcheck():
     def plain(*shape):
         return torch.randn(*shape, requires_grad=True)
 
-    arguments = (
-        GRAPH.handle,
-        plain(7, 3),
-        plain(9, 3),
-        plain(30, 3),
-        None,
-        plain(9, 3),
-        None,
-        "sigmoid",
-        "identity",
-        7,
-    )
-    torch.library.opcheck(torch.ops.stretto.edge_messages.default, arguments)
-    detached = tuple(t.detach() if isinstance(t, torch.Tensor) else t for t in arguments[:9])
+    over = (GRAPH.handle, 7, 9, 30)
+    terms = [plain(7, 3), plain(9, 3), plain(30, 3), None, plain(9, 3), None]
+    torch.library.opcheck(torch.ops.stretto.edge_messages.default, (*over, *terms, "sigmoid", "identity"))
+    detached = [None if t is None else t.detach() for t in terms]
     needs = [True, True, False, False, True, False]
-    torch.library.opcheck(torch.ops.stretto.edge_messages_grad.default, (*detached, torch.randn(7, 3), needs))
-    arguments = (GRAPH.handle, plain(9, 3), plain(30, 3), plain(3), "relu", 1e-7, False, 7)
-    torch.library.opcheck(torch.ops.stretto.softmax_sum.default, arguments)
-    kept = torch.ops.stretto.softmax_sum(*arguments)[1:]
-    detached = tuple(t.detach() if isinstance(t, torch.Tensor) else t for t in arguments[:7])
-    backward = (*detached, *(t.detach() for t in kept), torch.randn(7, 3), [True, True, True])
+    backward = (*over, detached, [torch.randn(7, 3)], needs, "sigmoid", "identity")
+    torch.library.opcheck(torch.ops.stretto.edge_messages_grad.default, backward)
+    tensors, options = [plain(9, 3), plain(30, 3), plain(3)], ("relu", 1e-7, False)
+    torch.library.opcheck(torch.ops.stretto.softmax_sum.default, (*over, *tensors, *options))
+    results = torch.ops.stretto.softmax_sum(*over, *tensors, *options)[1:]
+    saved = [t.detach() for t in (*tensors, *results)]
+    backward = (*over, saved, [torch.randn(7, 3)], [True, True, True], *options)
     torch.library.opcheck(torch.ops.stretto.softmax_sum_grad.default, backward)
 
 
@@ -220,7 +211,7 @@ def test_opcheck():
             r"'col' has shape \[7, 2\], wanted \[9, 2\]",
         ),
         (lambda: edge_messages(GRAPH, torch.randn(7, 2), act="gelu"), "'act' is 'gelu', wanted one of"),
-        (lambda: softmax_sum(GRAPH, torch.randn(8, 2)), r"wanted floats of shape \[9, k\]"),
+        (lambda: softmax_sum(GRAPH, torch.randn(8, 2)), r"'x' has shape \[8, 2\], wanted \[9, k\]"),
         (lambda: edge_mlp(GRAPH, torch.add, torch.randn(7, 2), torch.randn(8, 2)), "'col' has 8 rows, wanted 9"),
         (lambda: neighbour_statistics(GRAPH, torch.randn(9, 2), names=("mode",)), "'mode' in 'names'"),
     ],

@@ -10,7 +10,7 @@ from stretto import StrettoError
 from stretto.graph import Graph
 from stretto.observe.peak_memory import peak_bytes
 from stretto.ops import attention, edge_mlp
-from stretto.ops.edge_mlp import _bounds
+from stretto.ops.edge_blocks import _bounds
 
 NODES, EDGES = 12, 260
 

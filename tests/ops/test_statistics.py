@@ -7,7 +7,7 @@ from torch_geometric.nn.resolver import aggregation_resolver
 from stretto import Graph, StrettoError
 from stretto.kernels import native
 from stretto.ops import statistics
-from stretto.ops.edge_statistics import OP, STATISTICS
+from stretto.ops.edge_statistics import KERNEL, STATISTICS
 from tests.compare import DTYPES, compare
 from tests.graphs import graph_of
 
@@ -18,8 +18,8 @@ GRAPHS = ("unsorted", "isolated", "duplicates", "self_loops", "hub", "wide", "em
 def test_every_instruction_set(isa, needs_native):
     native.set_isa(isa)
     for dtype in DTYPES:
-        for sample in OP.samples(graph_of("unsorted"), dtype):
-            compare(OP.function, OP.reference, sample, OP.name)
+        for sample in KERNEL.samples(graph_of("unsorted"), dtype):
+            compare(KERNEL.function, KERNEL.reference, sample, KERNEL.name)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -56,7 +56,7 @@ def test_a_large_mean_costs_no_digits():
     graph = graph_of("unsorted")
     x = torch.randn(graph.num_cols, 8, dtype=torch.float64) + 1e4
     ours = statistics(graph, x.float(), names=("var",))[:, 0].double()
-    truth = OP.reference(graph, x.float().double(), names=("var",))[:, 0]
+    truth = KERNEL.reference(graph, x.float().double(), names=("var",))[:, 0]
     assert (ours - truth).abs().max() < 1e-4 * truth.abs().max()
 
 
@@ -86,12 +86,12 @@ def test_nan_reaches_its_own_rows_only():
 
 
 def test_bits_do_not_depend_on_threads():
-    for sample in OP.samples(graph_of("hub"), torch.float32):
+    for sample in KERNEL.samples(graph_of("hub"), torch.float32):
         leaves = [t.requires_grad_() for t in sample.args[1:]]
         results = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            out = OP.function(*sample.args, **sample.kwargs)
+            out = KERNEL.function(*sample.args, **sample.kwargs)
             results.append([out, *torch.autograd.grad(out.sum(), leaves)])
         for other in results[1:]:
             assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
@@ -101,9 +101,10 @@ def test_opcheck():
     graph = graph_of("unsorted")
     x, own = (torch.randn(n, 3, requires_grad=True) for n in (graph.num_cols, graph.num_rows))
     names = ["mean", "max"]
-    torch.library.opcheck(torch.ops.stretto.statistics.default, (graph.handle, x, own, names, graph.num_rows))
+    over = (graph.handle, graph.num_rows, graph.num_cols, graph.num_edges)
+    torch.library.opcheck(torch.ops.stretto.statistics.default, (*over, x, own, names))
     grad = torch.randn(graph.num_rows, 2, 3)
-    arguments = (graph.handle, x.detach(), own.detach(), names, grad, [True, True])
+    arguments = (*over, [x.detach(), own.detach()], [grad], [True, True], names)
     torch.library.opcheck(torch.ops.stretto.statistics_grad.default, arguments)
 
 

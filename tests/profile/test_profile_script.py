@@ -6,8 +6,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from stretto import StrettoError, cli, graph
+from stretto import StrettoError, cli
 from stretto.analyze import Machine
+from stretto.graph import graph
 from stretto.machine.timing import Timing
 from stretto.memory import allocator
 from stretto.profile import script as scripts
