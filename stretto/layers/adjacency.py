@@ -146,14 +146,6 @@ def weights_in(graph: Graph, edge_index: Any, x: Tensor) -> Tensor | None:
     return weighted(graph, values, x)
 
 
-def plain(
-    conv: Any, edge_index: Any, num_src: int, num_dst: int, *, mean: bool = False, dtype: torch.dtype
-) -> Adjacency:
-    """The adjacency as it is, unweighted; mean: rows divided by their number of edges."""
-    graph = graph_of(conv, edge_index, num_src, num_dst)
-    return Adjacency(graph, row_scale=graph.mean_scale(_scale_type(dtype)) if mean else None)
-
-
 def weighted(graph: Graph, edge_weight: Tensor | None, x: Tensor) -> Tensor | None:
     """An edge weight fit for spmm: one per edge, of x's type."""
     if edge_weight is None:
@@ -189,6 +181,31 @@ def gcn(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None, **opt
     return Adjacency(normalised, weight=weight)
 
 
+def as_given(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Adjacency:
+    """The adjacency as it is, with the weights that come beside it or are its values."""
+    graph = graph_of(conv, edge_index, x.size(0), x.size(0))
+    values = values_of(edge_index)
+    return Adjacency(graph, weight=weighted(graph, edge_weight if values is None else values, x))
+
+
+def gcn_of(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None, *, improved: bool = False) -> Adjacency:
+    """GCN's normalised adjacency of a layer with `normalize`, `cached` and `add_self_loops`, as stock keeps it."""
+    if not conv.normalize:
+        return as_given(conv, x, edge_index, edge_weight)
+    if not conv.cached and conv._cached_edge_index is None:
+        return gcn(conv, x, edge_index, edge_weight, improved=improved, add_self_loops=conv.add_self_loops)
+    if conv._cached_adj_t is not None or not isinstance(edge_index, Tensor):
+        raise Decline("cached=True with a SparseTensor")
+    n = x.size(0)
+    if conv._cached_edge_index is None:  # the first graph is the graph for ever
+        conv._cached_edge_index = gcn_norm(
+            _plain(edge_index), edge_weight, n, improved, conv.add_self_loops, conv.flow, x.dtype
+        )
+    kept, weight = conv._cached_edge_index
+    graph = graph_of(conv, kept, n, n)
+    return Adjacency(graph, weight=weight if weight is not None else values_of(kept))
+
+
 def _normalised(
     conv: Any, graph: Graph, x: Tensor, edge_index: Any, edge_weight: Tensor | None, options: dict[str, Any]
 ) -> tuple[Graph, Tensor]:
@@ -213,7 +230,8 @@ def _normalised(
         raise Decline("the values of a sparse matrix need a gradient, and are to be normalised")
     key = ("gcn_norm", x.dtype, tuple(sorted(options.items())))
     own = edge_weight is None or values_of(edge_index) is not None  # beside which gcn_norm reads no other weights
-    return kept_for(graph, key, edge_index if own else edge_weight, make)
+    result: tuple[Graph, Tensor] = kept_for(graph, key, edge_index if own else edge_weight, make)
+    return result
 
 
 def kept_for(graph: Any, key: Hashable, source: Any, make: Callable[[], Any]) -> Any:

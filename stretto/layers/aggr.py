@@ -31,22 +31,29 @@ def _check(aggr: Any, x: Any, index: Any, ptr: Any, dim_size: Any, dim: int) -> 
         raise Decline("no index is given")
     if ptr is not None and index is not None and aggr._deterministic:
         raise Decline("ptr is given and torch is deterministic")
+    _check_values(x, dim)
+    if index is not None and index.shape != x.shape[:1]:
+        raise Decline("the index is not one number a row")
+    if index is None:
+        if has_own_memory(x.device):
+            raise Decline("ptr without an index on a device, whose host would have to wait for it")
+        index = _from_pointers(ptr, x.size(0))
+    plain: Tensor = index.as_tensor() if hasattr(index, "as_tensor") else index
+    if plain.dtype not in (torch.int64, torch.int32):
+        raise Decline(f"the index is {plain.dtype}")
+    if has_own_memory(plain.device) and plain.numel() < PASSING and not Graph.is_known(plain, int(dim_size)):
+        raise Decline("a small index not seen before: stock costs a GPU's host less than sorting it")
+    return plain
+
+
+def _check_values(x: Any, dim: int) -> None:
+    """Decline values that are no plain tensor of numbers, not reduced along the first dimension, or few."""
     if type(x) not in (Tensor, torch.nn.Parameter) or x.dtype not in DTYPES or x.dim() == 0:
         raise Decline(f"the input is a {type(x).__name__}, or not of a floating type")
-    if dim not in (0, -x.dim()) or (index is not None and index.shape != x.shape[:1]):
+    if dim not in (0, -x.dim()):
         raise Decline(f"dimension {dim} of {x.dim()} is reduced")
     if x.numel() < SMALL:
         raise Decline("a few values only")
-    if index is None and has_own_memory(x.device):
-        raise Decline("ptr without an index on a GPU, whose host would have to wait for it")
-    if index is None:
-        index = _from_pointers(ptr, x.size(0))
-    found = index.as_tensor() if hasattr(index, "as_tensor") else index
-    if found.dtype not in (torch.int64, torch.int32):
-        raise Decline(f"the index is {found.dtype}")
-    if has_own_memory(found.device) and found.numel() < PASSING and not Graph.is_known(found, int(dim_size)):
-        raise Decline("a small index not seen before: stock costs a GPU's host less than sorting it")
-    return found
 
 
 def _from_pointers(ptr: Any, rows: int) -> Tensor:
@@ -128,7 +135,8 @@ def fast_attentional(
         x = aggr.nn(x)
     if any(t.dim() != 2 or t.size(0) != where.numel() or t.dtype not in DTYPES for t in (gate, x)):
         gate = softmax(gate, index, ptr, dim_size, dim)  # the networks have run: PyG's own functions end it
-        return aggr.reduce(gate * x, index, ptr, dim_size, dim)
+        result: Tensor = aggr.reduce(gate * x, index, ptr, dim_size, dim)
+        return result
     return segment_reduce(segment_reduce(gate, where, dim_size, reduce="softmax") * x, where, dim_size)
 
 

@@ -21,7 +21,7 @@ from stretto.layers.declines import Decline as Decline  # layers ask base for th
 from stretto.layers.declines import Quiet as Quiet
 from stretto.layers.declines import Small as Small
 from stretto.layers.declines import same_type
-from stretto.layers.watched import hooked
+from stretto.layers.watched import hooked as hooked
 
 LAZY = "not initialised yet (lazy channels)"
 SMALL = "a small graph: stock's few launches cost a GPU's host less than ours"
@@ -111,7 +111,7 @@ def note_fast(module: torch.nn.Module) -> None:
 
 
 def check_input(x: Any, *others: Any) -> Tensor:
-    """x as a plain matrix of nodes by channels, or Decline."""
+    """Check that x is a plain matrix of nodes by channels, or Decline."""
     for tensor in (x, *others):
         if not isinstance(tensor, Tensor):
             raise Decline(f"the input is a {type(tensor).__name__}")
@@ -123,7 +123,8 @@ def check_input(x: Any, *others: Any) -> Tensor:
             raise Decline(f"the input has {tensor.dim()} dimensions")
         if tensor.dtype not in DTYPES:
             raise Decline(f"the input is {tensor.dtype}")
-    return x
+    result: Tensor = x
+    return result
 
 
 LINEAR = (torch.nn.Linear, Linear)  # exactly these: a class derived from one may compute anything

@@ -91,7 +91,7 @@ def _laplacian(
 
 
 def _twice(adj: Adjacency) -> Tensor:
-    """The weights of 2 L, kept where those of L are. [E]"""
+    """The weights of 2 L, kept where those of L are. [E]."""
     weight = adj.weight
     assert weight is not None
     kept: Tensor = adjacency.kept_for(adj.graph, "twice", weight, lambda: 2 * weight)

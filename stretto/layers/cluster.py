@@ -38,7 +38,8 @@ def fast(conv: Any, x: Tensor, edge_index: Any) -> Tensor:
     tensors = {"X": x, "W": weight, "V": root_weight}
     out = linear(WITH_OWN_ROOT, tensors, {"A": adj}, bias=conv.lin_out.bias, note=note_plan(conv))
     if conv.lin_root.bias is not None:
-        return out + conv.lin_root.bias
+        result: Tensor = out + conv.lin_root.bias
+        return result
     return out
 
 

@@ -75,7 +75,8 @@ def fast(conv: Any, x: Any, edge_index: Any) -> Tensor:
 
 
 def _widest(modules: list[Any], width: int) -> int:
-    return max([width, *(m.weight.size(0) for m in modules if type(m) in LINEAR)])
+    result: int = max([width, *(m.weight.size(0) for m in modules if type(m) in LINEAR)])
+    return result
 
 
 LAYER = Layer(

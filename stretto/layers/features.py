@@ -14,7 +14,7 @@ from stretto.ops import spmm
 
 
 def linear_of_nonzeros(x: Tensor, weight: Tensor) -> Tensor | None:
-    """x weight' by the nonzeros of x, or None where x is not constant, not sparse, or narrower than the result."""
+    """The product x weight' by the nonzeros of x; None where x is not constant, nor sparse, or narrower than it."""
     found = HOIST.nonzeros(x) if weight.size(0) <= x.size(1) else None
     if found is None or torch.is_autocast_enabled("cpu"):
         return None
@@ -25,5 +25,5 @@ def linear_of_nonzeros(x: Tensor, weight: Tensor) -> Tensor | None:
 
 
 def aggregated(adj: Adjacency, h: Tensor, y: Tensor | None = None) -> Tensor:
-    """adj h (+ y), differentiable."""
+    """Compute adj h (+ y), differentiable."""
     return spmm(adj.graph, h, adj.weight, row_scale=adj.row_scale, col_scale=adj.col_scale, y=y)

@@ -38,11 +38,12 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) ->
     for graph, lin, film in zip(graphs, conv.lins, conv.films, strict=True):
         beta, gamma = film(x_dst).split(conv.out_channels, dim=-1)
         out = out + _modulated(conv, graph, lin(x_src), gamma, beta, reduce)
-    return out
+    result: Tensor = out
+    return result
 
 
 def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, reduce: str) -> Tensor:
-    """reduce over edges of act(gamma_i h_j + beta_i). -> [n, o]."""
+    """The reduction over edges of act(gamma_i h_j + beta_i). -> [n, o]."""
     algebra = reduce in ("sum", "mean") and graph.num_edges and all(map(edges.seems_finite, (h, gamma, beta)))
     if conv.act is None and algebra:
         return edges.plus_own(graph, gamma * spmm(graph, h, reduce=reduce), beta, reduce)
@@ -75,7 +76,7 @@ def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, 
 
 
 def _rectified(graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, reduce: str) -> Tensor:
-    """reduce over edges of relu(gamma_i h_j + beta_i). h [m, k], gamma and beta [n, k] -> [n, k]."""
+    """The reduction over edges of relu(gamma_i h_j + beta_i). h [m, k], gamma and beta [n, k] -> [n, k]."""
     with torch.no_grad():
         finite = h.nan_to_num(0.0, 0.0, 0.0).abs().amax(0)  # what is not reaches its own neighbours only
         most = 1.125 * finite + 1024 * torch.finfo(h.dtype).tiny  # beyond every |h_j|

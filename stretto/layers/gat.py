@@ -173,7 +173,7 @@ def _projected(conv: Any, graph: Graph, out: Tensor, weight: Tensor) -> tuple[Te
 
 
 def heads_joined(conv: Any, out: Tensor) -> Tensor:
-    """Heads side by side or averaged, as the layer wants them. [n, h, c] -> [n, h * c] or [n, c]"""
+    """Heads side by side or averaged, as the layer wants them. [n, h, c] -> [n, h * c] or [n, c]."""
     if out.dim() != 3:
         return out
     return out.flatten(1) if conv.concat else out.mean(dim=1)
@@ -220,10 +220,11 @@ def fold(weight: Tensor, att: Tensor) -> Tensor:
 
 
 def fold_both(weight: Tensor, att_src: Tensor, att_dst: Tensor) -> Tensor:
-    """fold() with the attention vectors of both ends, one below the other. -> [2 h, i]"""
+    """fold() with the attention vectors of both ends, one below the other. -> [2 h, i]."""
     if not library.recorded(weight, att_src, att_dst) or library.traced(weight):
         return torch.cat([fold(weight, att_src), fold(weight, att_dst)])
-    return _FoldBoth.apply(weight, att_src, att_dst)
+    result: Tensor = _FoldBoth.apply(weight, att_src, att_dst)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _FoldBoth(torch.autograd.Function):

@@ -26,38 +26,51 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
     """What ResGatedGraphConv.forward computes: sum of act(k_i + q_j) v_j, root and bias."""
     edge_index, edge_attr, _ = edges.unpacked(conv, edge_index, edge_attr)
     x_src, x_dst = edges.both_ends(x)
-    reduce = edges.reduction(conv)
     if (edge_attr is None) != (conv.edge_dim is None):
         raise Decline("edge_attr and edge_dim disagree")
     graph = (edges.graph_between if edge_attr is None else edges.plain_graph)(conv, edge_index, x_src, x_dst)
     finite = edges.no_infinity(x_src, None if x_dst is x_src else x_dst)
     note(conv, "node-side Linears, gate and sum in one pass")
     if edge_attr is None:
-        key, query, value = conv.lin_key(x_dst), conv.lin_query(x_src), conv.lin_value(x_src)
-        if type(conv.act) is torch.nn.Sigmoid and reduce in ("sum", "mean") and not hooked(conv.act):
-            options = {"act": "sigmoid", "act2": "identity", "reduce": reduce}
-            out = edge_messages(graph, key, query, None, None, value, None, **options)
-        else:
-            out = _gated(conv, graph, key, torch.cat([query, value], dim=1), None, None, reduce)
+        out = _without_edges(conv, graph, x_src, x_dst)
     else:
         attr = edges.one_per_edge(graph, edge_attr, x_src)
         if attr.dim() != 2:
             raise Decline("edge_attr is not a matrix")
         edges.no_infinity(attr)
-        dim = attr.size(1)
-        target, other = (x_dst, x_src) if finite else _only_read(graph, x_src, x_dst)
-        key_x, key_e = edges.split_weight(conv.lin_key, x_dst, x_dst.size(1), dim)
-        query_x, query_e = edges.split_weight(conv.lin_query, x_src, x_src.size(1), dim)
-        value_x, value_e = edges.split_weight(conv.lin_value, x_src, x_src.size(1), dim)
-        key = dense(target, key_x, _sum(conv.lin_key.bias, conv.lin_query.bias))
-        source = dense(other, torch.cat([query_x, value_x]))
-        if conv.lin_value.bias is not None:
-            source = source + torch.cat([torch.zeros_like(conv.lin_value.bias), conv.lin_value.bias])
-        weight = torch.cat([key_e + query_e, value_e])
-        out = _gated(conv, graph, key, source, attr, weight, reduce)
+        out = _with_edges(conv, graph, x_src, x_dst, attr, finite)
     if conv.root_weight:
         out = out + conv.lin_skip(x_dst)
     return out if conv.bias is None else out + conv.bias
+
+
+def _fuses(conv: Any, reduce: str) -> bool:
+    """Whether the gate is one that the kernel of edge messages knows."""
+    return type(conv.act) is torch.nn.Sigmoid and reduce in ("sum", "mean") and not hooked(conv.act)
+
+
+def _without_edges(conv: Any, graph: Graph, x_src: Tensor, x_dst: Tensor) -> Tensor:
+    reduce = edges.reduction(conv)
+    key, query, value = conv.lin_key(x_dst), conv.lin_query(x_src), conv.lin_value(x_src)
+    if not _fuses(conv, reduce):
+        return _gated(conv, graph, key, torch.cat([query, value], dim=1), None, None, reduce)
+    options = {"act": "sigmoid", "act2": "identity", "reduce": reduce}
+    return edge_messages(graph, key, query, None, None, value, None, **options)
+
+
+def _with_edges(conv: Any, graph: Graph, x_src: Tensor, x_dst: Tensor, attr: Tensor, finite: bool) -> Tensor:
+    """Each Linear of a concatenation with edge features taken apart: what acts on nodes, and what on edges."""
+    target, other = (x_dst, x_src) if finite else _only_read(graph, x_src, x_dst)
+    dim = attr.size(1)
+    key_x, key_e = edges.split_weight(conv.lin_key, x_dst, x_dst.size(1), dim)
+    query_x, query_e = edges.split_weight(conv.lin_query, x_src, x_src.size(1), dim)
+    value_x, value_e = edges.split_weight(conv.lin_value, x_src, x_src.size(1), dim)
+    key = dense(target, key_x, _sum(conv.lin_key.bias, conv.lin_query.bias))
+    source = dense(other, torch.cat([query_x, value_x]))
+    if conv.lin_value.bias is not None:
+        source = source + torch.cat([torch.zeros_like(conv.lin_value.bias), conv.lin_value.bias])
+    weight = torch.cat([key_e + query_e, value_e])
+    return _gated(conv, graph, key, source, attr, weight, edges.reduction(conv))
 
 
 def _gated(
@@ -65,8 +78,7 @@ def _gated(
 ) -> Tensor:
     """Reduce act(key_i + query_j [+ e W_1']) (value_j [+ e W_2']). source [m, 2 k], attr [E, d], weight [2 k, d]."""
     width = key.size(1)
-    fused = type(conv.act) is torch.nn.Sigmoid and reduce in ("sum", "mean") and not hooked(conv.act)
-    if fused and attr is not None and weight is not None and not streaming.large(graph, 2 * width, key):
+    if _fuses(conv, reduce) and attr is not None and weight is not None and not streaming.large(graph, 2 * width, key):
         (query, value), (gate_e, value_e) = source.chunk(2, dim=1), dense(attr, weight).chunk(2, dim=1)
         options = {"act": "sigmoid", "act2": "identity", "reduce": reduce}
         return edge_messages(graph, key, query, gate_e, None, value, value_e, **options)
@@ -76,7 +88,8 @@ def _gated(
     def message(own: Tensor, other: Tensor, edge: Tensor | None = None) -> Tensor:
         sums = other if edge is None or weight is None else plus_dense(other, edge, weight)
         query, value = sums.split(width, dim=1)
-        return act(own + query) * value
+        result: Tensor = act(own + query) * value
+        return result
 
     acts = [act]
     (out,), how = streaming.reduced(
@@ -99,7 +112,6 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     """What CGConv.forward computes: x_i + sum of sigmoid(lin_f z) softplus(lin_s z) with z = [x_i, x_j, e]."""
     edge_index, edge_attr, _ = edges.unpacked(conv, edge_index, edge_attr)
     x_src, x_dst = edges.both_ends(x)
-    reduce = edges.reduction(conv)
     graph = (edges.graph_between if edge_attr is None else edges.plain_graph)(conv, edge_index, x_src, x_dst)
     attr = None if edge_attr is None else edges.one_per_edge(graph, edge_attr, x_src)
     if attr is not None and attr.dim() != 2:
@@ -107,28 +119,41 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
     root = x_dst
     if not edges.no_infinity(x_src, None if x_dst is x_src else x_dst, attr):
         x_dst, x_src = _only_read(graph, x_src, x_dst)
-    widths = (x_dst.size(1), x_src.size(1), 0 if attr is None else attr.size(1))
     gates = (conv.lin_f, conv.lin_s)
+    widths = (x_dst.size(1), x_src.size(1), 0 if attr is None else attr.size(1))
     parts = [edges.split_weight(gate, x_src, *widths) for gate in gates]
     if any(gate.weight.size(0) != x_dst.size(1) for gate in gates):
         raise Decline("the weights do not fit the layer")
     biases = (None, None) if all(g.bias is None for g in gates) else tuple(map(edges.bias_of, gates))
+    out, rooted = _crystal(conv, graph, x_src, x_dst, attr, parts, biases)
+    out = out if conv.bn is None else conv.bn(out)
+    return out if rooted else out + root
+
+
+def _crystal(
+    conv: Any, graph: Graph, x_src: Tensor, x_dst: Tensor, attr: Tensor | None, parts: Any, biases: Any
+) -> tuple[Tensor, bool]:
+    """The sum of gated messages, and whether it has the root in it already."""
+    reduce = edges.reduction(conv)
+    if reduce not in ("sum", "mean") or (attr is not None and streaming.large(graph, 2 * x_dst.size(1), x_dst)):
+        return _crystal_from_edges(conv, graph, x_src, x_dst, attr, parts, biases, reduce), False
     note(conv, "node-side Linears, gate and sum in one pass")
-    large = attr is not None and streaming.large(graph, 2 * x_dst.size(1), x_dst)
-    if reduce == "sum" and attr is not None and not large and x_dst is x_src:
-        made = _crystal_as_one_step(conv, graph, x_src, attr, biases)
+    if reduce == "sum" and x_dst is x_src:
+        made = None if attr is None else _crystal_as_one_step(conv, graph, x_src, attr, biases)
         if made is not None:
-            return made if conv.bn is None else conv.bn(made) + root
-    if reduce == "sum" and not large and x_dst is x_src:
-        out = _crystal_at_once(graph, x_src, attr, parts, biases)
-        return (out if conv.bn is None else conv.bn(out)) + root
-    if reduce in ("sum", "mean") and not large:
-        terms = [  # each gate's terms by themselves: halves of one product would have to be copied apart
-            (dense(x_dst, target, bias), dense(x_src, source), None if attr is None else dense(attr, edge))
-            for (target, source, edge), bias in zip(parts, biases, strict=True)
-        ]
-        out = edge_messages(graph, *terms[0], *terms[1], act="sigmoid", act2="softplus", reduce=reduce)
-        return (out if conv.bn is None else conv.bn(out)) + root
+            return made, conv.bn is None
+        return _crystal_at_once(graph, x_src, attr, parts, biases), False
+    terms = [  # each gate's terms by themselves: halves of one product would have to be copied apart
+        (dense(x_dst, target, bias), dense(x_src, source), None if attr is None else dense(attr, edge))
+        for (target, source, edge), bias in zip(parts, biases, strict=True)
+    ]
+    return edge_messages(graph, *terms[0], *terms[1], act="sigmoid", act2="softplus", reduce=reduce), False
+
+
+def _crystal_from_edges(
+    conv: Any, graph: Graph, x_src: Tensor, x_dst: Tensor, attr: Tensor | None, parts: Any, biases: Any, reduce: str
+) -> Tensor:
+    """What messages come to that are made on edges. -> [n, k]."""
     target, source, edge = (torch.cat([f, s]) for f, s in zip(*parts, strict=True))
     ends = (dense(x_dst, target, None if biases[0] is None else torch.cat(biases)), dense(x_src, source))
 
@@ -141,7 +166,7 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
         graph, message, *ends, attr, (reduce,), width=2 * x_dst.size(1), parameters=[edge], steady=True
     )
     note(conv, f"node-side Linears, gates {how}", builds=how.builds)
-    return (out if conv.bn is None else conv.bn(out)) + root
+    return out
 
 
 def _crystal_as_one_step(conv: Any, graph: Graph, x: Tensor, attr: Tensor, biases: Any) -> Tensor | None:

@@ -53,7 +53,7 @@ def fast(
 
 
 def _projected(conv: Any, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor]:
-    """What the ends that send and receive give. -> [m, h, c], [n, h, c]"""
+    """What the ends that send and receive give. -> [m, h, c], [n, h, c]."""
     to_left, to_right = (conv.lin_l.weight, conv.lin_l.bias), (conv.lin_r.weight, conv.lin_r.bias)
     if x_dst is x_src and conv.share_weights:
         x_l = x_r = projections(x_src, [to_left])[0]
@@ -90,7 +90,7 @@ def _attended(
 
 
 def _scores(conv: Any, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor | None) -> Tensor | None:
-    """att . leaky_relu(x_i + x_j + e W'), where e W' is too large to be made: in blocks of edges. -> [E, h] or None."""
+    """Scores att . leaky_relu(x_i + x_j + e W') [E, h] in blocks of edges, where e W' would be too large; else None."""
     heads, width = conv.heads, conv.out_channels
     if edge_attr is None or not streaming.large(graph, heads * width, x_l) or not streaming.row_by_row([conv.lin_edge]):
         return None

@@ -12,7 +12,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 
-from stretto.layers import edges
+from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline, check_input, note
 from stretto.layers.hops import _hop, _scaled
 from stretto.layers.layer import SUM, Layer, as_wide_as_x
@@ -24,7 +24,7 @@ def fast(conv: Any, x: Tensor, x_0: Tensor, edge_index: Any, edge_weight: Tensor
     check_input(x_0)
     if x.size(1) != conv.channels or x_0.dtype != x.dtype or x_0.size(0) < x.size(0):
         raise Decline("x or x_0 does not fit the layer")
-    adj = edges.gcn_adjacency(conv, x, edge_index, edge_weight)
+    adj = adjacency.gcn_of(conv, x, edge_index, edge_weight)
     step = _scaled(adj, 1 - conv.alpha)
     x_0 = x_0[: x.size(0)]
     keep, change = 1.0 - conv.beta, conv.beta

@@ -37,45 +37,60 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     x_src, x_dst, _ = edges.ends(x)
     graph = (edges.graph_between if edge_attr is None else edges.plain_graph)(conv, edge_index, x_src, x_dst, size)
     attr = None if edge_attr is None else edges.one_per_edge(graph, edge_attr, x_src)
-    if attr is not None and (attr.dim() != 2 or (not hasattr(conv, "lin_edge") and attr.size(1) != conv.out_channels)):
+    to_edge = _module(conv, "lin_edge")
+    if attr is not None and (attr.dim() != 2 or (to_edge is None and attr.size(1) != conv.out_channels)):
         raise Decline("edge_attr does not fit the layer")
-    if hasattr(conv, "lin_src"):
-        x_src = conv.lin_src(x_src)
-    softmax = conv.aggr_module if edges.is_stock(conv.aggr_module, SoftmaxAggregation) else None
-    large = attr is not None and streaming.large(graph, conv.out_channels, x_src)
-    out = _in_blocks(conv, graph, x_src, attr) if large and attr is not None else None
-    if out is not None:
-        note(conv, f"{conv.aggr} of relu(X_j + E), messages in blocks")
-    elif softmax is not None:
-        note(conv, "softmax of relu(X_j + E) per channel, one pass")
-        attr = conv.lin_edge(attr) if attr is not None and hasattr(conv, "lin_edge") else attr
-        detached = not softmax.learn and softmax.semi_grad
-        out = softmax_sum(graph, x_src, attr, softmax.t, act="relu", shift=conv.eps, detached=detached)
-    elif attr is None:
-        out = _from_nodes(conv, graph, x_src.relu() + conv.eps)
-    else:
-        note(conv, "messages reduced over the cached index", builds=True)
-        attr = conv.lin_edge(attr) if hasattr(conv, "lin_edge") else attr
-        out = _from_edges(conv, graph, (edges.at_sources(graph, x_src) + attr).relu() + conv.eps)
-    if hasattr(conv, "lin_aggr_out"):
-        out = conv.lin_aggr_out(out)
-    if hasattr(conv, "msg_norm"):
+    x_src = _through(conv, "lin_src", x_src)
+    out = _through(conv, "lin_aggr_out", _aggregated(conv, graph, x_src, attr))
+    if _module(conv, "msg_norm") is not None:
         out = conv.msg_norm(x_src if x_dst is None else x_dst, out)
     if x_dst is not None:
-        out = out + (conv.lin_dst(x_dst) if hasattr(conv, "lin_dst") else x_dst)
-    return conv.mlp(out)
+        out = out + _through(conv, "lin_dst", x_dst)
+    result: Tensor = conv.mlp(out)
+    return result
+
+
+def _module(conv: Any, name: str) -> Any:
+    """A module that the layer has or has not, as its options want it."""
+    return getattr(conv, name, None)
+
+
+def _through(conv: Any, name: str, x: Tensor) -> Tensor:
+    """Take x through a module of the layer, if there is one."""
+    module = _module(conv, name)
+    return x if module is None else module(x)
+
+
+def _aggregated(conv: Any, graph: Graph, x: Tensor, attr: Tensor | None) -> Tensor:
+    """The aggregation of relu(x_j + e) + eps, in the best way there is. -> [n, o]."""
+    if attr is not None and streaming.large(graph, conv.out_channels, x):
+        out = _in_blocks(conv, graph, x, attr)
+        if out is not None:
+            note(conv, f"{conv.aggr} of relu(X_j + E), messages in blocks")
+            return out
+    attr = None if attr is None else _through(conv, "lin_edge", attr)
+    if edges.is_stock(conv.aggr_module, SoftmaxAggregation):
+        note(conv, "softmax of relu(X_j + E) per channel, one pass")
+        softmax = conv.aggr_module
+        detached = not softmax.learn and softmax.semi_grad
+        return softmax_sum(graph, x, attr, softmax.t, act="relu", shift=conv.eps, detached=detached)
+    if attr is None:
+        return _from_nodes(conv, graph, x.relu() + conv.eps)
+    note(conv, "messages reduced over the cached index", builds=True)
+    return _from_edges(conv, graph, (edges.at_sources(graph, x) + attr).relu() + conv.eps)
 
 
 def _in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor) -> Tensor | None:
     """The aggregation of relu(x_j + e [W']) + eps, made in blocks of edges; None where it must see all edges."""
-    lin = getattr(conv, "lin_edge", None)
+    lin = _module(conv, "lin_edge")
     if lin is not None and not streaming.row_by_row([lin]):
         return None
     aggr, eps = conv.aggr_module, conv.eps  # as it is now: backward asks again
     to_edge = [] if lin is None else edges.map_of(lin)
 
     def message(other: Tensor, edge: Tensor, *to_edge: Tensor) -> Tensor:
-        return (other + (linear(edge, *to_edge) if to_edge else edge)).relu() + eps
+        result: Tensor = (other + (linear(edge, *to_edge) if to_edge else edge)).relu() + eps
+        return result
 
     def reduced(function: Any, reduce: tuple[str, ...], row: Tensor | None = None, more: Any = ()) -> list[Tensor]:
         return streaming.reduced(
@@ -86,7 +101,8 @@ def _in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor) -> Tensor | Non
     if conv.aggr in SIMPLE:
         return reduced(message, ("sum" if conv.aggr == "add" else conv.aggr,))[0]
     if several is not None:
-        return aggr.combine(reduced(message, tuple(several)))
+        result: Tensor | None = aggr.combine(reduced(message, tuple(several)))
+        return result
     if edges.is_stock(aggr, PowerMeanAggregation):
         return _power_mean(
             aggr, lambda power, more: reduced(lambda *ends: power(message(*ends)), ("mean",), None, more)[0]
@@ -112,17 +128,20 @@ def _softmax(aggr: Any, graph: Graph, x: Tensor, message: Any, reduced: Any) -> 
 
     (sums,) = reduced(weighed, ("sum",), most, learnt)
     total, out = sums.chunk(2, dim=1)
-    return (out / torch.where(has_edges(graph, torch.bool), total, 1)).to(x.dtype)
+    result: Tensor = (out / torch.where(has_edges(graph, torch.bool), total, 1)).to(x.dtype)
+    return result
 
 
 def _power_mean(aggr: Any, mean: Any) -> Tensor:
     """PowerMeanAggregation; mean(power, learnt): the mean over neighbours of power(message)."""
     p = aggr.p.view(-1, aggr.channels) if isinstance(aggr.p, Tensor) else aggr.p
     if isinstance(p, (int, float)) and p == 1:
-        return mean(lambda value: value, [])
+        plain: Tensor = mean(lambda value: value, [])
+        return plain
     low, high = aggr.min_value, aggr.max_value
     found = mean(lambda value: value.clamp(min=low, max=high).pow(p), [p] if isinstance(p, Tensor) else [])
-    return found.clamp(min=low, max=high).pow(1.0 / p)
+    result: Tensor = found.clamp(min=low, max=high).pow(1.0 / p)
+    return result
 
 
 def _several(aggr: Any) -> list[str] | None:
@@ -145,7 +164,8 @@ def _from_nodes(conv: Any, graph: Graph, message: Tensor) -> Tensor:
     several = _several(aggr)
     if several is not None:
         note(conv, f"{', '.join(several)}(A, relu(X))")
-        return aggr.combine([spmm(graph, message, reduce=name) for name in several])
+        result: Tensor = aggr.combine([spmm(graph, message, reduce=name) for name in several])
+        return result
     note(conv, "messages reduced over the cached index", builds=True)
     return _from_edges(conv, graph, edges.at_sources(graph, message))
 
@@ -155,7 +175,8 @@ def _from_edges(conv: Any, graph: Graph, message: Tensor) -> Tensor:
     if conv.aggr in SIMPLE:
         return edges.reduce_edges(graph, message, conv.aggr)
     index = graph.derived("targets", lambda: graph.segment_index.long())
-    return conv.aggr_module(message, index, dim_size=graph.num_rows, dim=-2)
+    result: Tensor = conv.aggr_module(message, index, dim_size=graph.num_rows, dim=-2)
+    return result
 
 
 LAYER = Layer(pyg.GENConv, fast, message=lambda c, i, o: c.out_channels)

@@ -35,32 +35,34 @@ Rest = Callable[..., Tensor]  # of the first Linear's result, and its bias if th
 def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     """What GINConv.forward computes."""
     x_src, x_dst = pair_of(x)
-    own = x_dst is x_src
-    check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
+    check_input(x_src, *(() if x_dst is None or x_dst is x_src else (x_dst,)))
     if x_dst is not None and x_dst.size(1) != x_src.size(1):
         raise Decline("x_src and x_dst differ in width")
     same_type(x_src, conv.eps)
     num_dst = adjacency.destinations(edge_index, size, x_dst, x_src)
     graph = adjacency.graph_of(conv, edge_index, x_src.size(0), num_dst, few=FEW_EDGES)
     values = adjacency.weights_in(graph, edge_index, x_src)
-    first, rest = first_linear(conv.nn)
     learns = conv.eps.requires_grad or (values is not None and values.requires_grad)
-    linear_sum = conv.aggr in ("add", "sum", "mean") and not learns
-    if first is None or not linear_sum:
+    first, rest = first_linear(conv.nn)
+    if first is None or learns or conv.aggr not in ("add", "sum", "mean"):
         note(conv, "nn(A X + c X)")
         root = None if x_dst is None else (1 + conv.eps) * x_dst
         return network(conv.nn, spmm(graph, x_src, values, reduce=conv.aggr, y=root))
-    weight, bias = weight_of(first, x_src, bias=True), first.bias
     scale_type = torch.float64 if x_src.dtype == torch.float64 else torch.float32
     adj = Adjacency(graph, graph.mean_scale(scale_type) if conv.aggr == "mean" else None, weight=values)
-    scalars = {"c": 1.0 + number(conv.eps)}
-    tensors = {"X": x_src, "W": weight}
-    expression = NO_ROOT if x_dst is None else OWN_ROOT if own else OTHER_ROOT
-    if expression is OTHER_ROOT:
+    return _planned(conv, adj, x_src, x_dst, first, rest)
+
+
+def _planned(conv: Any, adj: Adjacency, x: Tensor, x_dst: Tensor | None, first: Any, rest: Rest) -> Tensor:
+    """The network of what is added up, its first Linear before or after the sum, as the plan has it."""
+    tensors = {"X": x, "W": weight_of(first, x, bias=True)}
+    expression = NO_ROOT if x_dst is None else OWN_ROOT if x_dst is x else OTHER_ROOT
+    if expression is OTHER_ROOT and x_dst is not None:
         tensors["R"] = x_dst
-    late = bias if on_host(x_src) and _relu_follows(conv.nn) else None  # added where the ReLU is taken
-    bias = None if late is not None else bias
-    after = _after(conv.nn, first, graph.num_rows, x_src)
+    late = first.bias if on_host(x) and _relu_follows(conv.nn) else None  # added where the ReLU is taken
+    bias = None if late is not None else first.bias
+    after = _after(conv.nn, first, adj.graph.num_rows, x)
+    scalars = {"c": 1.0 + number(conv.eps)}
     out = linear(expression, tensors, {"A": adj}, bias=bias, scalars=scalars, note=note_plan(conv), after=after)
     if after:
         return out
@@ -73,7 +75,7 @@ def _after(nn: Any, first: Any, rows: int, like: Tensor) -> tuple[tuple[Tensor, 
     if on_host(like) or nn is first:
         return ()
     if type(nn) is MLP:
-        linears: list[Any] = list(nn.lins)[1:] if _only_relu(nn) else []
+        linears: list[Any] = list(nn.lins)[1:] if only_relu(nn) else []
     else:
         _, *modules = nn
         linears = modules[1::2]
@@ -93,7 +95,8 @@ def number(scalar: Tensor) -> float:
     known = _numbers.get(scalar)
     if known is None or known[0] != look:
         known = _numbers[scalar] = (look, scalar.item())
-    return known[1]
+    result: float = known[1]
+    return result
 
 
 _numbers: Any = WeakTensorKeyDictionary()
@@ -116,19 +119,19 @@ def first_linear(nn: Any) -> tuple[Any, Rest]:
 
 
 def network(nn: Any, x: Tensor) -> Tensor:
-    """nn(x); on the CPU with its first bias, the ReLU and the next Linear in one step. x [n, i] -> [n, o]"""
+    """nn(x); on the CPU with its first bias, the ReLU and the next Linear in one step. x [n, i] -> [n, o]."""
     first, rest = first_linear(nn)
-    if first is None or not on_host(x) or x.dim() != 2 or not _relu_follows(nn):
-        return nn(x)
-    if x.size(0) * first.weight.size(0) < denormals.LEAST or torch.is_autocast_enabled("cpu"):
-        return nn(x)
-    return rest(torch.nn.functional.linear(x, first.weight), first.bias)
+    fuses = first is not None and on_host(x) and x.dim() == 2 and _relu_follows(nn)
+    if fuses and x.size(0) * first.weight.size(0) >= denormals.LEAST and not torch.is_autocast_enabled("cpu"):
+        return rest(torch.nn.functional.linear(x, first.weight), first.bias)
+    result: Tensor = nn(x)
+    return result
 
 
 def _relu_follows(nn: Any) -> bool:
     """Whether after its first Linear nn takes a ReLU, and then another Linear."""
     if type(nn) is MLP:
-        return _only_relu(nn) and len(nn.lins) > 1
+        return only_relu(nn) and len(nn.lins) > 1
     return type(nn) is torch.nn.Sequential and len(nn) > 2 and _is_relu_dense(nn[1], nn[2])
 
 
@@ -156,7 +159,7 @@ def rest_of_mlp(mlp: Any, x: Tensor, bias: Tensor | None = None, *, last: bool =
 
     bias: to be added to x first. last: whether with its last Linear, where that is plain.
     """
-    if last and _only_relu(mlp):
+    if last and only_relu(mlp):
         for lin in mlp.lins[1:]:
             x, bias = relu_dense(x, lin.weight, lin.bias, bias), None
         return x
@@ -177,7 +180,7 @@ def rest_of_mlp(mlp: Any, x: Tensor, bias: Tensor | None = None, *, last: bool =
     return x
 
 
-def _only_relu(mlp: Any) -> bool:
+def only_relu(mlp: Any) -> bool:
     """Whether between its Linears an MLP has a ReLU and nothing else, and nothing after the last."""
     idle = all(type(norm) is torch.nn.Identity for norm in mlp.norms) and not (mlp.training and any(mlp.dropout))
     parts = [*mlp.lins, *mlp.norms, *([mlp.act] if isinstance(mlp.act, torch.nn.Module) else [])]

@@ -35,39 +35,51 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     width = attr.size(1) if conv.lin is None else weight_of(conv.lin, attr, bias=True).size(0)
     if width != x_src.size(1) or (x_dst is not None and x_dst.size(1) != width):
         raise Decline("x and edge_attr differ in width")
+    if reduce not in ("sum", "mean") or (conv.lin is not None and streaming.large(graph, width, x_src)):
+        return _rooted(conv, _from_edges(conv, graph, x_src, attr, reduce), x_dst)
     note(conv, "nn(sum relu(X_j + E) + c X), messages made and summed in one pass")
-    large = streaming.large(graph, width, x_src)
-    if (large and conv.lin is not None) or reduce not in ("sum", "mean"):
-        (out,), how = streaming.reduced(
-            graph,
-            lambda other, edge, *to_edge: (other + (linear(edge, *to_edge) if to_edge else edge)).relu(),
-            None,
-            x_src,
-            attr,
-            (reduce,),
-            width=width,
-            parameters=(),
-            shared=() if conv.lin is None else edges.map_of(conv.lin),
-            steady=conv.lin is None or streaming.row_by_row([conv.lin]),
-        )
-        edge = "E" if conv.lin is None else "E W'"
-        note(conv, f"nn({reduce} relu(X_j + {edge}) + c X), messages {how}", builds=how.builds)
-        return network(conv.nn, out if x_dst is None else out + (1 + conv.eps) * x_dst)
     if reduce == "sum" and x_dst is x_src and not conv.eps.requires_grad:
-        scale = 1.0 + number(conv.eps)
-        made = _at_once(conv, graph, x_src, attr, scale)
-        if made is not None:
-            return made
-        found = None if conv.lin is None else features_of(graph, attr)
-        if found is None:
-            attr = attr if conv.lin is None else conv.lin(attr)
-            return network(conv.nn, rooted_messages(graph, x_src, attr, scale, act="relu"))
-        attr = linear_of_data(found.data, conv.lin.weight, conv.lin.bias)
-        return network(conv.nn, rooted_messages(graph, x_src, attr, scale, found.pairs, act="relu"))
-    if conv.lin is not None:
-        attr = conv.lin(attr)
-    out = edge_messages(graph, None, x_src, attr, act="relu", reduce=reduce)
+        return _square(conv, graph, x_src, attr)
+    attr = attr if conv.lin is None else conv.lin(attr)
+    return _rooted(conv, edge_messages(graph, None, x_src, attr, act="relu", reduce=reduce), x_dst)
+
+
+def _rooted(conv: Any, out: Tensor, x_dst: Tensor | None) -> Tensor:
+    """The network, of what messages come to and a node's own row."""
     return network(conv.nn, out if x_dst is None else out + (1 + conv.eps) * x_dst)
+
+
+def _from_edges(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce: str) -> Tensor:
+    """What messages come to that are made on edges. -> [n, k]."""
+    (out,), how = streaming.reduced(
+        graph,
+        lambda other, edge, *to_edge: (other + (linear(edge, *to_edge) if to_edge else edge)).relu(),
+        None,
+        x,
+        attr,
+        (reduce,),
+        width=x.size(1),
+        parameters=(),
+        shared=() if conv.lin is None else edges.map_of(conv.lin),
+        steady=conv.lin is None or streaming.row_by_row([conv.lin]),
+    )
+    edge = "E" if conv.lin is None else "E W'"
+    note(conv, f"nn({reduce} relu(X_j + {edge}) + c X), messages {how}", builds=how.builds)
+    return out
+
+
+def _square(conv: Any, graph: Graph, x: Tensor, attr: Tensor) -> Tensor:
+    """The layer where one set of nodes sends and receives, with the root in the sum of messages."""
+    scale = 1.0 + number(conv.eps)
+    made = _at_once(conv, graph, x, attr, scale)
+    if made is not None:
+        return made
+    features = None if conv.lin is None else features_of(graph, attr)
+    if features is None:
+        attr = attr if conv.lin is None else conv.lin(attr)
+        return network(conv.nn, rooted_messages(graph, x, attr, scale, act="relu"))
+    attr = linear_of_data(features.data, conv.lin.weight, conv.lin.bias)
+    return network(conv.nn, rooted_messages(graph, x, attr, scale, features.pairs, act="relu"))
 
 
 def _at_once(conv: Any, graph: Graph, x: Tensor, attr: Tensor, scale: float) -> Tensor | None:

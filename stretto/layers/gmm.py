@@ -45,7 +45,8 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
         out = out * graph.mean_scale(out.dtype).unsqueeze(1)
     if x_dst is not None and conv.root is not None:
         out = out + conv.root(x_dst)
-    return out if conv.bias is None else out + conv.bias
+    result: Tensor = out if conv.bias is None else out + conv.bias
+    return result
 
 
 LAYER = Layer(

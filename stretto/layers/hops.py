@@ -79,9 +79,7 @@ def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
     if conv.normalize:
         adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=False)
     else:
-        graph = adjacency.graph_of(conv, edge_index, x.size(0), x.size(0))
-        values = adjacency.values_of(edge_index)
-        adj = Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
+        adj = adjacency.as_given(conv, x, edge_index, edge_weight)
     _no_weight_grad(adj)
     same_type(x, conv.bias)
     tensors = {"X": x, **{f"W{k}": weight_of(lin, x) for k, lin in enumerate(conv.lins)}}
@@ -118,7 +116,7 @@ def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
 
 
 def _mixed(conv: Any, adj: Adjacency, base: Tensor) -> Tensor:
-    """alpha base + (1 - alpha) / K sum_k A^k base, of SSGConv."""
+    """Compute alpha base + (1 - alpha) / K sum_k A^k base, of SSGConv."""
     total = base
     for _ in range(conv.K - 1):  # base + A (base + A (...))
         total = _hop(adj, total, base, 1.0)
@@ -131,7 +129,7 @@ def fast_appnp(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None
     There is no weight to take sides of: Horner's scheme is the one order left, forward and backward (teleports).
     """
     check_input(x)
-    adj = edges.gcn_adjacency(conv, x, edge_index, edge_weight)
+    adj = adjacency.gcn_of(conv, x, edge_index, edge_weight)
     kept = constant(x, adj, ("appnp", conv.K, conv.alpha), x.size(1), lambda: _propagated(conv, adj, x))
     if kept is not None:
         note(conv, f"kept: {conv.K} times A h + alpha X")
@@ -159,9 +157,7 @@ def fast_lg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = 
     if conv.normalize:
         adj = adjacency.gcn(conv, x, edge_index, edge_weight, add_self_loops=False)
     else:
-        graph = adjacency.graph_of(conv, edge_index, x.size(0), x.size(0))
-        values = adjacency.values_of(edge_index)
-        adj = Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
+        adj = adjacency.as_given(conv, x, edge_index, edge_weight)
     kept = constant(x, adj, "lg", x.size(1), lambda: _hop(adj, x, None, 1.0))
     note(conv, "A X" if kept is None else "kept A X")
     return _hop(adj, x, None, 1.0) if kept is None else kept.clone()  # theirs to edit

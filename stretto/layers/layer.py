@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from stretto.compile import Adjacency
+
+
+class Conv(Protocol):
+    """A layer of PyG as we read it: what all have, and by its name what its own class has."""
+
+    aggr: Any
+    flow: str
+    training: bool
+
+    def __getattr__(self, name: str) -> Any: ...
+
 
 Fast = Callable[..., Any]
 Condition = Callable[[Any], "str | None"]  # of a layer: why no call of it can run fast, or None

@@ -27,7 +27,8 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None) 
         return spmm(graph, conv.lin1(x_src), weight, y=own)
     note(conv, "(A X) W1' + X W3' - D X W2'")
     out = spmm(graph, x_src, weight) @ first.t() + own
-    return out if conv.lin1.bias is None else out + total.unsqueeze(1) * conv.lin1.bias
+    result: Tensor = out if conv.lin1.bias is None else out + total.unsqueeze(1) * conv.lin1.bias
+    return result
 
 
 LAYER = Layer(pyg.LEConv, fast, aggr=SUM, message=as_wide_as_result, copies=True)

@@ -17,7 +17,8 @@ from stretto.errors import StrettoError
 from stretto.graph import Graph
 from stretto.layers import adjacency
 from stretto.layers.base import Decline, check_input, hooked, note
-from stretto.layers.edges.network import EDGE, SOURCE, TARGET, Network, Value, above, check_value, execute, network
+from stretto.layers.edges.left import EDGE, SOURCE, TARGET, Value, execute
+from stretto.layers.edges.network import Network, above, check_value, network
 from stretto.layers.edges.streaming import How
 from stretto.layers.edges.trace import REDUCTIONS, Trace, scatter, traced
 from stretto.layers.layer import Layer
@@ -123,17 +124,49 @@ def _edge_network(
 def _node_model(meta: Any, x: Tensor, edge_index: Tensor, edge_attr: Any, u: Any, batch: Any) -> tuple[Tensor, How]:
     """node_model(x, edge_index, edge_attr, u, batch), its scattered messages made as a network on edges."""
     model, given = meta.node_model, (x, edge_index, edge_attr, u, batch)
-    trace, (of_nodes, index, attr, of_all, at) = _traced(model, given)
+    trace, symbols = _traced(model, given)
     _check(x, edge_index, edge_attr, u, batch)
+    node, src, side, reduce = _scattered(trace, symbols)
+    leaves = _leaves(trace, symbols, given, side)
+    inside = above(src, leaves)
+    calls = [call for call in trace.calls if call in inside and call not in leaves]
+    outside = above(trace.output, {node: None})
+    if any(call in outside for call in calls):
+        raise Decline("it uses the messages elsewhere, too")
+    if any(call.op == "call_module" and call not in inside | outside for call in trace.calls):
+        raise Decline("it computes something that it does not return")
+    graph = _graph(meta, x, edge_index, "source_to_target" if side == 1 else "target_to_source")
+    made = network(trace, calls, src, model, leaves, graph)
+    if not (made.steady or made.in_passes(graph)) or len(made.shape) != 1:
+        raise Decline("its messages come from random numbers or statistics of all edges, or are no rows")
+    total, how = made.run(graph, reduce)
+    known: dict[Any, Any] = dict(zip(trace.arguments.values(), given, strict=True))
+    known[node] = total
+    modules = {name: getattr(model, name) for name in trace.read}
+    for call in trace.calls:
+        if call in outside and call is not node:
+            known[call] = execute(call, known, modules)
+    return known[trace.output], how
+
+
+def _scattered(trace: Trace, symbols: list[fx.Node]) -> tuple[fx.Node, fx.Node, int, str]:
+    """The one scatter of a trace, what it scatters, by which end of the edges, and how it reduces; or Decline."""
     scatters = [node for node in trace.calls if node.target is scatter]
     if len(scatters) != 1:
         raise Decline(f"it scatters {len(scatters)} times")
+    of_nodes, index, *_ = symbols
     src, where, dim, size, reduce = scatters[0].args
     side = _side(where, index)
     if not isinstance(src, fx.Node) or side is None or dim not in (0, -2) or reduce not in REDUCTIONS:
         raise Decline("it scatters in another way than by an end of the edges")
     if not _is_count(size, of_nodes):
         raise Decline("it scatters into another number of rows than x has")
+    return scatters[0], src, side, REDUCTIONS[str(reduce)]
+
+
+def _leaves(trace: Trace, symbols: list[fx.Node], given: tuple[Any, ...], side: int) -> dict[fx.Node, Value]:
+    """What messages are made of: what an end of the edges gathers, and edge_attr. side: the end that receives."""
+    (of_nodes, index, attr, of_all, at), (x, _, edge_attr, u, batch) = symbols, given
     leaves: dict[fx.Node, Value] = {} if edge_attr is None else {attr: Value(EDGE, edge_attr)}
     values = {of_nodes: x}
     for node in trace.calls:
@@ -142,25 +175,7 @@ def _node_model(meta: Any, x: Tensor, edge_index: Tensor, edge_attr: Any, u: Any
             if what is of_all and what not in values:
                 values[what] = u[batch]
             leaves[node] = Value(TARGET if end == side else SOURCE, values[what])
-    inside = above(src, leaves)
-    calls = [node for node in trace.calls if node in inside and node not in leaves]
-    outside = above(trace.output, {scatters[0]: None})
-    if any(node in outside for node in calls):
-        raise Decline("it uses the messages elsewhere, too")
-    if any(node.op == "call_module" and node not in inside | outside for node in trace.calls):
-        raise Decline("it computes something that it does not return")
-    graph = _graph(meta, x, edge_index, "source_to_target" if side == 1 else "target_to_source")
-    made = network(trace, calls, src, model, leaves, graph)
-    if not (made.steady or made.in_passes(graph)) or len(made.shape) != 1:
-        raise Decline("its messages come from random numbers or statistics of all edges, or are no rows")
-    total, how = made.run(graph, REDUCTIONS[str(reduce)])
-    known: dict[Any, Any] = dict(zip(trace.arguments.values(), given, strict=True))
-    known[scatters[0]] = total
-    modules = {name: getattr(model, name) for name in trace.read}
-    for node in trace.calls:
-        if node in outside and node is not scatters[0]:
-            known[node] = execute(node, known, modules)
-    return known[trace.output], how
+    return leaves
 
 
 def _is_item(node: Any, of: Any, at: Any) -> bool:

@@ -91,7 +91,7 @@ def _matrices_in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce
 
 
 def _outer(graph: Graph, x: Tensor, h: Tensor) -> Tensor:
-    """sum over edges of h (x) x_j. x [m, i], h [E, k] -> [n, k, i]."""
+    """The sum over edges of h (x) x_j. x [m, i], h [E, k] -> [n, k, i]."""
     made = attention(graph, x.unsqueeze(1), edge=h, form="weight")
     assert isinstance(made, Tensor)
     return made

@@ -4,6 +4,7 @@ features and further pre-layers make messages on edges; all aggregations then sh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,20 +40,15 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
     if hooked(*conv.pre_nns, *(nn[0] for nn in conv.post_nns), *conv.post_nns):
         raise Decline("a hook is registered on a network inside")
     graph = edges.plain_graph(conv, edge_index, x, x)
-    attr = None if edge_attr is None else edges.one_per_edge(graph, edge_attr, x)
-    if (attr is None) != (conv.edge_dim is None) or (attr is not None and attr.dim() != 2):
-        raise Decline("edge_attr and edge_dim disagree")
-    if attr is not None:
-        weight_of(conv.edge_encoder, attr, bias=True)
+    attr = _attributes(conv, graph, edge_attr, x)
     finite = edges.no_infinity(x, attr)
     towers, width = conv.towers, conv.F_in
     if x.size(1) != (towers * width if conv.divide_input else width):
         raise Decline("x does not fit the layer")
     parts = [edges.split_weight(nn[0], x, *[width] * (2 if attr is None else 3)) for nn in conv.pre_nns]
-    own, other = torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts])
+    own, other, *third = (torch.stack(each) for each in zip(*parts, strict=True))
     _check_post(conv, x.new_empty(0, width), len(names))
     biases = torch.stack([edges.bias_of(nn[0]) for nn in conv.pre_nns])
-    each = x.view(-1, towers, width) if conv.divide_input else x.view(-1, 1, width).expand(-1, towers, -1)
     target, source = (x, x) if finite else (edges.only_read(graph, x, target=end) for end in (True, False))
     u = _towers(target, own, conv.divide_input) + biases
     v = _towers(source, other, conv.divide_input).reshape(-1, towers * width)
@@ -62,16 +58,43 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
         each_name = statistics(graph, v, u.reshape(-1, towers * width), names=names)
         out = each_name.view(graph.num_rows, len(names), towers, width).transpose(1, 2).flatten(2)
     else:
-        third = None if attr is None else torch.stack([p[2] for p in parts])
-        found = _aggregate_edges(conv, graph, u, v, attr, third, names, deeper=deeper)
-        shape = (-1, towers, width) if graph.num_rows else (0, towers, width)
-        shifted = None if deeper else u
-        moved = [_moved(graph, name, value.reshape(shape), shifted) for name, value in zip(names, found, strict=True)]
-        if shifted is not None and set(names) <= {"var", "std"}:  # it is in none of them: a gradient of 0, as stock's
-            moved[0] = _moved(graph, "mean", moved[0], 0 * shifted)
-        out = torch.cat(moved, dim=-1)
+        out = _from_edges(conv, graph, u, v, attr, third[0] if third else None, names, deeper=deeper)
+    each = x.view(-1, towers, width) if conv.divide_input else x.view(-1, 1, width).expand(-1, towers, -1)
     scales = _scales(conv.aggr_module, graph, x.dtype)
-    return conv.lin(torch.cat([_post(conv.post_nns[t], each[:, t], out[:, t], scales) for t in range(towers)], dim=1))
+    towered = [_post(conv.post_nns[t], each[:, t], out[:, t], scales) for t in range(towers)]
+    result: Tensor = conv.lin(torch.cat(towered, dim=1))
+    return result
+
+
+def _attributes(conv: Any, graph: Graph, edge_attr: Any, x: Tensor) -> Tensor | None:
+    """The features of edges, where the layer takes some, or Decline."""
+    attr = None if edge_attr is None else edges.one_per_edge(graph, edge_attr, x)
+    if (attr is None) != (conv.edge_dim is None) or (attr is not None and attr.dim() != 2):
+        raise Decline("edge_attr and edge_dim disagree")
+    if attr is not None:
+        weight_of(conv.edge_encoder, attr, bias=True)
+    return attr
+
+
+def _from_edges(
+    conv: Any,
+    graph: Graph,
+    u: Tensor,
+    v: Tensor,
+    attr: Tensor | None,
+    third: Tensor | None,
+    names: list[str],
+    *,
+    deeper: bool,
+) -> Tensor:
+    """All aggregations of messages that are made on edges, side by side. -> [n, t, names * f]."""
+    values = _aggregate_edges(conv, graph, u, v, attr, third, names, deeper=deeper)
+    shape = (-1, conv.towers, conv.F_in) if graph.num_rows else (0, conv.towers, conv.F_in)
+    shifted = None if deeper else u
+    moved = [_moved(graph, name, value.reshape(shape), shifted) for name, value in zip(names, values, strict=True)]
+    if shifted is not None and set(names) <= {"var", "std"}:  # it is in none of them: a gradient of 0, as stock's
+        moved[0] = _moved(graph, "mean", moved[0], 0 * shifted)
+    return torch.cat(moved, dim=-1)
 
 
 def _aggregations(conv: Any) -> tuple[Any, list[Any]]:
@@ -193,7 +216,8 @@ def _one(name: str, mean: Tensor | None, square: Tensor | None, reduce: Any) -> 
             return var
         std = var.clamp(min=LEAST).sqrt()
         return std.masked_fill(std <= LEAST**0.5, 0.0)
-    return reduce(name)
+    result: Tensor = reduce(name)
+    return result
 
 
 def _moved(graph: Graph, name: str, value: Tensor, u: Tensor | None) -> Tensor:
@@ -207,7 +231,7 @@ def _scales(scaler: Any, graph: Graph, dtype: torch.dtype) -> list[Tensor | None
     """The factor [n, 1] of each scaler; None for identity."""
     degree = graph.degree.to(dtype).unsqueeze(1)
     least = degree.clamp(min=1)
-    makers = {
+    makers: dict[str, Callable[[], Tensor | None]] = {
         "identity": lambda: None,
         "amplification": lambda: torch.log(degree + 1) / scaler.avg_deg_log,
         "attenuation": lambda: scaler.avg_deg_log / torch.log(least + 1),

@@ -8,6 +8,7 @@ that no stack of results is made. Layers that are no such sum run in turn, as th
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from stretto.layers.layer import Layer, Summands
 from stretto.layers.watched import why_stock
 
 Part = tuple[Any, Summands]  # a layer and what it adds up
+Call = tuple[str, Any, list[Any], dict[str, Any]]  # type of the destination, layer, arguments, keywords
 
 
 def fast(conv: Any, *args_dict: Any, **kwargs_dict: Any) -> dict[str, Tensor | None]:
@@ -31,38 +33,42 @@ def fast(conv: Any, *args_dict: Any, **kwargs_dict: Any) -> dict[str, Tensor | N
     if settings.get("STRETTO_PLAN") == "stock":
         raise Decline("relations in turn, as stock has them")
     calls = list(_calls(conv, args_dict, kwargs_dict))
-    parts = [summands(layer, args, kwargs) for _, layer, args, kwargs in calls]
-    of_target: dict[str, list[int]] = {}
-    for i, (target, *_) in enumerate(calls):
-        of_target.setdefault(target, []).append(i)
-    joined = {target: [i for i in of if parts[i] is not None] for target, of in of_target.items()}
-    side_by_side = {i: target for target, of in joined.items() if len(of) > 1 for i in of}
-    if not side_by_side:
-        raise Decline("relations in turn: no two of them end in one type and can be added up")
-    chosen = {
-        target: [(calls[i][1], part) for i in joined[target] if (part := parts[i]) is not None]
-        for target in dict.fromkeys(side_by_side.values())
-    }
-    for target, of_one in chosen.items():
-        if not alike([of for _, of in of_one]):
-            raise Decline(f"relations in turn: those into {target} differ in shape or type")
-    found: dict[str, list[Tensor]] = {target: [] for target in of_target}
+    joined = _side_by_side(calls)
+    results: dict[str, list[Tensor]] = {target: [] for target, *_ in calls}
+    counts = Counter(target for target, *_ in calls)
     for i, (target, layer, args, kwargs) in enumerate(calls):
-        if i not in side_by_side:
-            found[target].append(layer(*args, **kwargs))
-    for target, of_one in chosen.items():
-        share = 1.0 if conv.aggr == "sum" else 1.0 / len(of_target[target])
-        out = total(of_one, share)
-        for other in found[target]:
+        if i not in joined.get(target, ()):
+            results[target].append(layer(*args, **kwargs))
+    for target, parts in joined.items():
+        share = 1.0 if conv.aggr == "sum" else 1.0 / counts[target]
+        out = total(list(parts.values()), share)
+        for other in results[target]:
             out = torch.add(out, other, alpha=share)
-        found[target] = [out]
-    avoided = sum(record_of(layer).way.avoided for of_one in chosen.values() for layer, _ in of_one)
-    note(conv, f"{len(side_by_side)} of {len(calls)} relations side by side", avoided=avoided)
-    return {target: group(outs, conv.aggr) for target, outs in found.items()}
+        results[target] = [out]
+    layers = [layer for parts in joined.values() for layer, _ in parts.values()]
+    avoided = sum(record_of(layer).way.avoided for layer in layers)
+    note(conv, f"{len(layers)} of {len(calls)} relations side by side", avoided=avoided)
+    return {target: group(outs, conv.aggr) for target, outs in results.items()}
 
 
-def _calls(conv: Any, args_dict: Any, kwargs_dict: Any) -> Iterator[tuple[str, Any, list[Any], dict[str, Any]]]:
-    """(type of the destination, layer, arguments, keywords) of every relation that has a value of its own."""
+def _side_by_side(calls: list[Call]) -> dict[str, dict[int, Part]]:
+    """Of each target, its relations that can be added up, by their place among the calls, where there are several."""
+    of_target: dict[str, dict[int, Part]] = {}
+    for i, (target, layer, args, kwargs) in enumerate(calls):
+        of = summands(layer, args, kwargs)
+        if of is not None:
+            of_target.setdefault(target, {})[i] = (layer, of)
+    joined = {target: parts for target, parts in of_target.items() if len(parts) > 1}
+    if not joined:
+        raise Decline("relations in turn: no two of them end in one type and can be added up")
+    for target, parts in joined.items():
+        if not alike([of for _, of in parts.values()]):
+            raise Decline(f"relations in turn: those into {target} differ in shape or type")
+    return joined
+
+
+def _calls(conv: Any, args_dict: Any, kwargs_dict: Any) -> Iterator[Call]:
+    """The call of every relation that has a value of its own."""
     if any(not name.endswith("_dict") for name in kwargs_dict):
         raise Decline("a keyword does not end with _dict")
     for kind, layer in conv.convs.items():
@@ -112,7 +118,7 @@ def alike(parts: list[Summands]) -> bool:
 
 
 def total(parts: list[Part], share: float = 1.0) -> Tensor:
-    """share times the sum of what all layers add up. -> [n, o]."""
+    """A share of the sum of what all layers add up. -> [n, o]."""
     products = [Product(of.x, _scaled(of.weight, share), of.adj) for _, of in parts]
     roots: dict[int, tuple[Tensor, list[Tensor]]] = {}
     for _, of in parts:

@@ -128,7 +128,8 @@ def _ordered(conv: Any, graph: Graph, relations: Relations, x: Tensor) -> tuple[
 def _merged(conv: Any, weight: Tensor) -> Tensor:
     """W_r = sum_b c_rb V_b. [R, i, o]."""
     of_relations = conv.comp @ weight.view(conv.num_bases, -1)
-    return of_relations.view(conv.num_relations, conv.in_channels_l, conv.out_channels)
+    result: Tensor = of_relations.view(conv.num_relations, conv.in_channels_l, conv.out_channels)
+    return result
 
 
 def _by_pairs(conv: Any, weight: Tensor, relations: Relations, x: Tensor, reduce: str) -> Tensor:
@@ -189,7 +190,8 @@ def _graph(conv: Any, edge_index: Any, x: Tensor, x_dst: Tensor) -> Graph:
 def _shares(relations: Relations, dtype: torch.dtype) -> Tensor:
     """1 / the number of edges of the edge's own relation and destination. [E]."""
     into = relations.into
-    return into.derived(("shares", dtype), lambda: into.mean_scale(dtype)[relations.edge_pair])
+    result: Tensor = into.derived(("shares", dtype), lambda: into.mean_scale(dtype)[relations.edge_pair])
+    return result
 
 
 def _relations(conv: Any, graph: Graph, edge_type: Any) -> Relations:

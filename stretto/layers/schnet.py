@@ -46,12 +46,14 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor, edge_attr: 
         if made is not None:
             return made
         filters = _filters(conv, plain, found)
-    return conv.lin2(product_messages(graph, conv.lin1(x), filters, pairs))
+    result: Tensor = conv.lin2(product_messages(graph, conv.lin1(x), filters, pairs))
+    return result
 
 
 def _widest(conv: Any) -> int:
     """Of the arrays that a layer with a Sequential makes for each edge."""
-    return max([conv.lin2.weight.size(1), *(m.weight.size(0) for m in conv.nn if type(m) in LINEAR)])
+    result: int = max([conv.lin2.weight.size(1), *(m.weight.size(0) for m in conv.nn if type(m) in LINEAR)])
+    return result
 
 
 def _in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, length: Tensor) -> Tensor | None:
@@ -77,7 +79,8 @@ def _in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, length: Tensor)
         steady=True,
     )
     note(conv, f"sum of W_e X_j, filters {how}", builds=how.builds)
-    return conv.lin2(out)
+    result: Tensor | None = conv.lin2(out)
+    return result
 
 
 def _at_once(conv: Any, graph: Graph, x: Tensor, found: Features) -> Tensor | None:
@@ -100,7 +103,8 @@ def _kept_window(conv: Any, found: Features) -> Tensor:
     if key not in found.kept:
         with lasting():  # what an evaluation makes, training saves for backward
             found.kept[key] = _window(conv.cutoff, found.length)
-    return found.kept[key]
+    result: Tensor = found.kept[key]
+    return result
 
 
 def _filters(conv: Any, plain: bool, found: Features) -> Tensor:

@@ -61,9 +61,10 @@ def _supervise(conv: Any, h: Tensor, edge_index: Tensor, negative: Tensor | None
 
 
 def _logits(conv: Any, h: Tensor, pairs: Tensor) -> Tensor:
-    return conv.get_attention(
+    result: Tensor = conv.get_attention(
         edge_index_i=pairs[1], x_i=h[pairs[1]], x_j=h[pairs[0]], num_nodes=h.size(0), return_logits=True
     )
+    return result
 
 
 LAYER = Layer(pyg.SuperGATConv, fast, aggr=SUM, message=lambda c, i, o: c.heads * c.out_channels)

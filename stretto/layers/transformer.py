@@ -10,6 +10,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 
+from stretto.graph import Graph
 from stretto.layers import edges
 from stretto.layers.base import Decline, messages, note, weight_of
 from stretto.layers.layer import SUM, Layer
@@ -31,20 +32,43 @@ def fast(
     if wanted and not edges.is_plain(edge_index):
         raise Decline("return_attention_weights with a sparse matrix")
     edge_weight = _edge_weight(conv, graph, edge_index, edge_attr, x_src)
-    heads, width = conv.heads, conv.out_channels
-    names = ("lin_query", "lin_key", "lin_value") + (("lin_skip",) if _plain_skip(conv, x_dst) else ())
-    maps = [(getattr(conv, name).weight, getattr(conv, name).bias) for name in names]
-    drop = conv.dropout if conv.training else 0.0
+    linears = [conv.lin_query, conv.lin_key, conv.lin_value, *([conv.lin_skip] if _plain_skip(conv, x_dst) else [])]
+    maps = [(linear.weight, linear.bias) for linear in linears]
     parts = tuple(t for pair in maps for t in pair)
+    avoided = messages(graph.num_edges, conv.heads * conv.out_channels, x_src)
     if x_dst is x_src and not wanted and edge_weight is None and _one_step(conv, graph, x_src, parts):
-        note(conv, "alpha (X W_v'), one step", avoided=messages(graph.num_edges, heads * width, x_src))
-        return attention_layer(graph, "dot", heads, x_src, None, parts, scale=1 / math.sqrt(width), dropout=drop)
+        note(conv, "alpha (X W_v'), one step", avoided=avoided)
+        options = {"scale": 1 / math.sqrt(conv.out_channels), "dropout": conv.dropout if conv.training else 0.0}
+        return attention_layer(graph, "dot", conv.heads, x_src, None, parts, **options)
+    query, key, value, *skip = _projected(x_src, x_dst, maps)
+    out, alpha = _attended(conv, graph, query, key, value, edge_attr, edge_weight, wanted)
+    note(conv, "alpha (X W_v'), one pass", avoided=avoided)
+    out = out.flatten(1) if conv.concat else out.mean(dim=1)
+    if conv.root_weight:
+        out = _rooted(conv, out, skip[0] if skip else conv.lin_skip(x_dst))
+    return (out, (edge_index, alpha)) if wanted else out
+
+
+def _projected(x_src: Tensor, x_dst: Tensor, maps: Any) -> list[Tensor]:
+    """Query, key, value, and the root term where it is among the maps."""
     if x_dst is x_src:
-        query, key, value, *skip = projections(x_src, maps)
-    else:
-        query, *skip = projections(x_dst, [maps[0], *maps[3:]])
-        key, value = projections(x_src, maps[1:3])
-    query, key, value = (t.view(-1, heads, width) for t in (query, key, value))
+        return list(projections(x_src, maps))
+    query, *skip = projections(x_dst, [maps[0], *maps[3:]])
+    return [query, *projections(x_src, maps[1:3]), *skip]
+
+
+def _attended(
+    conv: Any,
+    graph: Graph,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    edge_attr: Tensor | None,
+    edge_weight: Tensor | None,
+    wanted: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The sum of values, and of edge features, by attention; and its weights where they are wanted."""
+    query, key, value = (t.view(-1, conv.heads, conv.out_channels) for t in (query, key, value))
     folded = None
     if edge_weight is not None:
         known = all_reached(graph) or edges.seems_finite(query)
@@ -58,25 +82,24 @@ def fast(
         form="dot",
         attr=None if edge_weight is None else edge_attr,
         query=folded,
-        scale=1 / math.sqrt(width),
-        dropout=drop,
+        scale=1 / math.sqrt(conv.out_channels),
+        dropout=conv.dropout if conv.training else 0.0,
         return_weights=wanted,
         dropped=False,
     )
-    results = list(found) if isinstance(found, tuple) else [found]
-    out = results[0]
-    note(conv, "alpha (X W_v'), one pass", avoided=messages(graph.num_edges, heads * width, x_src))
+    out, *others = found if isinstance(found, tuple) else (found,)
     if edge_weight is not None:
-        out = edges.only_reached(graph, out + torch.einsum("nhd,hcd->nhc", results[1], edge_weight))
-    out = out.reshape(-1, heads * width) if conv.concat else out.mean(dim=1)
-    if conv.root_weight:
-        root = skip[0] if skip else conv.lin_skip(x_dst)
-        if conv.lin_beta is not None:
-            beta = conv.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
-            out = beta * root + (1 - beta) * out
-        else:
-            out = plus(out, root)
-    return (out, (edge_index, results[-1])) if wanted else out
+        out = edges.only_reached(graph, out + torch.einsum("nhd,hcd->nhc", others[0], edge_weight))
+    return out, others[-1] if wanted else None
+
+
+def _rooted(conv: Any, out: Tensor, root: Tensor) -> Tensor:
+    """The result with the root term, gated where the layer gates it."""
+    if conv.lin_beta is None:
+        return plus(out, root)
+    beta = conv.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
+    gated: Tensor = beta * root + (1 - beta) * out
+    return gated
 
 
 def _one_step(conv: Any, graph: Any, x: Tensor, parameters: Any) -> bool:

@@ -133,17 +133,22 @@ def why_stock(conv: Any, *, aggregates_itself: bool = False) -> str | None:
     name = replaced(type(conv))
     if name:
         return f"{name}() was replaced on the class"
-    if watched_everywhere():
-        return "a hook on all modules is registered"
     if state.get("_stretto_mismatch"):
         return MISMATCH
+    if state.get("node_dim", -2) not in (-2, 0):
+        return f"node_dim is {state['node_dim']}"
+    return _why_surroundings() or (None if aggregates_itself else _why_aggregation(conv))
+
+
+def _why_surroundings() -> str | None:
+    """Why no layer may run fast now, or None."""
+    if watched_everywhere():
+        return "a hook on all modules is registered"
     if torch.jit.is_tracing():
         return "TorchScript tracing"
     if transformed():
         return "inside a transform of torch.func, or of forward-mode differentiation"
-    if state.get("node_dim", -2) not in (-2, 0):
-        return f"node_dim is {state['node_dim']}"
-    return None if aggregates_itself else _why_aggregation(conv)
+    return None
 
 
 # The class of the aggr_module that PyG gives to a layer with this `aggr`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -54,29 +54,18 @@ def accelerate(model: M, *, strict: bool = False) -> M:
     expect_model("accelerate", model)
     if settings.flag("STRETTO_DISABLE"):
         return model
-    modules, names = list(model.modules()), {id(m): name for name, m in model.named_modules()}
-    known = [m for m in modules if fast_of(class_of(m)) is not None]
-    already = [m for m in modules if stock_of(class_of(m)) is not None]
-    done = {id(m) for m in (*known, *already)}
-    left = [m for m in modules if isinstance(m, MessagePassing) and id(m) not in done]
-    layers = [m for m in (*known, *already) if isinstance(m, MessagePassing)]
+    modules, names = list(model.modules()), {id(m): name or "(model)" for name, m in model.named_modules()}
+    known = [m for m in modules if fast_of(class_of(m)) is not None or stock_of(class_of(m)) is not None]
+    done = set(map(id, known))
+    layers, left = _layers(known), _layers(m for m in modules if id(m) not in done)
     if strict:
         _check_strict(left, layers, names)
     before = [(m, class_of(m), strict_of(m)) for m in modules]
     try:
-        for module in known:
-            fast = fast_of(class_of(module))
-            assert fast is not None
-            _set_class(module, class_of(module), fast)
-        for module in modules:
-            if stock_of(class_of(module)) is not None:
-                continue
-            made = traced.fast_class(module)
-            if made is not None:
-                module.__class__ = made
+        _swap_classes(modules)
         for layer in layers:
-            set_strict(layer, (names[id(layer)] or "(model)") if strict else "")
-        if known or already:
+            set_strict(layer, names[id(layer)] if strict else "")
+        if known:
             allocator.keep_for(model)
     except BaseException:  # a wrong STRETTO_* variable, say: nothing half-changed
         _put_back(before)
@@ -84,6 +73,22 @@ def accelerate(model: M, *, strict: bool = False) -> M:
     if logger.isEnabledFor(logging.INFO):
         _say(layers, left)
     return model
+
+
+def _layers(modules: Iterable[torch.nn.Module]) -> list[Any]:
+    return [m for m in modules if isinstance(m, MessagePassing)]
+
+
+def _swap_classes(modules: Sequence[torch.nn.Module]) -> None:
+    """Give every layer that is known its fast class, and then every model that to_hetero made."""
+    for module in modules:
+        fast = fast_of(class_of(module))
+        if fast is not None:
+            _set_class(module, class_of(module), fast)
+    for module in modules:
+        together = None if stock_of(class_of(module)) is not None else traced.fast_class(module)
+        if together is not None:
+            module.__class__ = together
 
 
 def expect_model(name: str, model: Any) -> None:
@@ -100,7 +105,7 @@ def _check_strict(left: Sequence[Any], layers: Sequence[Any], names: dict[int, s
     for layer in layers:
         reason = known_reason(layer, layer_of(class_of(layer)))
         if reason is not None:
-            reasons.append(f"{names[id(layer)] or '(model)'} ({type(layer).__name__}): {reason}")
+            reasons.append(f"{names[id(layer)]} ({type(layer).__name__}): {reason}")
     if reasons:
         raise StrettoError(f"accelerate: strict=True, but these layers would run as stock: {'; '.join(reasons)}")
 

@@ -100,6 +100,9 @@ def world(device: str) -> tuple[Any, ...]:
     )
 
 
+TABLES = ("_parameters", "_buffers", "_modules")
+
+
 class State:
     """A module's own state, to compare with what it becomes: options, hooks, parameters, modules inside."""
 
@@ -107,12 +110,10 @@ class State:
         state = vars(module)
         self.module, self.kind, self.count = weakref.ref(module), type(module), len(state)
         plain = [name for name, value in state.items() if type(value) in SIMPLE]
-        empty = [name for name, value in state.items() if isinstance(value, dict) and not value and name[0] == "_"]
-        tables = ("_parameters", "_buffers", "_modules")
-        empty = [name for name in empty if name not in tables]
+        empty = [name for name, value in state.items() if _is_empty(name, value)]
         self.read = operator.itemgetter(*plain, *empty)
         self.values = (*[state[name] for name in plain], *[{} for _ in empty])
-        self.objects = tuple((name, state[name]) for name in set(state) - {*plain, *empty, *tables})
+        self.objects = tuple((name, state[name]) for name in set(state) - {*plain, *empty, *TABLES})
         self.modules = dict(state["_modules"])
         self.tensors = [
             (table, name, value, value.dtype, value.shape, value.requires_grad, value.stride())
@@ -124,9 +125,7 @@ class State:
         self.stock = stock_of(self.kind) or self.kind
         self.read_class = operator.attrgetter(*[name for name in ("forward", *METHODS) if hasattr(self.stock, name)])
         self.methods = self.read_class(self.stock)
-        hooks = any(name.endswith("hooks") for name, _ in self.objects)
-        users = any(isinstance(value, CALLED) for _, value in self.objects)  # what they read, no guard can see
-        self.bindable = not hooks and not users and self.stock.__module__.startswith(LIBRARIES)
+        self.bindable = self.stock.__module__.startswith(LIBRARIES) and not any(map(_unseen, self.objects))
 
     def holds(self) -> bool:
         """Whether the module is as it was."""
@@ -145,6 +144,17 @@ class State:
             if value.shape != shape or value.stride() != stride:
                 return False
         return (len(state["_parameters"]), len(state["_buffers"])) == self.sizes
+
+
+def _is_empty(name: str, value: Any) -> bool:
+    """Whether it is a table of hooks, say, with nothing in it."""
+    return isinstance(value, dict) and not value and name[0] == "_" and name not in TABLES
+
+
+def _unseen(attribute: tuple[str, Any]) -> bool:
+    """Whether an attribute is a hook, or a function of the user's: what those read, no guard can see."""
+    name, value = attribute
+    return name.endswith("hooks") or isinstance(value, CALLED)
 
 
 def _like(t: Tensor) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ def accelerated_forward(layer: Layer, stock_forward: Callable[..., Any] | None =
         return stock.forward(self, *args, **kwargs)
 
     plain = stock_forward or by_then
+    usual = functools.partial(_usual, layer, fast, plain)
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -45,29 +47,31 @@ def accelerated_forward(layer: Layer, stock_forward: Callable[..., Any] | None =
             return out
         return usual(self, *args, **kwargs)
 
-    def usual(self: Any, *args: Any, **kwargs: Any) -> Any:
-        record = record_of(self)
-        record.calls += 1
-        for value in (*args, *kwargs.values()):
-            if value.__class__ is Tensor and value.requires_grad:
-                note_trained(value)  # also where this call keeps nothing of it
-        # the first thing looked at: where it decides, the rest costs too much
-        if layer.few_edges and len(args) > 1 and few_on_device(args[1], min(layer.few_edges, adjacency.PASSING)):
-            if record.reason is not SMALL:
-                tell(self, record, SMALL)
-            return all_stock(plain, self, args, kwargs)
-        reason = why_stock(self) or layer.why_declined(self) or why_unusual(args, kwargs) or _why_begun(record)
-        if reason is None:
-            out, reason = _tried(self, record, fast, plain, args, kwargs)
-            if reason is None:
-                return out
-        tell(self, record, reason)
-        record.begun = record.begun or (saved_elsewhere() and is_lazy(self))
-        if record.strict and not record.begun:
-            refuse(self, record, reason)
-        return plain(self, *args, **kwargs)
-
     return in_place_of(stock.forward, run)
+
+
+def _usual(layer: Layer, fast: Fast, plain: Callable[..., Any], conv: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """A call that is not bound: fast, or stock's own forward and the reason written down."""
+    record = record_of(conv)
+    record.calls += 1
+    for value in (*args, *kwargs.values()):
+        if value.__class__ is Tensor and value.requires_grad:
+            note_trained(value)  # also where this call keeps nothing of it
+    # the first thing looked at: where it decides, the rest costs too much
+    if layer.few_edges and len(args) > 1 and few_on_device(args[1], min(layer.few_edges, adjacency.PASSING)):
+        if record.reason is not SMALL:
+            tell(conv, record, SMALL)
+        return all_stock(plain, conv, args, kwargs)
+    reason = why_stock(conv) or layer.why_declined(conv) or why_unusual(args, kwargs) or _why_begun(record)
+    if reason is None:
+        out, reason = _tried(conv, record, fast, plain, args, kwargs)
+        if reason is None:
+            return out
+    tell(conv, record, reason)
+    record.begun = record.begun or (saved_elsewhere() and is_lazy(conv))
+    if record.strict and not record.begun:
+        refuse(conv, record, reason)
+    return plain(conv, *args, **kwargs)
 
 
 def _why_begun(record: Record) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Container, Iterator
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -70,46 +70,46 @@ def _prefix(kind: type) -> str:
 
 def fast_propagate(kind: type) -> Callable[..., Any]:
     """A propagate() for exactly this class (and the one accelerate() makes of it): fast where it may, else stock."""
-    stock_propagate: Any = _own_propagate(kind)
-    summed = product if tracing.impure(kind.message) is None else _network  # type: ignore[attr-defined]
-
-    def compute(self: Any, edge_index: Any, given: dict[str, Any]) -> Any:
-        wanted = _update_arguments(self, given)
-        out = summed(self, edge_index, given)
-        return out if wanted is None else self.update(owned(out), **wanted)
-
-    def again(self: Any, edge_index: Any, **kwargs: Any) -> Tensor:
-        return compute(self, edge_index, kwargs)
-
-    def _changed() -> str | None:
-        own = kind.aggregate is MessagePassing.aggregate  # type: ignore[attr-defined]
-        return None if own else "aggregate() is its own"
+    stock_propagate, layer = _own_propagate(kind), cast(type[MessagePassing], kind)
+    compute = functools.partial(_computed, product if tracing.impure(layer.message) is None else _network)
 
     def run(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         own = behind(type(self))
-        mine = own is kind or stock_of(own) is kind
         if torch.compiler.is_compiling():
             inside_compile.note(self)
             return stock_propagate(self, edge_index, *args, **kwargs)
-        if args or not mine or stock_wanted():
+        if args or (own is not kind and stock_of(own) is not kind) or stock_wanted():
             return stock_propagate(self, edge_index, *args, **kwargs)
-        reason = why_stock(self, aggregates_itself=True) or _changed()
+        reason = why_stock(self, aggregates_itself=True)
+        if reason is None and layer.aggregate is not MessagePassing.aggregate:
+            reason = "aggregate() is its own"
         if reason is None:
-            watch = None
-            if settings.get("STRETTO_SHADOW") != "0":
-                record = record_of(self)
-                watch = shadow.watch(self, record, (edge_index,), kwargs, record.calls + 1)
             try:
-                out = owned(compute(self, edge_index, kwargs))
+                return _watched(compute, stock_propagate, self, edge_index, kwargs)
             except Decline as decline:
                 reason = decline.reason
-            else:
-                note_fast(self)
-                return out if watch is None else watch.judged(out, again, stock_propagate)
         note_stock(self, reason)
         return stock_propagate(self, edge_index, **kwargs)
 
     return in_place_of(stock_propagate, run)
+
+
+def _computed(summed: Callable[..., Tensor], conv: Any, edge_index: Any, **given: Any) -> Any:
+    """What conv.propagate(edge_index, **given) computes, its messages summed by a function of ours."""
+    wanted = _update_arguments(conv, given)
+    out = summed(conv, edge_index, given)
+    return out if wanted is None else conv.update(owned(out), **wanted)
+
+
+def _watched(compute: Callable[..., Any], stock: Callable[..., Any], conv: Any, edge_index: Any, kwargs: Any) -> Any:
+    """The result of a fast call, beside stock's where STRETTO_SHADOW wants that."""
+    watch = None
+    if settings.get("STRETTO_SHADOW") != "0":
+        record = record_of(conv)
+        watch = shadow.watch(conv, record, (edge_index,), kwargs, record.calls + 1)
+    out = owned(compute(conv, edge_index, **kwargs))
+    note_fast(conv)
+    return out if watch is None else watch.judged(out, compute, stock)
 
 
 def _update_arguments(conv: Any, given: dict[str, Any]) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ def inference(
     out: str | Path | None = None,
     progress: Progress | bool = False,
 ) -> Tensor:
-    """The model's output for every node, or for input_nodes. -> [nodes, ...]
+    """The model's output for every node, or for input_nodes. -> [nodes, ...].
 
     num_neighbors  None: exact; a list: so many sampled neighbours per layer
     input_nodes    index or mask of the nodes wanted
@@ -138,7 +138,8 @@ def _layerwise(model: Any, data: Data | Store, batch_size: int, num_threads: int
             loader.close()
             assert fresh is not None
             x = fresh
-        return x.clone()
+        result: Tensor = x.clone()
+        return result
 
 
 # ---- small things ----
@@ -162,7 +163,8 @@ def _one_each(rows: Tensor, wanted: int) -> None:
 def _widest(model: torch.nn.Module, data: Data) -> int:
     """The widest activation, as far as the shapes of the features and parameters tell."""
     sizes = [s for p in model.parameters() if not isinstance(p, torch.nn.UninitializedParameter) for s in p.shape]
-    return max([1, *sizes, *(data.x.shape[1:] if data.x is not None else ())])
+    result: int = max([1, *sizes, *(data.x.shape[1:] if data.x is not None else ())])
+    return result
 
 
 def _free_memory() -> int:

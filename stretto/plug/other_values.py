@@ -43,10 +43,11 @@ def same_on_other_values(
 
     results = []
     with torch.random.fork_rng(devices=[]):
-        for run, inputs in (
+        runs: tuple[tuple[Callable[[], Any], list[Tensor]], ...] = (
             (lambda: long(copy, *map(given, args), **{k: given(v) for k, v in kwargs.items()}), theirs),
             (lambda: run_step(program, None, *ours), ours),
-        ):
+        )
+        for run, inputs in runs:
             torch.manual_seed(0)
             out = run()
             wanted = [t for t in inputs if t.requires_grad]

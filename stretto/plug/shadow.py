@@ -73,7 +73,7 @@ class Watch:
         self.buffers = {id(b): b.detach().clone() for b in conv.buffers()}
 
     def judged(self, out: Any, ours: Callable[..., Any], stock: Callable[..., Any]) -> Any:
-        """out where it is what stock computes; else stock's result, and the layer runs as stock from now on."""
+        """Return out where it is what stock computes; else stock's result, and the layer runs as stock from now on."""
         after = self._random()
         _inside.on = True
         try:
@@ -239,7 +239,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _with_leaves(value: Any, leaves: dict[int, Tensor]) -> Any:
-    """value with a leaf of its own for every tensor that wants a gradient; other tensors as they are."""
+    """The value with a leaf of its own for every tensor that wants a gradient; other tensors as they are."""
     if type(value) in (Tensor, torch.nn.Parameter):
         if not value.requires_grad or not value.is_floating_point() or value.layout != torch.strided:
             return value

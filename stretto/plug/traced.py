@@ -124,13 +124,9 @@ def _twin(module: fx.GraphModule) -> _Twin | None:
     graph.output(graph.graph_copy(module.graph, {}))
     sums: dict[str, Together] = {}
     for node in list(graph.nodes):
-        mean = node.op == "call_function" and node.target is torch.div and len(node.args) == 2
-        root = node.args[0] if mean else node
-        if not isinstance(root, fx.Node) or not _is_sum(root) or (not mean and any(map(_continues, node.users))):
-            continue
-        leaves = _leaves(root)
+        leaves, mean = _addends(node)
         joined = [leaf for leaf in leaves if _summed(leaf, layers)]
-        if len(joined) < 2 or (mean and (node.args[1] != len(leaves) or len(root.users) > 1)):
+        if len(joined) < 2:
             continue
         name = f"together_{len(sums)}"
         sums[name] = Together([layers[str(leaf.target)] for leaf in joined], len(leaves), mean)
@@ -145,6 +141,18 @@ def _twin(module: fx.GraphModule) -> _Twin | None:
         if not node.users and node.op != "output" and (_continues(node) or _summed(node, layers, users=0)):
             graph.erase_node(node)
     return _Twin(fx.GraphModule({**layers, **sums}, graph), places)
+
+
+def _addends(node: fx.Node) -> tuple[list[fx.Node], bool]:
+    """What a node adds up, where it is the whole of a sum or the mean of one, and which; else nothing."""
+    mean = node.op == "call_function" and node.target is torch.div and len(node.args) == 2
+    root = node.args[0] if mean else node
+    if not isinstance(root, fx.Node) or not _is_sum(root) or (not mean and any(map(_continues, node.users))):
+        return [], mean
+    leaves = _leaves(root)
+    if mean and (node.args[1] != len(leaves) or len(root.users) > 1):
+        return [], mean
+    return leaves, mean
 
 
 def _places(module: torch.nn.Module, graph: fx.Graph) -> list[tuple[torch.nn.Module, str, torch.nn.Module]]:

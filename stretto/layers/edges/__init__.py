@@ -16,7 +16,7 @@ from stretto.layers.base import LAZY, Decline, check_input, weight_of
 from stretto.layers.declines import pair_of
 from stretto.layers.layer import is_stock as is_stock  # layers ask edges for it
 from stretto.ops import gather_rows, segment_reduce
-from stretto.ops.rows import only_reached
+from stretto.ops.rows import only_reached as only_reached  # layers ask edges for it
 from stretto.recording import finite
 
 
@@ -90,7 +90,8 @@ def plain_graph(conv: Any, edge_index: Any, x_src: Tensor, x_dst: Tensor | None,
 
 def sources(graph: Graph) -> Tensor:
     """Source of every edge in the user's order, one tensor for the graph's life. [E]."""
-    return graph.derived("sources", lambda: graph.edge_index[0].contiguous())
+    result: Tensor = graph.derived("sources", lambda: graph.edge_index[0].contiguous())
+    return result
 
 
 def at_sources(graph: Graph, x: Tensor) -> Tensor:
@@ -159,7 +160,8 @@ def with_loops(conv: Any, graph: Graph, num_loops: int) -> Graph:
         loops = torch.arange(num_loops, device=pairs.device)
         return Graph.of(torch.cat([pairs, torch.stack([loops, loops])], dim=1), (graph.num_cols, graph.num_rows))
 
-    return graph.derived(("loops", num_loops), make)
+    result: Graph = graph.derived(("loops", num_loops), make)
+    return result
 
 
 FILLS = ("mean", "add", "sum", "max", "min", "mul")  # of a node's edges, for its loop
@@ -175,7 +177,8 @@ def loop_attributes(
     if not isinstance(fill_value, str) or fill_value not in FILLS or conv.flow == "target_to_source" or not square:
         edges = graph.edge_index.flip(0) if conv.flow == "target_to_source" else graph.edge_index
         edges, kept = remove_self_loops(edges, edge_attr)
-        return add_self_loops(edges, kept, fill_value=fill_value, num_nodes=num_loops)[1]
+        result: Tensor | None = add_self_loops(edges, kept, fill_value=fill_value, num_nodes=num_loops)[1]
+        return result
     into = graph
     if graph.has_self_loops:
         edge_attr = gather_rows(edge_attr, graph.kept_edges)
@@ -184,27 +187,8 @@ def loop_attributes(
 
 
 def _segments_without_loops(graph: Graph) -> Graph:
-    """The graph that sends every edge that is no loop to its destination. [n, E']"""
+    """The graph that sends every edge that is no loop to its destination. [n, E']."""
     return Graph.of_segments(graph.segment_index[graph.kept_edges], graph.num_rows)
-
-
-def gcn_adjacency(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Adjacency:
-    """GCN's normalised adjacency of a layer with `normalize`, `cached` and `add_self_loops`, as stock keeps it."""
-    if not conv.normalize:
-        graph = adjacency.graph_of(conv, edge_index, x.size(0), x.size(0))
-        values = adjacency.values_of(edge_index)
-        return Adjacency(graph, weight=adjacency.weighted(graph, edge_weight if values is None else values, x))
-    if conv.cached or conv._cached_edge_index is not None:
-        if conv._cached_adj_t is not None or not isinstance(edge_index, Tensor):
-            raise Decline("cached=True with a SparseTensor")
-        if conv._cached_edge_index is None:  # the first graph is the graph for ever
-            conv._cached_edge_index = adjacency.gcn_norm(
-                adjacency._plain(edge_index), edge_weight, x.size(0), False, conv.add_self_loops, conv.flow, x.dtype
-            )
-        kept, weight = conv._cached_edge_index
-        graph = adjacency.graph_of(conv, kept, x.size(0), x.size(0))
-        return Adjacency(graph, weight=weight if weight is not None else adjacency.values_of(kept))
-    return adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
 
 
 def learns(adj: Adjacency) -> bool:
@@ -218,7 +202,8 @@ def split_weight(linear: Any, like: Tensor, *widths: int) -> tuple[Tensor, ...]:
     The caller adds the Linear's bias.
     """
     weight = weight_of(linear, like.new_empty(0, sum(widths)), bias=True)
-    return weight.split(list(widths), dim=1)
+    result: tuple[Tensor, ...] = weight.split(list(widths), dim=1)
+    return result
 
 
 def plus_own(graph: Graph, value: Tensor, own: Tensor, reduce: str) -> Tensor:

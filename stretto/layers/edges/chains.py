@@ -10,8 +10,10 @@ from torch_geometric.nn.models import MLP
 from torch_geometric.nn.models.schnet import ShiftedSoftplus
 
 from stretto.layers.base import LINEAR, hooked
-from stretto.layers.gin import _only_relu
+from stretto.layers.gin import only_relu
 from stretto.ops.edge_layer import Chain
+
+KNOWN = (*LINEAR, torch.nn.ReLU, ShiftedSoftplus, torch.nn.Sequential, MLP)
 
 
 def chain_of(*modules: Any) -> Chain | None:
@@ -25,33 +27,39 @@ def chain_of(*modules: Any) -> Chain | None:
 
 
 def _add(module: Any, stages: list[Any], tensors: list[Any]) -> bool:
+    """Whether a module is a part of a chain, which is then added to what there is."""
     kind = type(module)
-    if kind in LINEAR:
-        # Its own table: a module's attributes are looked up by a Python function. A weight that is not there is made
-        # by somebody else (a hook, a plain attribute).
-        weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
-        if hooked(module) or weight is None or "bias" not in module._parameters:
-            return False
-        if isinstance(weight, UninitializedParameter):
-            return False
-        stages.append(("dense", int(bias is not None)))
-        tensors += [weight] if bias is None else [weight, bias]
-    elif kind is torch.nn.Sequential:
-        if hooked(module):
-            return False
-        for inner in module._modules.values():
-            if not _add(inner, stages, tensors):
-                return False
-    elif kind is torch.nn.ReLU and not hooked(module):
-        stages.append(("relu", None))
-    elif kind is ShiftedSoftplus and not hooked(module):
-        stages.append(("softplus", module.shift))
-    elif kind is MLP and not hooked(module) and _only_relu(module):
-        for at, linear in enumerate(module.lins):
-            if at:
-                stages.append(("relu", None))
-            if not _add(linear, stages, tensors):
-                return False
-    else:
+    if kind not in KNOWN or hooked(module):
         return False
+    if kind in LINEAR:
+        return _add_linear(module, stages, tensors)
+    if kind is torch.nn.ReLU:
+        stages.append(("relu", None))
+    elif kind is ShiftedSoftplus:
+        stages.append(("softplus", module.shift))
+    else:
+        inside = _inside(module)
+        return inside is not None and all(_add(inner, stages, tensors) for inner in inside)
+    return True
+
+
+def _inside(module: Any) -> list[Any] | None:
+    """The modules that a network runs one after the other, or None: it is no such network."""
+    if type(module) is torch.nn.Sequential:
+        return list(module._modules.values())
+    if type(module) is not MLP or not only_relu(module):
+        return None
+    first, *others = module.lins
+    return [first, *(part for linear in others for part in (module.act, linear))]
+
+
+def _add_linear(linear: Any, stages: list[Any], tensors: list[Any]) -> bool:
+    # Its own table: a module's attributes are looked up by a Python function. A weight that is not there is made
+    # by somebody else (a hook, a plain attribute).
+    table = linear._parameters
+    weight, bias = table.get("weight"), table.get("bias")
+    if weight is None or "bias" not in table or isinstance(weight, UninitializedParameter):
+        return False
+    stages.append(("dense", int(bias is not None)))
+    tensors += [weight] if bias is None else [weight, bias]
     return True

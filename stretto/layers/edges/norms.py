@@ -135,7 +135,7 @@ def _generator(seed: int, edges: Tensor) -> torch.Generator:
 
 
 def _drop(generator: torch.Generator, p: float, x: Tensor) -> Tensor:
-    """What a Dropout makes of rows. [B, k] -> [B, k]"""
+    """What a Dropout makes of rows. [B, k] -> [B, k]."""
     if p == 1:
         return x * 0
     return x * torch.empty_like(x).bernoulli_(1 - p, generator=generator).div_(1 - p)
@@ -191,6 +191,6 @@ def _move_on(norm: nn.BatchNorm1d, mean: Tensor, var: Tensor, count: int) -> Non
 
 
 def _normed(mean: Tensor, scale: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """What a BatchNorm makes of rows, given the statistics. x [B, k] -> [B, k]"""
+    """What a BatchNorm makes of rows, given the statistics. x [B, k] -> [B, k]."""
     made = (x - mean) * scale
     return (made if bias is None else made + bias).to(x.dtype)

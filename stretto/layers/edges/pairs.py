@@ -31,11 +31,12 @@ class Features:
 
     @property
     def data(self) -> Tensor:
-        """attr with one more column of ones."""
+        """The features with one more column of ones."""
         if "data" not in self.kept:
             with lasting():  # what an evaluation makes, training saves for backward
                 self.kept["data"] = torch.cat([self.attr, self.attr.new_ones(self.attr.size(0), 1)], dim=1)
-        return self.kept["data"]
+        result: Tensor = self.kept["data"]
+        return result
 
 
 def features_of(graph: Graph, attr: Tensor, length: Tensor | None = None, *, shared: bool = True) -> Features | None:

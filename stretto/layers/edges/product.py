@@ -29,8 +29,28 @@ def product(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:
     """What conv.propagate(edge_index, **given) computes, or Decline."""
     values = dict(given)
     size = values.pop("size", None)
+    message = _message(conv, values)
+    reduce = reduction(conv)
+    x, graph = _ends(conv, edge_index, values[message.source[:-2]], size)
+    weight = None if message.weight is None else values[message.weight]
+    text = f"{reduce}(A, X)"
+    if weight is None:
+        out = spmm(graph, x, reduce=reduce)
+    elif _one_each(message, weight, graph.num_edges, x):
+        text, out = f"{reduce}(A, w X)", spmm(graph, x, weight.reshape(-1), reduce=reduce)
+    elif not message.column and weight.shape == (graph.num_edges, x.size(1)) and reduce in ("sum", "mean"):
+        text = f"{reduce} of W_e X_j, one pass"
+        out = edge_messages(graph, None, x, None, None, None, weight, act="identity", act2="identity", reduce=reduce)
+    else:
+        raise Decline(f"{message.weight} has shape {list(weight.shape)}")
+    note(conv, text, avoided=messages(graph.num_edges, x.size(1), x))
+    return out
+
+
+def _message(conv: Any, values: dict[str, Any]) -> tracing.Message:
+    """What conv.message() makes of these arguments of propagate(), or Decline."""
     names = tuple(conv.inspector.get_param_names("message"))
-    needed = [name[:-2] if name.endswith(("_i", "_j")) else name for name in names if name not in tracing.SPECIAL]
+    needed = [name[:-2] if name.endswith(("_i", "_j")) else name for name in names]
     if any(name in tracing.SPECIAL for name in names) or any(name not in values for name in needed):
         raise Decline("message() takes special arguments or defaults")
     if sum(name.endswith(("_i", "_j")) for name in conv._user_args) != 1:
@@ -39,23 +59,16 @@ def product(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:
     message = tracing.message_of(type(conv).message, names, absent)
     if isinstance(message, str):
         raise Decline(message)
-    reduce = reduction(conv)
-    x, graph = _ends(conv, edge_index, values[message.source[:-2]], size)
-    weight = None if message.weight is None else values[message.weight]
-    if weight is None:
-        note(conv, f"{reduce}(A, X)", avoided=messages(graph.num_edges, x.size(1), x))
-        return spmm(graph, x, reduce=reduce)
+    return message
+
+
+def _one_each(message: tracing.Message, weight: Any, count: int, x: Tensor) -> bool:
+    """Whether a message's weight is one number an edge, as it is written; Decline where it is no plain tensor."""
     if type(weight) not in (Tensor, torch.nn.Parameter) or weight.layout != torch.strided or weight.dtype != x.dtype:
         raise Decline(f"{message.weight} is no plain tensor of the input's type")
-    count = graph.num_edges
-    one_each = weight.shape == (count,) if message.column else weight.shape == (count, 1)
-    if one_each or (message.column == "view" and weight.shape == (count, 1)):
-        note(conv, f"{reduce}(A, w X)", avoided=messages(count, x.size(1), x))
-        return spmm(graph, x, weight.reshape(-1), reduce=reduce)
-    if not message.column and weight.shape == (count, x.size(1)) and reduce in ("sum", "mean"):
-        note(conv, f"{reduce} of W_e X_j, one pass", avoided=messages(count, x.size(1), x))
-        return edge_messages(graph, None, x, None, None, None, weight, act="identity", act2="identity", reduce=reduce)
-    raise Decline(f"{message.weight} has shape {list(weight.shape)}")
+    if weight.shape == (count,):
+        return bool(message.column)
+    return weight.shape == (count, 1) and message.column in ("", "view")
 
 
 def reduction(conv: Any) -> str:

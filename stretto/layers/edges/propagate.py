@@ -11,7 +11,8 @@ from torch import Tensor
 from stretto.errors import StrettoError
 from stretto.layers import adjacency, tracing
 from stretto.layers.base import Decline, note
-from stretto.layers.edges.network import EDGE, SOURCE, TARGET, Value, check_value, network
+from stretto.layers.edges.left import EDGE, SOURCE, TARGET, Value
+from stretto.layers.edges.network import check_value, network
 from stretto.layers.edges.trace import traced
 
 
@@ -60,28 +61,29 @@ def _lifted(
         raise Decline("edge_index is no plain [2, E]")
     sender = 0 if conv.flow == "source_to_target" else 1
     sizes = [None, None] if given.get("size") is None else list(given["size"])
-    found: dict[str, Value | None] = {}
-    for name in names:
-        data, at = given[_origin(name)], None
-        if name.endswith(("_i", "_j")):
-            at = sender if name.endswith("_j") else 1 - sender
-            if isinstance(data, (tuple, list)):
-                if len(data) != 2 or sender == 1:  # PyG itself reads such a pair in two ways
-                    raise Decline("two ends with flow target_to_source")
-                _note_size(sizes, 1 - at, data[1 - at])
-                data = data[at]
-            _note_size(sizes, at, data)
-        place = EDGE if at is None else SOURCE if at == sender else TARGET
-        found[name] = None if data is None else Value(place, data)
-    present = [value.tensor for value in found.values() if value is not None]
-    for name, value in found.items():
-        if value is not None:
-            check_value(name, value, present[0], edge_index.size(1))
+    values = {name: _value(name, given[_origin(name)], sender, sizes) for name in names}
+    present = {name: value for name, value in values.items() if value is not None}
+    for name, value in present.items():
+        check_value(name, value, next(iter(present.values())).tensor, edge_index.size(1))
     source, target = sizes[sender], sizes[1 - sender]
     source, target = target if source is None else source, source if target is None else target
     if source is None or target is None:
         raise Decline("message() reads no node")
-    return found, (int(source), int(target))
+    return values, (int(source), int(target))
+
+
+def _value(name: str, data: Any, sender: int, sizes: list[int | None]) -> Value | None:
+    """An argument of message(), and where it lives; what it tells of the number of nodes goes into `sizes`."""
+    if not name.endswith(("_i", "_j")):
+        return None if data is None else Value(EDGE, data)
+    at = sender if name.endswith("_j") else 1 - sender
+    if isinstance(data, (tuple, list)):
+        if len(data) != 2 or sender == 1:  # PyG itself reads such a pair in two ways
+            raise Decline("two ends with flow target_to_source")
+        _note_size(sizes, 1 - at, data[1 - at])
+        data = data[at]
+    _note_size(sizes, at, data)
+    return None if data is None else Value(SOURCE if at == sender else TARGET, data)
 
 
 def _note_size(sizes: list[int | None], at: int, data: Any) -> None:

@@ -79,24 +79,22 @@ def row_by_row(modules: Iterable[Any], *, random: bool = False) -> bool:
     random: whether Dropout in training may be among them. In blocks it drops other values than all at once: the same
     distribution and reproducible by seed, not the same bits.
     """
-    for module in modules:
-        if not isinstance(module, nn.Module) or hooked(module):
-            return False
-        if type(module) is nn.Sequential or type(module) is BatchNorm:  # PyG's wraps torch's
-            if not row_by_row(module.children(), random=random):
-                return False
-        elif type(module) in IN_EVAL:
-            drawn = random and type(module) is nn.Dropout
-            if module.training and not (drawn and replayable()):
-                return False
-            if isinstance(module, nn.BatchNorm1d) and module.running_mean is None:
-                return False
-        elif type(module) is LayerNorm:
-            if module.mode != "node":  # "graph": one mean of all edges
-                return False
-        elif type(module) not in ROW_BY_ROW:
-            return False
-    return True
+    return all(_sees_rows(module, random) for module in modules)
+
+
+def _sees_rows(module: Any, random: bool) -> bool:
+    if not isinstance(module, nn.Module) or hooked(module):
+        return False
+    kind = type(module)
+    if kind is nn.Sequential or kind is BatchNorm:  # PyG's wraps torch's
+        return row_by_row(module.children(), random=random)
+    if kind is nn.Dropout:
+        return not module.training or (random and replayable())
+    if isinstance(module, nn.BatchNorm1d):
+        return kind is nn.BatchNorm1d and not module.training and module.running_mean is not None
+    if isinstance(module, LayerNorm):
+        return kind is LayerNorm and module.mode == "node"  # "graph": one mean of all edges
+    return kind in ROW_BY_ROW
 
 
 def replayable() -> bool:
@@ -216,7 +214,7 @@ def reduced(
 
 
 def _at_once(graph: Graph, message: Tensor, name: str, own: Tensor | None) -> Tensor:
-    """One reduction of all messages. [E, k] -> [n, k]"""
+    """One reduction of all messages. [E, k] -> [n, k]."""
     if name == "each":
         return message
     if name == "square":

@@ -213,14 +213,7 @@ def shape_of(node: fx.Node, shapes: Mapping[fx.Node, Shape | None]) -> Shape | N
     kind, rest = kind_of(node), node.args[1:]
     kwargs = {key: value for key, value in node.kwargs.items() if value is not None}
     if kind == "cat":
-        parts = node.args[0] if node.args else None
-        dim = rest[0] if rest else kwargs.get("dim")
-        if not isinstance(parts, (list, tuple)) or dim not in (-1, 1) or len(rest) > 1 or set(kwargs) - {"dim"}:
-            return None
-        widths = [shapes.get(part) if isinstance(part, fx.Node) else None for part in parts]
-        if any(w is None or len(w) != 1 for w in widths):
-            return None
-        return (sum(w[0] for w in widths if w is not None),)
+        return _joined(node.args[0] if node.args else None, rest, kwargs, shapes)
     if kind == "two":
         return None if len(rest) != 1 or kwargs else _broadcast([_row(a, shapes) for a in node.args])
     shape = shapes.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
@@ -231,6 +224,19 @@ def shape_of(node: fx.Node, shapes: Mapping[fx.Node, Shape | None]) -> Shape | N
     if kind == "across":
         return _across(name_of(node), shape, rest, kwargs)
     return _column(name_of(node).strip("_"), shape, rest) if kind == "column" and not kwargs else None
+
+
+def _joined(
+    parts: Any, rest: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Mapping[fx.Node, Shape | None]
+) -> Shape | None:
+    """Rows side by side."""
+    dim = rest[0] if rest else kwargs.get("dim")
+    if not isinstance(parts, (list, tuple)) or dim not in (-1, 1) or len(rest) > 1 or set(kwargs) - {"dim"}:
+        return None
+    widths = [shapes.get(part) if isinstance(part, fx.Node) else None for part in parts]
+    if any(w is None or len(w) != 1 for w in widths):
+        return None
+    return (sum(w[0] for w in widths if w is not None),)
 
 
 def _row(value: Any, shapes: Mapping[fx.Node, Shape | None]) -> Shape | str | None:
@@ -266,14 +272,20 @@ def _across(name: str, shape: Any, rest: tuple[Any, ...], kwargs: Mapping[str, A
     return (1,) if given.get("keepdim") is True else ()
 
 
-def _column(name: str, shape: Any, rest: tuple[Any, ...]) -> Shape | None:
+# What makes a number per row a column, or the reverse: the arguments it may have, and the shapes before and after.
+TO_COLUMN = {
+    "view": (((-1, 1), ((-1, 1),), ([-1, 1],)), ((), (1,)), (1,)),
+    "reshape": (((-1, 1), ((-1, 1),), ([-1, 1],)), ((), (1,)), (1,)),
+    "unsqueeze": (((-1,), (1,)), ((),), (1,)),
+    "squeeze": (((-1,), (1,)), ((1,),), ()),
+}
+
+
+def _column(name: str, shape: Shape, rest: tuple[Any, ...]) -> Shape | None:
     """A number per row made a column, a column made a number, or some columns of many."""
-    if name in ("view", "reshape"):
-        return (1,) if rest in ((-1, 1), ((-1, 1),), ([-1, 1],)) and shape in ((), (1,)) else None
-    if name == "unsqueeze":
-        return (1,) if rest in ((-1,), (1,)) and shape == () else None
-    if name == "squeeze":
-        return () if rest in ((-1,), (1,)) and shape == (1,) else None
+    if name in TO_COLUMN:
+        known, before, after = TO_COLUMN[name]
+        return after if rest in known and shape in before else None
     index = rest[0] if len(rest) == 1 and isinstance(rest[0], tuple) else ()
     if len(index) != 2 or index[0] != slice(None):
         return None
