@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stretto.kernels import native
-from stretto.kernels.schema import CPU
+from stretto.kernels.schema import CPU, DTYPES, WIDE
 from stretto.memory import pool
 
 TALL = 4096  # rows
@@ -14,13 +14,12 @@ MOST_SUMMED = 1024  # terms of a sum
 MOST_WIDE = 2048  # columns of a result that has many rows
 MOST_SMALL = 1 << 18  # values of the small matrix; half as many where it is the result, of which every task has one
 ROWS_PER_SUM, MOST_SUM_TASKS = 4096, 32
-DTYPES = {torch.float32: 0, torch.float64: 1}
 
 
 def shape_of(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> str | None:
     """What x w is to our kernel: the product of a "tall" x, a "sum" over the rows of two tall ones, or nothing."""
     if (
-        x.dtype not in DTYPES
+        x.dtype not in WIDE
         or w.dtype != x.dtype
         or w.size(0) != x.size(1)
         or w.device != x.device
@@ -56,27 +55,12 @@ def tall_product(
     (m, k), n = x.shape, w.size(1)
     out = pool.empty((m, n), x.dtype) if add is None else add
     bias = None if bias is None else bias.expand(n).contiguous()  # the kernel reads n values side by side
-    other: tuple[int | None, ...] = (None, 0, 0, None, 0, 0)
+    other: tuple[Tensor | int | None, ...] = (None, 0, 0, None, 0, 0)
     if beside is not None:
         y, v = beside
-        other = (y.data_ptr(), y.stride(0), y.size(1), v.data_ptr(), *v.stride())
-    native.call(
-        "stretto_tall_product",
-        DTYPES[x.dtype],
-        x.data_ptr(),
-        m,
-        x.stride(0),
-        w.data_ptr(),
-        k,
-        *w.stride(),
-        n,
-        None if bias is None else bias.data_ptr(),
-        factor,
-        add is not None,
-        *other,
-        out.data_ptr(),
-        torch.get_num_threads(),
-    )
+        other = (y, y.stride(0), y.size(1), v, *v.stride())
+    operands = x, m, x.stride(0), w, k, *w.stride(), n, bias, factor, add is not None
+    native.kernel("stretto_tall_product", DTYPES[x.dtype], *operands, *other, out)
     return out
 
 
@@ -87,19 +71,6 @@ def sum_product(x: Tensor, w: Tensor, *, sums: bool = False) -> tuple[Tensor, Te
     tasks = min(-(-k // ROWS_PER_SUM), MOST_SUM_TASKS)
     parts = pool.empty((tasks, m, n), x.dtype)
     totals = torch.empty(tasks, m, dtype=torch.float64, device=CPU) if sums else None
-    native.call(
-        "stretto_sum_product",
-        DTYPES[x.dtype],
-        x.data_ptr(),
-        k,
-        x.stride(1),
-        m,
-        w.data_ptr(),
-        w.stride(0),
-        n,
-        parts.data_ptr(),
-        None if totals is None else totals.data_ptr(),
-        tasks,
-        torch.get_num_threads(),
-    )
+    operands = x, k, x.stride(1), m, w, w.stride(0), n
+    native.kernel("stretto_sum_product", DTYPES[x.dtype], *operands, parts, totals, tasks)
     return parts.sum(0), None if totals is None else totals.sum(0).to(x.dtype)

@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.graph import Graph
 from stretto.kernels import cpu_chain, cpu_edge, native, on_host
+from stretto.kernels.abi import SIGNATURES
 from stretto.kernels.csr import Csr
-from stretto.kernels.schema import SIGNATURES
 from stretto.recording import recorder
 
 aten: Any = torch.ops.aten
