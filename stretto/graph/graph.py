@@ -70,13 +70,15 @@ class Graph:
         many as the indices need.
         """
         if isinstance(edges, (Graph, TracedGraph)):
-            return edges  # type: ignore[return-value]
+            known: Any = edges
+            return known
         expect(
             flow in ("source_to_target", "target_to_source"),
             f"Graph.of: 'flow' is {flow!r}, wanted 'source_to_target' or 'target_to_source'",
         )
         if torch.compiler.is_compiling():
-            return TracedGraph.of(edges, num_nodes, flow)  # type: ignore[return-value]
+            traced: Any = TracedGraph.of(edges, num_nodes, flow)
+            return traced
         sizes = formats.sizes_of(edges, num_nodes)
         return _memo.get(formats.plain(edges), (sizes, flow), lambda: _build(edges, sizes, flow))
 
@@ -91,7 +93,8 @@ class Graph:
         index = formats.plain(index)
         formats.check_segments(index, num_segments)
         if torch.compiler.is_compiling():
-            return TracedGraph.of_segments(index, num_segments)  # type: ignore[return-value]
+            traced: Any = TracedGraph.of_segments(index, num_segments)
+            return traced
         return _memo.get(index, ("segments", num_segments), lambda: _build_segments(index, num_segments))
 
     @staticmethod
@@ -152,7 +155,8 @@ class Graph:
         if parent is not None:
             return parent
         if torch.compiler.is_compiling():
-            return TracedGraph.standing_for(self).T  # type: ignore[return-value]
+            traced: Any = TracedGraph.standing_for(self).T
+            return traced
         # _source: the graph this was the transpose of is gone, its arrays are not.
         made = Graph(self._source) if self._source is not None else self._transpose()
         made._parent = weakref.ref(self)
