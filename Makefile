@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 CMAKE := .venv/bin/cmake
 NINJA := $(CURDIR)/.venv/bin/ninja
-NATIVE_SOURCES := $(shell find csrc -name '*.h' -o -name '*.cpp') CMakeLists.txt
+NATIVE_SOURCES := $(shell find csrc -type f) CMakeLists.txt
 CXX_SOURCES := $(shell find csrc -name '*.h' -o -name '*.cpp')
 
 # Tests run in as many processes as there are cores. Threads that wait for each other must then not spin.

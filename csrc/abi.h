@@ -1,10 +1,12 @@
-// The whole native surface: every exported symbol of libstretto.
+// The whole native surface: every exported symbol of libstretto, those of kernels by way of kernels.def.
 //
 // Conventions. Arrays are plain pointers; shapes are checked by the caller (stretto/kernels/native.py). Functions
 // return 0, or a negative status whose text stretto_error() gives. `threads` is the number of threads to use; no result
 // depends on it. Per-edge arrays are in the user's edge order when csr.edge_id is given, in CSR order when it is null.
 #pragma once
 #include <stdint.h>
+
+#include "core/each.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -66,44 +68,6 @@ STRETTO_API int stretto_batch_graph(const void* row, const void* col, int64_t by
                                     int64_t* pointers, int32_t* entries, int64_t* facts);
 // 128-bit hash of a byte range, at memory speed.
 STRETTO_API void stretto_hash(const void* data, int64_t bytes, int threads, uint64_t* out);
-
-// ---- kernels (kernels/, one variant per instruction set) ----
-// out[i] = row_scale[i] * reduce_{e in row i} (weight[e, head] * col_scale[j] * x[j]) + beta * y[i], rows without
-// edges: 0. x [num_cols, heads * width] with row stride ldx; weight [num_edges, weight_heads] with weight_heads in {0,
-// 1, heads}; weight and scales in fp64 for fp64 x, else fp32. ties (may be null, max and min only) counts the entries
-// that attain the extremum, in the accumulation type. tile > 0: columns per pass over the graph; prefetch: edges ahead.
-STRETTO_API int stretto_spmm(const stretto_csr* g, int dtype, int reduce, const void* x, int64_t ldx, int64_t heads,
-                             int64_t width, const void* weight, int64_t weight_heads, const void* row_scale,
-                             const void* col_scale, const void* y, int64_t ldy, double beta, void* out, int64_t ldo,
-                             void* ties, int64_t tile, int64_t prefetch, int threads);
-// Gradients of max and min. g is the transposed graph (rows are sources j, columns destinations i); share = grad over
-// the number of entries that share it. dx[j] = sum over edges whose message attains out[i] of weight * col_scale *
-// share[i]. dweight [num_edges, weight_heads] (may be null): the same edges' sum_k of x[j] * share[i]. dx may be null.
-STRETTO_API int stretto_spmm_extremum_grad(const stretto_csr* g, int dtype, const void* x, int64_t heads, int64_t width,
-                                           const void* weight, int64_t weight_heads, const void* out, const void* share,
-                                           void* dx, void* dweight, int threads);
-// out[e, h] = sum_f a[i, h, f] * b[j, h, f], in the accumulation type; a [num_rows, heads, width], b [num_cols, ...].
-STRETTO_API int stretto_sddmm(const stretto_csr* g, int dtype, const void* a, int64_t lda, const void* b, int64_t ldb,
-                              int64_t heads, int64_t width, void* out, int threads);
-// out[e, h] = a[i, h] + b[j, h], dtype f32 or f64.
-STRETTO_API int stretto_sddmm_add(const stretto_csr* g, int dtype, const void* a, const void* b, int64_t heads,
-                                  void* out, int threads);
-// Softmax of score [num_edges, heads] over each row's edges; f32 or f64.
-STRETTO_API int stretto_edge_softmax(const stretto_csr* g, int dtype, const void* score, int64_t heads, void* out,
-                                     int threads);
-// d score = alpha * (grad - sum over the row of alpha * grad).
-STRETTO_API int stretto_edge_softmax_grad(const stretto_csr* g, int dtype, const void* alpha, const void* grad,
-                                          int64_t heads, void* out, int threads);
-// Gradient of a product: dx[e] = grad[i] * product of the row's other messages, right also where messages are zero.
-// x [num_edges, width] in edge order; f32 or f64.
-STRETTO_API int stretto_mul_grad(const stretto_csr* g, int dtype, const void* x, const void* grad, int64_t width,
-                                 void* dx, int threads);
-// out[i] = x[index[i]], rows of row_bytes; index_bytes 4 or 8.
-STRETTO_API int stretto_gather_rows(const void* x, int64_t row_bytes, const void* index, int64_t index_bytes, int64_t n,
-                                    void* out, int threads);
-// Sums rows of `row_bytes` (a multiple of 64) at random positions without storing them: the ceiling of any gather.
-STRETTO_API int stretto_gather_ceiling(const void* x, int64_t row_bytes, const int32_t* index, int64_t n,
-                                       int64_t prefetch, int threads, float* out);
 
 // ---- sampler and loader (sampler/) ----
 // Relation: one edge type in CSC form. Target v has the edges [colptr[v], colptr[v + 1]), sorted by time where there is
@@ -191,7 +155,7 @@ STRETTO_API void stretto_engine_destroy(stretto_engine* engine);  // joins its t
 // prepared.
 STRETTO_API void stretto_engine_state(stretto_engine* engine, int64_t* state);
 
-// ---- attention (kernels/attention*.h) ----
+// ---- arguments of attention (kernels/by_type/attention_*.cpp) ----
 // alpha = softmax over a row's edges of a score; out[i, h] = sum_e alpha[e, h] * v[j, h]. No array of edges x channels
 // is ever made. The score of edge (i, j) and head h is
 //   GIVEN     edge[e, h]
@@ -248,19 +212,8 @@ typedef struct {
     void* scores;
     const void* bias;  // [heads * width], added to out; or null
 } stretto_attention;
-// Fills stats, out, out_attr, alpha.
-STRETTO_API int stretto_attention_forward(const stretto_csr* g, int dtype, const stretto_attention* a, int threads);
-// One pass over the transposed edges: dv, dright, datt, dedge, dattr, dscore. g is the transposed graph.
-STRETTO_API int stretto_attention_backward(const stretto_csr* g, int dtype, const stretto_attention* a, int threads);
-// What is summed by destination, from dscore: dleft, dquery. g is the graph.
-STRETTO_API int stretto_attention_left(const stretto_csr* g, int dtype, const stretto_attention* a, int threads);
-// out[i, h] = a[i, h] . (b[i, h] - offset[h]), added to what is there if `add`. offset [heads, width], or null.
-// sums [tasks, heads * width] in the accumulation type, unless null: parts that add up to the sum of a over its rows.
-STRETTO_API int stretto_row_dot(int dtype, const void* a, int64_t lda, const void* b, int64_t ldb, int64_t rows,
-                                int64_t heads, int64_t width, const void* offset, void* out, int add, void* sums,
-                                int64_t tasks, int threads);
 
-// ---- messages from edge features (kernels/edge_*.h) ----
+// ---- arguments of messages from edge features, of statistics and of chains ----
 enum stretto_activation {
     STRETTO_ACT_ONE = 0,  // the factor is absent
     STRETTO_ACT_IDENTITY = 1,
@@ -304,8 +257,6 @@ enum stretto_messages_pass {
     STRETTO_MESSAGES_SUM_BY_ROW = 4,
     STRETTO_MESSAGES_PAIRS = 5
 };
-STRETTO_API int stretto_edge_messages(const stretto_csr* g, int dtype, const stretto_messages* m, int pass,
-                                      int threads);
 // out[i] = sum_e p * y, y = act(x[j] + edge[e]) + shift, p = softmax over row i of temperature * y, channel by channel.
 // x, edge, grad, dx, dedge in the kernel's dtype, the rest in the accumulation type. most and inverse [num_rows,
 // width]: the largest temperature * y and the inverse of the sum of exponentials. detached: p counts as constant.
@@ -323,9 +274,6 @@ typedef struct {
     void* dedge;
     void* dtemperature;  // [width]
 } stretto_softmax_sum;
-// pass 0: out, most, inverse. 1, g transposed: the gradients.
-STRETTO_API int stretto_edge_softmax_sum(const stretto_csr* g, int dtype, const stretto_softmax_sum* m, int pass,
-                                         int threads);
 // Statistics of the messages x[j] + own[i] that each row receives (own may be null), channel by channel; 0 for a row
 // without edges. place[s]: the column of out where statistic s begins, or -1; grad has out's layout. packed [num_rows,
 // width * (1 + (VAR or STD) + 2 MIN + 2 MAX)] in the accumulation type: what backward leaves for its second pass.
@@ -351,36 +299,6 @@ typedef struct {
     void* down;  // the gradient of own
     void* dx;
 } stretto_statistics;
-// pass 0: out. 1: packed and down from grad. 2, g transposed: dx from packed.
-STRETTO_API int stretto_neighbour_statistics(const stretto_csr* g, int dtype, const stretto_statistics* m, int pass,
-                                             int threads);
-// out = log(1 + e^x) - shift, or where grad is not null grad / (1 + e^-x); n numbers each, f32 or f64.
-STRETTO_API int stretto_softplus(int dtype, const void* x, const void* grad, int64_t n, double shift, void* out,
-                                 int threads);
-
-// relu(z + z_bias) W' + bias for rows of at most 256 values. z [rows, in], weight [in, out_width] (that is W'), out
-// [rows, out_width]; the biases may be null.
-STRETTO_API int stretto_relu_dense(int dtype, const void* z, int64_t rows, int64_t in, const void* z_bias,
-                                   const void* weight, int64_t out_width, const void* bias, void* out, int threads);
-// Its gradients for grad [rows, out_width]: dz [rows, in], may be null; and in shares, for each task, the parts of dW
-// [out_width, in], dbias [out_width] and dz_bias [in] (only where dz is wanted) that add up to them. weight [out_width,
-// in].
-STRETTO_API int stretto_relu_dense_grad(int dtype, const void* z, int64_t rows, int64_t in, const void* z_bias,
-                                        const void* weight, int64_t out_width, const void* grad, void* dz, void* shares,
-                                        int64_t tasks, int threads);
-
-// x w + bias (may be null), or with `add` factor * x w + what out holds. x [rows, in] with rows x_stride elements
-// apart, w [in, out_width] at any strides, out [rows, out_width]. y (may be null): y v is added, likewise.
-STRETTO_API int stretto_tall_product(int dtype, const void* x, int64_t rows, int64_t x_stride, const void* w,
-                                     int64_t in, int64_t w_row_stride, int64_t w_column_stride, int64_t out_width,
-                                     const void* bias, double factor, int add, const void* y, int64_t y_stride,
-                                     int64_t y_in, const void* v, int64_t v_row_stride, int64_t v_column_stride,
-                                     void* out, int threads);
-// x' w, summed over the rows of x [rows, out_width] and w [rows, in]: parts [tasks, out_width, in] add up to it,
-// and sums [tasks, out_width] in fp64, unless null, to the sums of x over its rows.
-STRETTO_API int stretto_sum_product(int dtype, const void* x, int64_t rows, int64_t x_stride, int64_t out_width,
-                                    const void* w, int64_t w_stride, int64_t in, void* parts, void* sums, int64_t tasks,
-                                    int threads);
 
 // Linears and activations one after the other over n rows of at most 256 values. SCALE: weight [n] has a factor for
 // each row. out: where the result goes (RELU may have the same as the stage before it); in backward, what forward kept:
@@ -400,13 +318,6 @@ typedef struct {
     void* dweight;
     void* dbias;
 } stretto_stage;
-// rows [n, in], f32 or f64. scratch: as many values as all weights have.
-STRETTO_API int stretto_chain(int dtype, const void* rows, int64_t n, int64_t in, const stretto_stage* stages,
-                              int64_t count, void* scratch, int threads);
-// grad: of the last result. drows [n, in] may be null. scratch: for every task as many values as all weights and one
-// bias for each of them have.
-STRETTO_API int stretto_chain_grad(int dtype, const void* grad, int64_t n, int64_t in, const stretto_stage* stages,
-                                   int64_t count, void* drows, void* scratch, int64_t tasks, int threads);
 
 // The pairs of edges of a graph whose transpose has the same rowptr and col. reverse [num_edges]: the user's numbers of
 // the transpose's entries. count: how many pairs; with pair null that is all. pair [num_edges]: the pair of each edge,
@@ -417,6 +328,11 @@ STRETTO_API int stretto_pairs(const stretto_csr* g, const void* reverse, int64_t
 // out[p] = rows[first[p]]; 1 if rows[second[p]] is the same, bit by bit, for all p, else 0 and out is of no use.
 STRETTO_API int stretto_pair_rows(const void* rows, int64_t row_bytes, const int64_t* first, const int64_t* second,
                                   int64_t n, void* out, int threads);
+
+// ---- kernels (kernels.def; kernels/, one variant per instruction set) ----
+#define KERNEL(name, types, ...) \
+    STRETTO_API int stretto_##name(STRETTO_EACH(STRETTO_PARAMETER, __VA_ARGS__) int threads);
+#include "kernels.def"
 
 #ifdef __cplusplus
 }

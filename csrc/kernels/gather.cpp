@@ -1,6 +1,8 @@
 // Row gather by an index, and the ceiling it is measured against.
+#include "core/error.h"
 #include "core/parallel.h"
-#include "kernels/entries.h"
+#include "kernels/simd.h"
+#include "kernels/table.h"
 
 namespace stretto::STRETTO_ISA {
 namespace {
@@ -18,7 +20,7 @@ void gather_words(const char* x, const Index* index, int64_t begin, int64_t end,
 }
 
 template <class Index>
-int gather(const GatherArgs& a) {
+int gather(const gather_rows_args& a) {
     const auto* x = static_cast<const char*>(a.x);
     const auto* index = static_cast<const Index*>(a.index);
     auto* out = static_cast<char*>(a.out);
@@ -37,7 +39,7 @@ int gather(const GatherArgs& a) {
 
 // Adds up the rows at index[begin, end): so many sums, and so few branches, that adding never sets the pace.
 template <int lines_known>
-float read_rows(const GatherArgs& a, int64_t begin, int64_t end) {
+float read_rows(const gather_ceiling_args& a, int64_t begin, int64_t end) {
     constexpr int chains = 8, in_line = 16 / lanes<float>;
     const auto* x = static_cast<const char*>(a.x);
     const auto* index = static_cast<const int32_t*>(a.index);
@@ -74,9 +76,11 @@ float read_rows(const GatherArgs& a, int64_t begin, int64_t end) {
 
 }  // namespace
 
-int gather_rows(const GatherArgs& a) { return a.index_bytes == 4 ? gather<int32_t>(a) : gather<int64_t>(a); }
+int gather_rows(const gather_rows_args& a) { return a.index_bytes == 4 ? gather<int32_t>(a) : gather<int64_t>(a); }
 
-int gather_ceiling(const GatherArgs& a) {
+int gather_ceiling(const gather_ceiling_args& a) {
+    if (a.row_bytes % 64)
+        return error("gather_ceiling: row_bytes %ld is not a multiple of 64", static_cast<long>(a.row_bytes));
     auto* out = static_cast<float*>(a.out);
     const int64_t lines = a.row_bytes / 64;
     const auto read = lines == 1   ? read_rows<1>

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from stretto.kernels import native
+from stretto.kernels import abi, native
 from stretto.kernels.csr import Csr
 from stretto.kernels.looks import settled
 from stretto.kernels.schema import CPU, DTYPES, REDUCES, accumulate_type
@@ -22,30 +23,18 @@ MANY_EDGES = 1 << 14
 NARROW_BYTES = 256
 
 
-class _CsrStruct(ctypes.Structure):
-    """stretto_csr of csrc/abi.h."""
-
-    _fields_ = (
-        *[(name, ctypes.c_void_p) for name in ("rowptr", "col", "edge_id", "tasks", "hubs")],
-        *[
-            (name, ctypes.c_int64)
-            for name in ("num_rows", "num_cols", "num_edges", "num_tasks", "num_hubs", "num_slots", "index_bytes")
-        ],
-    )
-
-
 def struct(csr: Csr, *, in_row_order: bool = False) -> int:
     """Address of the matrix's C struct, made once and kept with it. in_row_order: what is per edge has been sorted."""
     key = "struct_in_row_order" if in_row_order else "struct"
-    kept = csr.cache.get(key)
+    kept: tuple[int, Any] | None = csr.cache.get(key)
     if kept is None:
         index = csr.col if csr.col is not None else csr.edge_id
         assert csr.tasks is not None
         assert csr.hubs is not None
-        fields = _CsrStruct(
+        fields = abi.CSR(
             csr.rowptr.data_ptr(),
-            _pointer(csr.col),
-            None if in_row_order else _pointer(csr.edge_id),
+            pointer(csr.col),
+            None if in_row_order else pointer(csr.edge_id),
             csr.tasks.data_ptr(),
             csr.hubs.data_ptr(),
             csr.num_rows,
@@ -77,7 +66,7 @@ def spmm(
     tile: int = 0,
     prefetch: int = 8,
 ) -> tuple[Tensor, Tensor | None]:
-    x = _rows(x)
+    x = by_rows(x)
     pages.read_at_random(x)
     dtype = x.dtype
     heads, width = (x.size(1), x.size(2)) if x.dim() == 3 else (1, x.size(1))
@@ -96,30 +85,12 @@ def spmm(
         if weight is not None:
             weight_heads, col_scale, in_row_order = 1, None, True
     if y is not None:
-        y = _rows(y.to(dtype))
-    status = _lib().stretto_spmm(
-        struct(csr, in_row_order=in_row_order),
-        DTYPES[dtype],
-        REDUCES[reduce],
-        x.data_ptr(),
-        x.stride(0),
-        heads,
-        width,
-        _pointer(weight),
-        weight_heads,
-        _pointer(row_scale),
-        _pointer(col_scale),
-        _pointer(y),
-        0 if y is None else y.stride(0),
-        beta,
-        out.data_ptr(),
-        heads * width,
-        _pointer(ties),
-        tile,
-        prefetch,
-        torch.get_num_threads(),
-    )
-    native.check(status)
+        y = by_rows(y.to(dtype))
+    graph, y_step = struct(csr, in_row_order=in_row_order), 0 if y is None else y.stride(0)
+    rows = x, x.stride(0), heads, width
+    factors = weight, weight_heads, row_scale, col_scale
+    result = y, y_step, beta, out, heads * width, ties
+    native.kernel("stretto_spmm", graph, DTYPES[dtype], REDUCES[reduce], *rows, *factors, *result, tile, prefetch)
     return out, ties
 
 
@@ -136,44 +107,18 @@ def spmm_extremum_grad(
     dweight = torch.empty(shape, dtype=acc, device=CPU) if need_weight and shape is not None else None
     if x.numel() == 0 or csr_t.num_edges == 0:
         return (None if dx is None else dx.zero_()), (None if dweight is None else dweight.zero_())
-    status = _lib().stretto_spmm_extremum_grad(
-        struct(csr_t),
-        DTYPES[x.dtype],
-        x.data_ptr(),
-        heads,
-        width,
-        _pointer(weight),
-        weight_heads,
-        out.data_ptr(),
-        share.data_ptr(),
-        _pointer(dx),
-        _pointer(dweight),
-        torch.get_num_threads(),
-    )
-    native.check(status)
+    rest = x, heads, width, weight, weight_heads, out, share, dx, dweight
+    native.kernel("stretto_spmm_extremum_grad", struct(csr_t), DTYPES[x.dtype], *rest)
     return dx, dweight
 
 
 def sddmm(csr: Csr, a: Tensor, b: Tensor) -> Tensor:
-    a, b = _rows(a), _rows(b)
+    a, b = by_rows(a), by_rows(b)
     pages.read_at_random(b)
     out = empty((csr.num_edges, a.size(1)), accumulate_type(a.dtype))
     if out.numel():
-        threads = torch.get_num_threads()
-        native.check(
-            _lib().stretto_sddmm(
-                struct(csr),
-                DTYPES[a.dtype],
-                a.data_ptr(),
-                a.stride(0),
-                b.data_ptr(),
-                b.stride(0),
-                a.size(1),
-                a.size(2),
-                out.data_ptr(),
-                threads,
-            )
-        )
+        rest = a, a.stride(0), b, b.stride(0), a.size(1), a.size(2), out
+        native.kernel("stretto_sddmm", struct(csr), DTYPES[a.dtype], *rest)
     return out
 
 
@@ -199,34 +144,14 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     out = empty((index.numel(), *x.shape[1:]), x.dtype)
     if out.numel():
         row_bytes = x[0].numel() * x.element_size()
-        native.check(
-            _lib().stretto_gather_rows(
-                x.data_ptr(),
-                row_bytes,
-                index.data_ptr(),
-                index.element_size(),
-                index.numel(),
-                out.data_ptr(),
-                torch.get_num_threads(),
-            )
-        )
+        native.kernel("stretto_gather_rows", x, row_bytes, index, index.element_size(), index.numel(), out)
     return out
 
 
 def gather_ceiling(x: Tensor, index: Tensor, prefetch: int) -> Tensor:
     """Sums of random rows of x [m, 16 k] fp32 at index [E] int32: nothing is stored, so no gather can be faster."""
     out = torch.empty((index.numel() + 2047) // 2048, device=CPU)
-    native.check(
-        _lib().stretto_gather_ceiling(
-            x.data_ptr(),
-            x.size(1) * 4,
-            index.data_ptr(),
-            index.numel(),
-            prefetch,
-            torch.get_num_threads(),
-            out.data_ptr(),
-        )
-    )
+    native.kernel("stretto_gather_ceiling", x, x.size(1) * 4, index, index.numel(), prefetch, out)
     return out
 
 
@@ -236,13 +161,8 @@ def _per_edge(name: str, csr: Csr, a: Tensor, b: Tensor | None, shape: tuple[int
     a = a.to(acc).contiguous()
     out = empty(shape, acc)
     if out.numel():
-        operands = [a.data_ptr()]
-        if b is not None:
-            b = b.to(acc).contiguous()
-            operands.append(b.data_ptr())
-        function = getattr(_lib(), name)
-        width = a.size(1)
-        native.check(function(struct(csr), DTYPES[acc], *operands, width, out.data_ptr(), torch.get_num_threads()))
+        operands = (a,) if b is None else (a, b.to(acc).contiguous())
+        native.kernel(name, struct(csr), DTYPES[acc], *operands, a.size(1), out)
     return out.to(dtype)
 
 
@@ -253,7 +173,7 @@ def _in_row_order(csr: Csr, weight: Tensor) -> Tensor:
     """
     assert csr.edge_id is not None
     look = settled(weight)
-    known = None if look is None else csr.cache.get("weight")
+    known: tuple[Any, Any, dict[int, Tensor]] | None = None if look is None else csr.cache.get("weight")
     if known is not None and known[0]() is weight and known[1] == look and known[2]:
         return known[2][0]
     ordered = gather_rows(weight.detach(), csr.edge_id)
@@ -272,7 +192,7 @@ def _scale_of_edges(csr: Csr, scale: Tensor) -> Tensor | None:
     look = None if csr.col is None or few else settled(scale)
     if look is None or csr.col is None:
         return None
-    known = csr.cache.get("scale")
+    known: tuple[Any, Any, dict[int, Tensor]] | None = csr.cache.get("scale")
     if known is None or known[0]() is not scale or known[1] != look:
         cell: dict[int, Tensor] = {}
         csr.cache["scale"] = (popped_from(cell, 0, scale), look, cell)
@@ -282,14 +202,11 @@ def _scale_of_edges(csr: Csr, scale: Tensor) -> Tensor | None:
     return known[2][0]
 
 
-_lib = native.here
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
+def pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _rows(x: Tensor) -> Tensor:
+def by_rows(x: Tensor) -> Tensor:
     """x with rows contiguous in themselves; only the row stride is free."""
     if x.dim() == 3:
         return x if x.stride(2) == 1 and x.stride(1) == x.size(2) else x.contiguous()

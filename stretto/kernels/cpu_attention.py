@@ -7,53 +7,30 @@ import ctypes
 import torch
 from torch import Tensor
 
-from stretto.kernels import native
+from stretto.kernels import abi, native
 from stretto.kernels.attention import FORMS, TENSORS, Attention
-from stretto.kernels.cpu import _lib, _pointer, _rows, empty, struct
+from stretto.kernels.cpu import by_rows, pointer, struct
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import CPU, DTYPES, accumulate_type
 from stretto.memory import pages
+from stretto.memory.pool import empty
 
 ROWS_PER_TASK = 128  # of row_dot, whose sums over them are made one row after the other
-
-_GRADS = ("dv", "dleft", "dright", "datt", "dedge", "dattr", "dquery", "dscore")
-
-
-class _AttentionStruct(ctypes.Structure):
-    """stretto_attention of csrc/abi.h."""
-
-    _fields_ = (
-        *[
-            (name, ctypes.c_int64)
-            for name in ("form", "heads", "width", "score_width", "attr_width", "value_heads", "right_heads")
-        ],
-        ("v", ctypes.c_void_p),
-        ("ldv", ctypes.c_int64),
-        ("left", ctypes.c_void_p),
-        ("ldl", ctypes.c_int64),
-        ("right", ctypes.c_void_p),
-        ("ldr", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("att", "edge", "attr", "query")],
-        *[(name, ctypes.c_double) for name in ("slope", "scale", "dropout")],
-        ("seed", ctypes.c_uint64),
-        ("alpha_dropped", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("stats", "out", "out_attr", "alpha", "grad")],
-        ("ldg", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("grad_attr", "grad_alpha", "row_sum", *_GRADS, "scores", "bias")],
-    )
 
 
 class _Call:
     """The C struct of an Attention, with the tensors it points to kept alive."""
 
     def __init__(self, a: Attention) -> None:
-        v = _rows(a.values)
+        v = by_rows(a.values)
         self.dtype = v.dtype
         self.acc = accumulate_type(v.dtype)
-        rows = a.form in ("gatv2", "dot")
+        self.a = a
+        self.rows = rows = a.form in ("gatv2", "dot")
+        self.scalar_edge = a.edge is not None and not rows
         self.heads, self.width = a.heads, v.size(2)
         self.kept: list[Tensor | None] = [v]
-        self.fields = f = _AttentionStruct(
+        self.fields = f = abi.ATTENTION(
             form=FORMS[a.form],
             heads=self.heads,
             width=self.width,
@@ -68,8 +45,8 @@ class _Call:
             ldv=v.stride(0),
         )
         if a.left is not None and a.right is not None:
-            left = _rows(a.left) if rows else self.scalars(a.left)
-            right = (v if a.v is None else _rows(a.right)) if rows else self.scalars(a.right)
+            left = by_rows(a.left) if rows else self.scalars(a.left)
+            right = (v if a.v is None else by_rows(a.right)) if rows else self.scalars(a.right)
             self.kept += [left, right]
             f.left, f.ldl, f.right, f.ldr = left.data_ptr(), left.stride(0), right.data_ptr(), right.stride(0)
             if rows:
@@ -85,6 +62,14 @@ class _Call:
         if a.scores is not None:
             f.scores = self.keep(a.scores)
 
+    def gradients(self, need: dict[str, bool]) -> dict[str, Tensor | None]:
+        """An array for the gradient of each tensor that needs one: in its type, or that of the sums for scalars."""
+        scalars = ("att",) if self.rows else ("att", "left", "right", "edge")
+        return {
+            name: empty(t.shape, self.acc if name in scalars else self.dtype) if t is not None and need[name] else None
+            for name, t in zip(TENSORS, self.a.tensors, strict=True)
+        }
+
     def scalars(self, t: Tensor) -> Tensor:
         return t.to(self.acc).contiguous()
 
@@ -94,8 +79,7 @@ class _Call:
 
     def run(self, name: str, csr: Csr) -> None:
         pages.read_at_random(*self.kept)
-        function = getattr(_lib(), name)
-        native.check(function(struct(csr), DTYPES[self.dtype], ctypes.byref(self.fields), torch.get_num_threads()))
+        native.kernel(name, struct(csr), DTYPES[self.dtype], ctypes.byref(self.fields))
 
 
 def attention(csr: Csr, a: Attention, *, weights: bool) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
@@ -112,7 +96,7 @@ def attention(csr: Csr, a: Attention, *, weights: bool) -> tuple[Tensor, Tensor 
     stats = torch.empty(csr.num_rows, h, 2, dtype=call.acc, device=CPU)
     out_attr = None if a.attr is None else torch.empty(csr.num_rows, h, a.attr.size(1), dtype=call.acc, device=CPU)
     alpha = empty((csr.num_edges, h), call.acc) if weights else None
-    f.out, f.stats, f.out_attr, f.alpha = out.data_ptr(), stats.data_ptr(), _pointer(out_attr), _pointer(alpha)
+    f.out, f.stats, f.out_attr, f.alpha = out.data_ptr(), stats.data_ptr(), pointer(out_attr), pointer(alpha)
     if csr.num_rows and h:
         call.run("stretto_attention_forward", csr)
     return out, out_attr, alpha, stats
@@ -135,7 +119,7 @@ def attention_grad(
     call = _Call(a)
     f, h, acc = call.fields, call.heads, call.acc
     shape = (csr.num_rows, h, call.width)
-    grad = _rows(grad.reshape(shape))
+    grad = by_rows(grad.reshape(shape))
     need = dict(zip(TENSORS, needs, strict=False))  # one more: whether a bias needs its gradient
     dbias = None
     f.stats, f.grad, f.ldg = stats.data_ptr(), call.keep(grad), grad.stride(0)
@@ -150,33 +134,15 @@ def attention_grad(
         f.row_sum = call.keep(total)
     elif a.bias is not None:
         dbias = grad.sum(0).flatten()
-    rows = a.form in ("gatv2", "dot")
     by_row = need["left"] or need["query"]
-    scalar_edge = a.edge is not None and not rows
-    found: dict[str, Tensor | None] = dict.fromkeys(TENSORS)
-    if a.v is not None and need["v"]:
-        found["v"] = empty(a.v.shape, call.dtype)
-    for name in ("left", "right", "att", "attr", "query"):
-        tensor = getattr(a, name)
-        if tensor is not None and need[name]:
-            scalar = name == "att" or (name in ("left", "right") and not rows)
-            found[name] = empty(tensor.shape, acc if scalar else call.dtype)
-    if rows and a.edge is not None and need["edge"]:
-        found["edge"] = empty(a.edge.shape, call.dtype)
-    dscore = None
-    if by_row or (scalar_edge and need["edge"]):
+    found = call.gradients(need)
+    dscore = found["edge"] if call.scalar_edge else None
+    if by_row and dscore is None:
         dscore = empty((csr.num_edges, h), acc)
-        if scalar_edge and need["edge"]:
-            found["edge"] = dscore
-    f.dv = _pointer(found["right"] if a.v is None else found["v"])
-    f.dright, f.datt, f.dattr, f.dscore = (
-        _pointer(found["right"]),
-        _pointer(found["att"]),
-        _pointer(found["attr"]),
-        _pointer(dscore),
-    )
-    f.dedge = _pointer(found["edge"]) if rows else None
-    f.dleft, f.dquery = _pointer(found["left"]), _pointer(found["query"])
+    f.dv = pointer(found["right"] if a.v is None else found["v"])
+    f.dright, f.datt, f.dattr, f.dscore = (pointer(t) for t in (found["right"], found["att"], found["attr"], dscore))
+    f.dedge = None if call.scalar_edge else pointer(found["edge"])
+    f.dleft, f.dquery = pointer(found["left"]), pointer(found["query"])
     call.run("stretto_attention_backward", csr_t)
     if by_row:
         call.run("stretto_attention_left", csr)
@@ -207,7 +173,7 @@ def row_dot(
 
     a, b [n, h, f], offset [h * f] -> [n, h] in the accumulation type, [h * f].
     """
-    a, b = _rows(a), _rows(b)
+    a, b = by_rows(a), by_rows(b)
     n, heads, width = a.shape
     acc = accumulate_type(a.dtype)
     out = torch.empty(n, heads, dtype=acc, device=CPU) if into is None else into
@@ -216,22 +182,6 @@ def row_dot(
     offset = None if offset is None else offset.to(acc).contiguous()
     tasks = -(-n // ROWS_PER_TASK)
     parts = torch.empty(tasks, heads * width, dtype=acc, device=CPU) if sums else None
-    native.check(
-        _lib().stretto_row_dot(
-            DTYPES[a.dtype],
-            a.data_ptr(),
-            a.stride(0),
-            b.data_ptr(),
-            b.stride(0),
-            n,
-            heads,
-            width,
-            _pointer(offset),
-            out.data_ptr(),
-            int(into is not None),
-            _pointer(parts),
-            tasks,
-            torch.get_num_threads(),
-        )
-    )
+    operands = a, a.stride(0), b, b.stride(0), n, heads, width, offset
+    native.kernel("stretto_row_dot", DTYPES[a.dtype], *operands, out, int(into is not None), parts, tasks)
     return out, None if parts is None else parts.sum(0)

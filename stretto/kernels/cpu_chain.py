@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stretto.kernels import native
+from stretto.kernels import abi, native
 from stretto.kernels.schema import CPU, DTYPES
 
 WIDEST = 256  # values in a row
 BLOCK, MOST_TASKS = 64, 8  # rows that go through a chain together; shares of the weights' gradients
 KINDS = {"dense": 0, "relu": 1, "softplus": 2, "scale": 3}  # stretto_stage_kind of csrc/abi.h
-STAGE = struct.Struct("qqPPdPPP")  # stretto_stage of csrc/abi.h
+STAGE = abi.packer(abi.STAGE)
 
 # ("dense", whether it has a bias), ("relu", None), ("softplus", shift), ("scale", None); a Linear has a weight [o, i]
 # and maybe a bias [o] among the tensors, a scale one factor for each row [n].
@@ -56,18 +55,8 @@ def chain(stages: Sequence[Stage], rows: Tensor, tensors: Sequence[Tensor], kept
         packed.append(STAGE.pack(KINDS[name], width, weight, bias, shift, to.data_ptr(), 0, 0))
         rows = to
     scratch = torch.empty(weights, dtype=first.dtype, device=CPU)
-    native.check(
-        _lib().stretto_chain(
-            DTYPES[first.dtype],
-            first.data_ptr(),
-            n,
-            first.size(1),
-            b"".join(packed),
-            len(stages),
-            scratch.data_ptr(),
-            torch.get_num_threads(),
-        )
-    )
+    whole = b"".join(packed), len(stages), scratch
+    native.kernel("stretto_chain", DTYPES[first.dtype], first, n, first.size(1), *whole)
     return rows
 
 
@@ -111,21 +100,6 @@ def chain_grad(
     tasks = -(-blocks // -(-blocks // MOST_TASKS))
     drows = torch.empty(n, i, dtype=dtype, device=CPU) if need_rows else None
     scratch = torch.empty(max(tasks * size, 1), dtype=dtype, device=CPU)
-    native.check(
-        _lib().stretto_chain_grad(
-            DTYPES[dtype],
-            grad.data_ptr(),
-            n,
-            i,
-            b"".join(packed),
-            len(stages),
-            None if drows is None else drows.data_ptr(),
-            scratch.data_ptr(),
-            tasks,
-            torch.get_num_threads(),
-        )
-    )
+    whole = b"".join(packed), len(stages)
+    native.kernel("stretto_chain_grad", DTYPES[dtype], grad, n, i, *whole, drows, scratch, tasks)
     return drows, found
-
-
-_lib = native.here

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stretto.kernels import native
 from stretto.kernels.denormals import DenormalsAreZero, matter
-from stretto.kernels.schema import CPU
+from stretto.kernels.schema import CPU, DTYPES, WIDE
 from stretto.memory import pool
 
 BLOCK = 1 << 20  # bytes of z and of the result in a block
@@ -25,7 +25,6 @@ MOST_TASKS = 64
 SKINNY = 17  # columns below which torch's GEMM adds many terms, or all, one after the other
 MANY, SUMMED = 512, 64  # terms from which on that loses digits; terms of a block
 RESULTS = 1 << 22  # bytes of the results of blocks that are added up together
-_DTYPES = {torch.float32: 0, torch.float64: 1}
 
 
 def product(
@@ -77,18 +76,7 @@ def relu_dense(z: Tensor, z_bias: Tensor | None, weight: Tensor, bias: Tensor | 
     if _narrow(z, weight):
         z, turned = z.contiguous(), weight.t().contiguous()
         z_bias, bias = _side_by_side(z_bias, z.size(1)), _side_by_side(bias, weight.size(0))
-        native.call(
-            "stretto_relu_dense",
-            _DTYPES[z.dtype],
-            z.data_ptr(),
-            *z.shape,
-            _pointer(z_bias),
-            turned.data_ptr(),
-            weight.size(0),
-            _pointer(bias),
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
+        native.kernel("stretto_relu_dense", DTYPES[z.dtype], z, *z.shape, z_bias, turned, weight.size(0), bias, out)
         return out
     transposed = weight.t()
     with DenormalsAreZero():
@@ -131,28 +119,15 @@ def _narrow_grad(
     (rows, i), o = z.shape, weight.size(0)
     tasks = min(-(-rows // ROWS_PER_TASK), MOST_TASKS)
     shares = torch.empty(tasks, o * i + o + i, dtype=z.dtype, device=CPU)
-    native.call(
-        "stretto_relu_dense_grad",
-        _DTYPES[z.dtype],
-        z.data_ptr(),
-        rows,
-        i,
-        _pointer(z_bias),
-        weight.data_ptr(),
-        o,
-        grad.data_ptr(),
-        _pointer(dz),
-        shares.data_ptr(),
-        tasks,
-        torch.get_num_threads(),
-    )
+    sums = shares, tasks
+    native.kernel("stretto_relu_dense_grad", DTYPES[z.dtype], z, rows, i, z_bias, weight, o, grad, dz, *sums)
     dweight, dbias, dz_bias = shares.sum(0).split([o * i, o, i])
     return dz, None if dz is None else dz_bias, dweight.view(o, i), dbias
 
 
 def _narrow(z: Tensor, weight: Tensor) -> bool:
     """Whether our kernel is made for such sizes."""
-    return z.dtype in _DTYPES and max(weight.shape) <= WIDEST.get(native.isa(), WIDEST_ELSEWHERE)
+    return z.dtype in WIDE and max(weight.shape) <= WIDEST.get(native.isa(), WIDEST_ELSEWHERE)
 
 
 def _blocks(z: Tensor, width: int) -> Iterator[slice]:
@@ -167,7 +142,3 @@ def _active(z: Tensor, z_bias: Tensor | None) -> Tensor:
 def _side_by_side(bias: Tensor | None, width: int) -> Tensor | None:
     """A bias as our kernels read it, [width] without gaps: a user's may be one number, or part of something larger."""
     return None if bias is None else bias.expand(width).contiguous()
-
-
-def _pointer(t: Tensor | None) -> int | None:
-    return None if t is None else t.data_ptr()

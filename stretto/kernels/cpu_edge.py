@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct as struct_module
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from stretto.kernels import native
-from stretto.kernels.cpu import _lib, _pointer, empty, struct
+from stretto.kernels import abi, native
+from stretto.kernels.cpu import struct
 from stretto.kernels.csr import Csr
 from stretto.kernels.reference_edge import ACTS
 from stretto.kernels.schema import CPU, DTYPES, accumulate_type
 from stretto.memory import pages
+from stretto.memory.pool import empty
 
 FORWARD, BY_COLUMN, BY_ROW, _, SUM_BY_ROW, PAIRS = range(6)  # stretto_messages_pass of csrc/abi.h
 
 Terms = tuple[Tensor | None, ...]  # row, col, edge of the first factor, then of the second
 
 
-# stretto_messages of csrc/abi.h: width and activations; addresses of the six terms, of the result and its gradient, of
-# the six gradients; steps from row to row of terms and gradients; root, pairs. Packed rather than a ctypes.Structure:
-# on mini-batches setting a field at a time takes longer than the kernel.
-MESSAGES = struct_module.Struct("3q 8P 6P 12q P q d P q")
+MESSAGES = abi.packer(abi.MESSAGES)
 _ORDER = (0, 3, 1, 4, 2, 5)  # row of both factors, col of both, edge of both
-
-
-class _SoftmaxSumStruct(ctypes.Structure):
-    """stretto_softmax_sum of csrc/abi.h."""
-
-    _fields_ = (
-        *[(name, ctypes.c_int64) for name in ("width", "act", "detached")],
-        ("shift", ctypes.c_double),
-        *[
-            (name, ctypes.c_void_p)
-            for name in ("x", "edge", "temperature", "out", "most", "inverse", "grad", "dx", "dedge", "dtemperature")
-        ],
-    )
-
-
-def _call(name: str, csr: Csr, dtype: torch.dtype, fields: Any, step: int) -> None:
-    function = getattr(_lib(), name)
-    native.check(function(struct(csr), DTYPES[dtype], fields, step, torch.get_num_threads()))
 
 
 def _rows(tensor: Tensor | None) -> Tensor | None:
@@ -84,7 +61,7 @@ def edge_messages(
         fields = MESSAGES.pack(
             width, *codes, *addresses, out.data_ptr(), 0, *_ABSENT, *steps, *_ABSENT, *_rooted(root), 0, 0
         )
-        _call("stretto_edge_messages", csr, dtype, fields, FORWARD)
+        native.kernel("stretto_edge_messages", struct(csr), DTYPES[dtype], fields, FORWARD)
     return out
 
 
@@ -122,7 +99,7 @@ def edge_messages_grad(
     def run(graph: Csr, step: int, *wanted: Tensor | None) -> None:
         places, dsteps = _points(wanted)
         fields = MESSAGES.pack(*terms, *places, *steps, *dsteps, *rest)
-        _call("stretto_edge_messages", graph, grad.dtype, fields, step)
+        native.kernel("stretto_edge_messages", struct(graph), DTYPES[grad.dtype], fields, step)
 
     if pairs is not None:
         if edge is not None or edge2 is not None:
@@ -143,12 +120,7 @@ def softplus(x: Tensor, shift: float, grad: Tensor | None = None) -> Tensor:
     """log(1 + e^x) - shift, or grad times its slope; fp32 and fp64."""
     x, grad = x.contiguous(), None if grad is None else grad.contiguous()
     out = empty(x.shape, x.dtype)
-    threads = torch.get_num_threads()
-    native.check(
-        _lib().stretto_softplus(
-            DTYPES[x.dtype], x.data_ptr(), _pointer(grad), x.numel(), shift, out.data_ptr(), threads
-        )
-    )
+    native.kernel("stretto_softplus", DTYPES[x.dtype], x, grad, x.numel(), shift, out)
     return out
 
 
@@ -161,19 +133,10 @@ def softmax_sum(
     pages.read_at_random(x)
     edge = None if edge is None else edge.contiguous()
     out, most, inverse = (empty((csr.num_rows, x.size(1)), acc) for _ in range(3))
-    fields = _SoftmaxSumStruct(
-        width=x.size(1),
-        act=ACTS.index(act),
-        shift=shift,
-        x=x.data_ptr(),
-        edge=_pointer(edge),
-        temperature=temperature.data_ptr(),
-        out=out.data_ptr(),
-        most=most.data_ptr(),
-        inverse=inverse.data_ptr(),
-    )
     if out.numel():
-        _call("stretto_edge_softmax_sum", csr, x.dtype, ctypes.byref(fields), 0)
+        terms = {"x": x, "edge": edge, "temperature": temperature, "out": out, "most": most, "inverse": inverse}
+        fields = abi.filled(abi.SOFTMAX_SUM, width=x.size(1), act=ACTS.index(act), shift=shift, **terms)
+        native.kernel("stretto_edge_softmax_sum", struct(csr), DTYPES[x.dtype], fields, 0)
     return out, most, inverse
 
 
@@ -198,23 +161,9 @@ def softmax_sum_grad(
     dx = empty(x.shape, x.dtype) if needs[0] else None
     dedge = empty(edge.shape, edge.dtype) if needs[1] and edge is not None else None
     dheat = torch.zeros(x.size(1), dtype=acc, device=CPU) if needs[2] else None
-    out, most, inverse = kept
-    fields = _SoftmaxSumStruct(
-        width=x.size(1),
-        act=ACTS.index(act),
-        detached=int(detached),
-        shift=shift,
-        x=x.data_ptr(),
-        edge=_pointer(edge),
-        temperature=heat.data_ptr(),
-        out=out.data_ptr(),
-        most=most.data_ptr(),
-        inverse=inverse.data_ptr(),
-        grad=grad.data_ptr(),
-        dx=_pointer(dx),
-        dedge=_pointer(dedge),
-        dtemperature=_pointer(dheat),
-    )
     if x.numel():
-        _call("stretto_edge_softmax_sum", csr_t, x.dtype, ctypes.byref(fields), 1)
+        terms = dict(zip(("out", "most", "inverse"), kept, strict=True), x=x, edge=edge, temperature=heat, grad=grad)
+        numbers = {"width": x.size(1), "act": ACTS.index(act), "detached": int(detached), "shift": shift}
+        fields = abi.filled(abi.SOFTMAX_SUM, **numbers, **terms, dx=dx, dedge=dedge, dtemperature=dheat)
+        native.kernel("stretto_edge_softmax_sum", struct(csr_t), DTYPES[x.dtype], fields, 1)
     return dx, dedge, dheat

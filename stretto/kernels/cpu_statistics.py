@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-
-import torch
 from torch import Tensor
 
-from stretto.kernels import native
-from stretto.kernels.cpu import _lib, _pointer, empty, struct
+from stretto.kernels import abi, native
+from stretto.kernels.cpu import struct
 from stretto.kernels.csr import Csr
 from stretto.kernels.reference_statistics import STATISTICS
 from stretto.kernels.schema import DTYPES, accumulate_type
 from stretto.memory import pages
-
-
-class _Struct(ctypes.Structure):
-    """stretto_statistics of csrc/abi.h."""
-
-    _fields_ = (
-        ("width", ctypes.c_int64),
-        ("place", ctypes.c_int64 * len(STATISTICS)),
-        ("x", ctypes.c_void_p),
-        ("ld_x", ctypes.c_int64),
-        ("own", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("ld_out", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("grad", "packed", "down", "dx")],
-    )
+from stretto.memory.pool import empty
 
 
 def statistics(csr: Csr, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> Tensor:
@@ -36,7 +19,7 @@ def statistics(csr: Csr, x: Tensor, own: Tensor | None, names: tuple[str, ...]) 
     pages.read_at_random(x)
     out = empty((csr.num_rows, len(names), x.size(1)), x.dtype)
     if out.numel():
-        _call(csr, _struct(x, own, names, out=out.data_ptr()), x.dtype, 0)
+        _call(csr, 0, x, own, names, out=out)
     return out
 
 
@@ -56,24 +39,18 @@ def statistics_grad(
     down = empty(own.shape, own.dtype) if needs[1] and own is not None else None
     parts = 1 + ("var" in names or "std" in names) + 2 * ("min" in names) + 2 * ("max" in names)
     packed = empty((csr.num_rows, parts * x.size(1)), accumulate_type(x.dtype))
-    pointers = {"grad": grad.data_ptr(), "packed": packed.data_ptr(), "down": _pointer(down), "dx": _pointer(dx)}
-    fields = _struct(x, own, names, **pointers)
+    arrays = {"grad": grad, "packed": packed, "down": down, "dx": dx}
     if x.size(1):
-        _call(csr, fields, x.dtype, 1)
+        _call(csr, 1, x, own, names, **arrays)
         if dx is not None and dx.numel():
             pages.read_at_random(packed)
-            _call(csr_t, fields, x.dtype, 2)
+            _call(csr_t, 2, x, own, names, **arrays)
     return dx, down
 
 
-def _struct(x: Tensor, own: Tensor | None, names: tuple[str, ...], **pointers: int | None) -> _Struct:
+def _call(csr: Csr, step: int, x: Tensor, own: Tensor | None, names: tuple[str, ...], **arrays: Tensor | None) -> None:
     width = x.size(1)
-    place = [names.index(name) * width if name in names else -1 for name in STATISTICS]
-    fields = _Struct(width, (ctypes.c_int64 * len(STATISTICS))(*place), x.data_ptr(), width, _pointer(own), **pointers)
-    fields.ld_out = len(names) * width
-    return fields
-
-
-def _call(csr: Csr, fields: _Struct, dtype: torch.dtype, step: int) -> None:
-    threads = torch.get_num_threads()
-    native.check(_lib().stretto_neighbour_statistics(struct(csr), DTYPES[dtype], ctypes.byref(fields), step, threads))
+    place = tuple(names.index(name) * width if name in names else -1 for name in STATISTICS)
+    options = {"width": width, "place": place, "ld_x": width, "ld_out": len(names) * width}
+    fields = abi.filled(abi.STATISTICS, **options, x=x, own=own, **arrays)
+    native.kernel("stretto_neighbour_statistics", struct(csr), DTYPES[x.dtype], fields, step)

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stretto import settings
 from stretto.errors import StrettoError
-from stretto.kernels.schema import RESULTS, SIGNATURES
+from stretto.kernels.abi import SIGNATURES, declare
 from stretto.recording import Recorded, recorder
 
 logger = logging.getLogger("stretto")
 
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "n": ctypes.c_int, "d": ctypes.c_double, "s": ctypes.c_char_p}
 _VERSION = "0.1.0"
 _lock = threading.Lock()
 _library: ctypes.CDLL | None = None
@@ -52,7 +52,7 @@ def why_not() -> str:
 def location() -> str:
     """Path of the loaded library, or nothing."""
     lib = library()
-    return lib._name if lib is not None else ""
+    return str(lib._name) if lib is not None else ""
 
 
 def here() -> Any:
@@ -62,15 +62,21 @@ def here() -> Any:
     return lib if recorder.program is None else Recorded(lib, recorder.program)
 
 
-def call(name: str, *args: object) -> int:
-    """Call an ABI function by name; a negative status becomes a StrettoError with its text."""
+def call(name: str, *arguments: object) -> int:
+    """Call a function of the ABI, tensors by their addresses; a negative status becomes a StrettoError."""
     if library() is None:
         raise StrettoError(f"{name}: libstretto is not loaded: {_why_not}")
     lib = here()
-    status = getattr(lib, name)(*args)
+    status: int | None = getattr(lib, name)(*[a.data_ptr() if isinstance(a, Tensor) else a for a in arguments])
     if status is not None and status < 0:
         raise StrettoError(f"{name}: {lib.stretto_error().decode()}")
-    return status
+    return status or 0
+
+
+def kernel(name: str, *arguments: object) -> None:
+    """Call a kernel of csrc/kernels.def, tensors by their addresses, with as many threads as torch uses."""
+    values = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
+    check(getattr(here(), name)(*values, torch.get_num_threads()))
 
 
 def check(status: int) -> None:
@@ -83,13 +89,13 @@ def check(status: int) -> None:
 def isa() -> str:
     """Instruction set of the kernels in use, or "none"."""
     lib = library()
-    return lib.stretto_isa().decode() if lib is not None else "none"
+    return str(lib.stretto_isa().decode()) if lib is not None else "none"
 
 
 def isas() -> list[str]:
     """Instruction sets this CPU and this library have, best first."""
     lib = library()
-    return lib.stretto_isas().decode().split() if lib is not None else []
+    return str(lib.stretto_isas().decode()).split() if lib is not None else []
 
 
 def set_isa(name: str) -> None:
@@ -100,7 +106,7 @@ def set_isa(name: str) -> None:
 def threads_runtime() -> str:
     """Whose threads run the kernels."""
     lib = library()
-    return lib.stretto_threading().decode() if lib is not None else "torch"
+    return str(lib.stretto_threading().decode()) if lib is not None else "torch"
 
 
 def _load() -> ctypes.CDLL:
@@ -108,13 +114,10 @@ def _load() -> ctypes.CDLL:
         raise StrettoError("STRETTO_NATIVE=0")
     torch.get_num_threads()  # torch's OpenMP runtime must be in the process before ours looks for it
     lib = ctypes.CDLL(str(_find()))
-    for name, arguments in SIGNATURES.items():
+    for name in SIGNATURES:
         if not hasattr(lib, name):
             raise StrettoError(f"{lib._name} lacks {name}: built from other sources, rebuild it")
-        function = getattr(lib, name)
-        function.argtypes = [_TYPES[code] for code in arguments]
-        result = RESULTS.get(name, "n")
-        function.restype = _TYPES[result] if result else None
+        declare(getattr(lib, name), name)
     found = lib.stretto_version().decode()
     if found != _VERSION:
         raise StrettoError(f"{lib._name} has version {found}, wanted {_VERSION}")

@@ -25,14 +25,12 @@ def find(csr: Csr, reverse: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     at, counted = struct(csr), ctypes.addressof(count)
     most = csr.num_edges
     if most >= MANY:
-        native.call("stretto_pairs", at, reverse.data_ptr(), counted, None, None, None, None)
+        native.call("stretto_pairs", at, reverse, counted, None, None, None, None)
         most = count.value
     number = torch.empty(csr.num_edges, dtype=reverse.dtype, device=CPU)
     found = torch.empty(4 * most, dtype=torch.int64, device=CPU)  # first, second, and both ends
     start, step = found.data_ptr(), 8 * most
-    native.call(
-        "stretto_pairs", at, reverse.data_ptr(), counted, number.data_ptr(), start, start + step, start + 2 * step
-    )
+    native.call("stretto_pairs", at, reverse, counted, number, start, start + step, start + 2 * step)
     pairs = count.value
     ends = found.as_strided((2, pairs), (pairs, 1), 2 * most)
     return number, found.narrow(0, 0, pairs), found.narrow(0, most, pairs), ends
@@ -43,14 +41,5 @@ def alike(rows: Tensor, first: Tensor, second: Tensor) -> Tensor | None:
     rows = rows.contiguous()
     out = torch.empty(first.numel(), *rows.shape[1:], dtype=rows.dtype, device=CPU)
     width = rows.element_size() * (rows.numel() // max(rows.size(0), 1))
-    same = native.call(
-        "stretto_pair_rows",
-        rows.data_ptr(),
-        width,
-        first.data_ptr(),
-        second.data_ptr(),
-        first.numel(),
-        out.data_ptr(),
-        torch.get_num_threads(),
-    )
+    same = native.call("stretto_pair_rows", rows, width, first, second, first.numel(), out, torch.get_num_threads())
     return out if same else None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
+
+Tensors = tuple[Tensor | None, ...]
 
 # Activations, in the order of their codes in csrc/abi.h; "one" stands for an absent factor.
 ACTS = ("one", "identity", "relu", "sigmoid", "softplus", "silu")
@@ -51,7 +55,7 @@ def edge_messages_grad(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors that need one, by autograd."""
-    return _gradients(lambda leaves: edge_messages(csr, leaves, acts), tensors, grad, needs)
+    return gradients(lambda leaves: edge_messages(csr, leaves, acts), tensors, grad, needs)
 
 
 def softmax_sum(
@@ -95,7 +99,7 @@ def softmax_sum_grad(
         assert temperature is not None
         return softmax_sum(csr, x, edge, temperature, act, shift, detached)[0].to(grad.dtype)
 
-    return _gradients(forward, (x, edge, temperature), grad, needs)
+    return gradients(forward, (x, edge, temperature), grad, needs)
 
 
 def softplus(x: Tensor, shift: float, grad: Tensor | None = None) -> Tensor:
@@ -103,7 +107,8 @@ def softplus(x: Tensor, shift: float, grad: Tensor | None = None) -> Tensor:
     return torch.nn.functional.softplus(x) - shift if grad is None else grad * x.sigmoid()
 
 
-def _gradients(forward, tensors, grad, needs):
+def gradients(forward: Callable[[Tensors], Tensor], tensors: Tensors, grad: Tensor, needs: tuple[bool, ...]) -> Tensors:
+    """Those of the tensors that need one, by autograd."""
     with torch.enable_grad():
         leaves = tuple(
             None if t is None else t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)

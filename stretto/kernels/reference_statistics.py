@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stretto.kernels.csr import Csr
-from stretto.kernels.reference_edge import _gradients
+from stretto.kernels.reference_edge import gradients
 from stretto.kernels.schema import accumulate_type
 
 STATISTICS = ("sum", "mean", "min", "max", "var", "std")  # in the order of their codes in csrc/abi.h
@@ -48,4 +48,9 @@ def statistics_grad(
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x and own, by autograd."""
-    return _gradients(lambda leaves: statistics(csr, leaves[0], leaves[1], names), (x, own), grad, needs)
+
+    def forward(leaves: tuple[Tensor | None, ...]) -> Tensor:
+        assert leaves[0] is not None
+        return statistics(csr, leaves[0], leaves[1], names)
+
+    return gradients(forward, (x, own), grad, needs)

@@ -44,6 +44,7 @@ CPU = torch.device("cpu")
 
 # Codes of csrc/abi.h.
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+WIDE = (torch.float32, torch.float64)  # of kernels that add in the type of the values
 REDUCES = {"sum": 0, "max": 1, "min": 2, "mul": 3}
 
 
@@ -77,55 +78,3 @@ class Reduce(str, Enum):
 
 
 _REDUCE_BY_NAME = {r.value: r for r in Reduce}
-
-# Arguments of every C function: p pointer, i int64, n int32, d double, s string; the result is an int status unless
-# RESULTS says otherwise. native.py declares them to ctypes; tests/test_house.py compares the names with csrc/abi.h.
-SIGNATURES = {
-    "stretto_version": "",
-    "stretto_error": "",
-    "stretto_isas": "",
-    "stretto_isa": "",
-    "stretto_set_isa": "s",
-    "stretto_threading": "",
-    "stretto_flush_denormals": "nn",
-    "stretto_minmax": "piinpp",
-    "stretto_csr_build": "ppiiinpppip",
-    "stretto_csr_rows_sorted": "pnp",
-    "stretto_csr_transpose": "pnppp",
-    "stretto_schedule": "piippp",
-    "stretto_batch_graph": "ppiiiiiiippp",
-    "stretto_hash": "pinp",
-    "stretto_spmm": "pnnpiiipipppidpipiin",
-    "stretto_spmm_extremum_grad": "pnpiipippppn",
-    "stretto_sddmm": "pnpipiiipn",
-    "stretto_sddmm_add": "pnppipn",
-    "stretto_edge_softmax": "pnpipn",
-    "stretto_edge_softmax_grad": "pnppipn",
-    "stretto_mul_grad": "pnppipn",
-    "stretto_gather_rows": "pipiipn",
-    "stretto_gather_ceiling": "pipiinp",
-    "stretto_attention_forward": "pnpn",
-    "stretto_attention_backward": "pnpn",
-    "stretto_attention_left": "pnpn",
-    "stretto_row_dot": "npipiiiippnpin",
-    "stretto_edge_messages": "pnpnn",
-    "stretto_edge_softmax_sum": "pnpnn",
-    "stretto_relu_dense": "npiippippn",
-    "stretto_relu_dense_grad": "npiippipppin",
-    "stretto_tall_product": "npiipiiiipdnpiipiipn",
-    "stretto_sum_product": "npiiipiippin",
-    "stretto_chain": "npiipipn",
-    "stretto_chain_grad": "npiipippin",
-    "stretto_pairs": "ppppppp",
-    "stretto_pair_rows": "pippipn",
-    "stretto_neighbour_statistics": "pnpnn",
-    "stretto_softplus": "nppidpn",
-}
-RESULTS = {
-    "stretto_version": "s",
-    "stretto_error": "s",
-    "stretto_isas": "s",
-    "stretto_isa": "s",
-    "stretto_threading": "s",
-    "stretto_hash": "",
-}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stretto.kernels import native
-from stretto.kernels.schema import CPU
+from stretto.kernels.schema import CPU, DTYPES, WIDE
 from stretto.memory import pool
 
 TALL = 4096  # rows
@@ -14,28 +14,29 @@ MOST_SUMMED = 1024  # terms of a sum
 MOST_WIDE = 2048  # columns of a result that has many rows
 MOST_SMALL = 1 << 18  # values of the small matrix; half as many where it is the result, of which every task has one
 ROWS_PER_SUM, MOST_SUM_TASKS = 4096, 32
-DTYPES = {torch.float32: 0, torch.float64: 1}
 
 
 def shape_of(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> str | None:
     """What x w is to our kernel: the product of a "tall" x, a "sum" over the rows of two tall ones, or nothing."""
-    if (
-        x.dtype not in DTYPES
-        or w.dtype != x.dtype
-        or w.size(0) != x.size(1)
-        or w.device != x.device
-        or x.layout != torch.strided
-        or w.layout != torch.strided
-    ):
+    if x.dtype not in WIDE or w.dtype != x.dtype or w.size(0) != x.size(1) or w.device != x.device:
         return None
-    m, k = x.shape
-    n = w.size(1)
+    if x.layout != torch.strided or w.layout != torch.strided:
+        return None
     others = [t for t in (bias, add) if t is not None]
-    if x.stride(1) == 1 and m >= TALL and k <= MOST_SUMMED and n <= MOST_WIDE and k * n <= MOST_SMALL:
+    if _is_tall(x, w):
         return "tall" if all(t.dtype == x.dtype and t.is_contiguous() for t in others) else None
-    if x.stride(0) == 1 and k >= TALL and w.stride(1) == 1 and max(m, n) <= MOST_WIDE and m * n <= MOST_SMALL // 2:
-        return None if others else "sum"
-    return None
+    return "sum" if not others and _sums_rows(x, w) else None
+
+
+def _is_tall(x: Tensor, w: Tensor) -> bool:
+    (m, k), n = x.shape, w.size(1)
+    return x.stride(1) == 1 and m >= TALL and k <= MOST_SUMMED and n <= MOST_WIDE and k * n <= MOST_SMALL
+
+
+def _sums_rows(x: Tensor, w: Tensor) -> bool:
+    (m, k), n = x.shape, w.size(1)
+    small = max(m, n) <= MOST_WIDE and m * n <= MOST_SMALL // 2
+    return x.stride(0) == 1 and w.stride(1) == 1 and k >= TALL and small
 
 
 def tall_product(
@@ -56,27 +57,12 @@ def tall_product(
     (m, k), n = x.shape, w.size(1)
     out = pool.empty((m, n), x.dtype) if add is None else add
     bias = None if bias is None else bias.expand(n).contiguous()  # the kernel reads n values side by side
-    other: tuple[int | None, ...] = (None, 0, 0, None, 0, 0)
+    other: tuple[Tensor | int | None, ...] = (None, 0, 0, None, 0, 0)
     if beside is not None:
         y, v = beside
-        other = (y.data_ptr(), y.stride(0), y.size(1), v.data_ptr(), *v.stride())
-    native.call(
-        "stretto_tall_product",
-        DTYPES[x.dtype],
-        x.data_ptr(),
-        m,
-        x.stride(0),
-        w.data_ptr(),
-        k,
-        *w.stride(),
-        n,
-        None if bias is None else bias.data_ptr(),
-        factor,
-        add is not None,
-        *other,
-        out.data_ptr(),
-        torch.get_num_threads(),
-    )
+        other = (y, y.stride(0), y.size(1), v, *v.stride())
+    operands = x, m, x.stride(0), w, k, *w.stride(), n, bias, factor, add is not None
+    native.kernel("stretto_tall_product", DTYPES[x.dtype], *operands, *other, out)
     return out
 
 
@@ -87,19 +73,6 @@ def sum_product(x: Tensor, w: Tensor, *, sums: bool = False) -> tuple[Tensor, Te
     tasks = min(-(-k // ROWS_PER_SUM), MOST_SUM_TASKS)
     parts = pool.empty((tasks, m, n), x.dtype)
     totals = torch.empty(tasks, m, dtype=torch.float64, device=CPU) if sums else None
-    native.call(
-        "stretto_sum_product",
-        DTYPES[x.dtype],
-        x.data_ptr(),
-        k,
-        x.stride(1),
-        m,
-        w.data_ptr(),
-        w.stride(0),
-        n,
-        parts.data_ptr(),
-        None if totals is None else totals.data_ptr(),
-        tasks,
-        torch.get_num_threads(),
-    )
+    operands = x, k, x.stride(1), m, w, w.stride(0), n
+    native.kernel("stretto_sum_product", DTYPES[x.dtype], *operands, parts, totals, tasks)
     return parts.sum(0), None if totals is None else totals.sum(0).to(x.dtype)

@@ -58,6 +58,7 @@ def _matrix(csr: Csr, values: Tensor) -> Tensor:
 
 def _ones(csr: Csr, dtype: torch.dtype) -> Tensor:
     key = f"ones_{dtype}"
-    if key not in csr.cache:
-        csr.cache[key] = torch.ones(csr.num_edges, dtype=dtype, device=csr.device)
-    return csr.cache[key]
+    ones: Tensor | None = csr.cache.get(key)
+    if ones is None:
+        ones = csr.cache[key] = torch.ones(csr.num_edges, dtype=dtype, device=csr.device)
+    return ones

@@ -1,4 +1,4 @@
-"""The sampler's part of the C ABI (csrc/abi.h) for ctypes: structures, functions, errors."""
+"""Calls of the native sampler: their seeds, their answers, their errors."""
 
 import ctypes as c
 from collections.abc import Sequence
@@ -9,82 +9,28 @@ from torch import Tensor
 
 from stretto.errors import StrettoError, expect, fail
 from stretto.kernels import native, on_host
+from stretto.kernels.abi import SEEDS
 from stretto.loader import checks
-
-
-class NodeTypeStruct(c.Structure):
-    _fields_ = (("num_nodes", c.c_int64), ("time", c.c_void_p))
-
-
-class RelationStruct(c.Structure):
-    _fields_ = (
-        *((name, c.c_void_p) for name in ("colptr", "row", "edge_id", "time", "running", "fanout")),
-        *((name, c.c_int64) for name in ("row_bytes", "id_bytes", "source", "target")),
-    )
-
-
-class SliceStruct(c.Structure):
-    _fields_ = (
-        ("data", c.c_void_p),
-        ("scale", c.c_void_p),
-        *((name, c.c_int64) for name in ("row_bytes", "stride", "of_edges", "type", "columns")),
-    )
-
-
-class PlanStruct(c.Structure):
-    _fields_ = (
-        *((name, c.c_void_p) for name in ("node_types", "relations", "slices")),
-        *((name, c.c_int64) for name in ("num_node_types", "num_relations", "num_slices", "num_hops", "flags")),
-    )
-
-
-class SeedsStruct(c.Structure):
-    _fields_ = (
-        *((name, c.c_uint64) for name in ("seed", "epoch", "batch")),
-        *((name, c.c_void_p) for name in ("seeds", "counts", "times")),
-    )
-
 
 PIN = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_uint64, c.c_uint)
 UNPIN = c.CFUNCTYPE(c.c_int, c.c_void_p)
 
-_P, _I64 = c.c_void_p, c.c_int64
-# name -> (result, arguments)
-_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "stretto_sampler_create": (_P, (_P,)),
-    "stretto_sampler_destroy": (None, (_P,)),
-    "stretto_sampler_weights": (c.c_int, (_P, _I64, _P, c.c_int, _P)),
-    "stretto_sampler_sample": (c.c_int, (_P, _P, _P)),
-    "stretto_slot_table": (_I64, (_P, _P, _I64)),
-    "stretto_slot_release": (None, (_P,)),
-    "stretto_slot_tensor": (_P, (_P,)),
-    "stretto_engine_create": (_P, (_P, c.c_int, _I64, _P, _P)),
-    "stretto_engine_submit": (c.c_int, (_P, _P)),
-    "stretto_engine_next": (c.c_int, (_P, _I64, _P)),
-    "stretto_engine_cancel": (None, (_P,)),
-    "stretto_engine_destroy": (None, (_P,)),
-    "stretto_engine_state": (None, (_P, _P)),
-}
-_declared: Any = None
-_capsule = c.PYFUNCTYPE(c.py_object, _P, c.c_char_p, _P)(("PyCapsule_New", c.pythonapi))
+
+_capsule = c.PYFUNCTYPE(c.py_object, c.c_void_p, c.c_char_p, c.c_void_p)(("PyCapsule_New", c.pythonapi))
+_loaded: Any = None  # looked at once: each batch asks
 
 
 def library() -> Any:
-    """libstretto with the sampler's functions declared; says why where it is not there."""
-    global _declared
-    if _declared is None:
-        lib = native.library()
-        if lib is None:
-            fail(f"loader: sampling needs libstretto, which is not loaded: {native.why_not()}")
-        for name, (result, arguments) in _FUNCTIONS.items():
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
-        _declared = lib
-    return _declared
+    """libstretto; says why where it is not there."""
+    global _loaded
+    _loaded = native.library()
+    if _loaded is None:
+        fail(f"loader: sampling needs libstretto, which is not loaded: {native.why_not()}")
+    return _loaded
 
 
 def failure(lib: Any) -> StrettoError:
-    lib.stretto_error.restype = c.c_char_p
+    """What the library says of its last status on this thread."""
     return StrettoError(lib.stretto_error().decode())
 
 
@@ -95,7 +41,7 @@ def address(tensor: Tensor | None) -> int | None:
 def tensor_of(handle: int) -> Tensor:
     """A slot's memory as bytes. It goes back when the last tensor or array on it is gone, by no Python code: there, an
     exception such as Ctrl-C's would be lost."""
-    return torch.from_dlpack(_capsule(_declared.stretto_slot_tensor(handle), b"dltensor", None))
+    return torch.from_dlpack(_capsule(_loaded.stretto_slot_tensor(handle), b"dltensor", None))
 
 
 def _int64(name: str, values: Tensor) -> Tensor:
@@ -112,7 +58,7 @@ class Call:
         # Addresses of seeds, their counts, addresses of times; 0: none.
         self._words = (c.c_int64 * (3 * num_types))()
         start = c.addressof(self._words)
-        self._seeds: Any = SeedsStruct(0, 0, 0, start, start + 8 * num_types, start + 16 * num_types)
+        self._seeds: Any = SEEDS(0, 0, 0, start, start + 8 * num_types, start + 16 * num_types)
         self._slot = c.c_void_p()
         self._table = (c.c_int64 * table_size)()
         self.seeds, self.slot = c.byref(self._seeds), c.byref(self._slot)
@@ -142,5 +88,5 @@ class Call:
         """The slot that came back, and its table."""
         handle = self._slot.value
         assert handle is not None
-        _declared.stretto_slot_table(handle, self._table, len(self._table))
+        _loaded.stretto_slot_table(handle, self._table, len(self._table))
         return handle, self._table[:]

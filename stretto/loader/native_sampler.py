@@ -12,18 +12,10 @@ import torch
 from torch import Tensor
 
 from stretto.errors import fail
+from stretto.kernels.abi import NODE_TYPE, RELATION, SAMPLING_PLAN, SLICE
 from stretto.lifetime import Owned
 from stretto.loader import checks
-from stretto.loader.abi import (
-    Call,
-    NodeTypeStruct,
-    PlanStruct,
-    RelationStruct,
-    SliceStruct,
-    address,
-    failure,
-    library,
-)
+from stretto.loader.abi import Call, address, failure, library
 from stretto.loader.slot import Slot
 
 MOST_HOPS = 1 << 10
@@ -198,25 +190,25 @@ class NativeSampler:
         checks.fixed(*self._bound())
         self._owned = Owned(lib.stretto_sampler_destroy, handle, (self.node_types, self.relations, self.slices))
 
-    def _plan(self, fanouts: Sequence[Any]) -> tuple[PlanStruct, tuple[Any, ...]]:
+    def _plan(self, fanouts: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
         """What is sampled from, as the native side reads it, and the arrays that this points to."""
-        c_types = (NodeTypeStruct * len(self.node_types))(
-            *(NodeTypeStruct(t.num_nodes, address(t.time)) for t in self.node_types)
+        c_types = (NODE_TYPE * len(self.node_types))(
+            *(NODE_TYPE(t.num_nodes, address(t.time)) for t in self.node_types)
         )
-        c_relations = (RelationStruct * len(self.relations))()
+        c_relations = (RELATION * len(self.relations))()
         for r, relation, fanout in zip(c_relations, self.relations, fanouts, strict=True):
             r.colptr, r.row = relation.colptr.data_ptr(), relation.row.data_ptr()
             r.edge_id, r.time, r.running = map(address, (relation.edge_id, relation.time, relation.running))
             r.fanout, r.row_bytes = fanout.ctypes.data, relation.row.element_size()
             r.id_bytes = 8 if relation.edge_id is None else relation.edge_id.element_size()
             r.source, r.target = relation.source, relation.target
-        c_slices = (SliceStruct * len(self.slices))()
+        c_slices = (SLICE * len(self.slices))()
         for s, part in zip(c_slices, self.slices, strict=True):
             s.data, s.scale = part.value.data_ptr(), address(part.scale)
             s.row_bytes, s.of_edges, s.type = part.row_bytes, int(part.of_edges), part.type
             s.stride = checks.row_stride(part.value)
             s.columns = part.value.shape[1] if part.scale is not None else 0
-        plan = PlanStruct(
+        plan = SAMPLING_PLAN(
             *(c.cast(array, c.c_void_p) for array in (c_types, c_relations, c_slices)),
             len(c_types), len(c_relations), len(c_slices), self.num_hops, int(self.flags),
         )  # fmt: skip

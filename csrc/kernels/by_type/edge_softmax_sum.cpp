@@ -1,8 +1,7 @@
 // Softmax aggregation, channel by channel: out[i] = sum_j p * y with y = act(x[j] + edge[e]) + shift and p the softmax
 // of temperature * y over the row's edges. Two numbers per row and channel are kept; messages are made again where
 // needed.
-#pragma once
-#include "kernels/edge_messages.h"
+#include "kernels/activations.h"
 
 namespace stretto::STRETTO_ISA {
 
@@ -118,9 +117,10 @@ struct SoftmaxSum {
 };
 
 template <class T>
-int run_softmax_sum(const SoftmaxSumArgs& a) {
+int edge_softmax_sum(const edge_softmax_sum_args& a) {
     const SoftmaxSum<T> kernel(*a.g, *a.m);
     return a.pass == 0 ? kernel.forward(a.threads) : kernel.backward(a.threads);
 }
 
+FOR_FLOATS(edge_softmax_sum)
 }  // namespace stretto::STRETTO_ISA

@@ -3,7 +3,6 @@
 // A row of up to `tile_vectors` vectors is one register tile; wider rows take several. Sum, max and min share one loop.
 // The order of additions depends on the graph and the width alone, never on threads, tiling or prefetch distance. Of a
 // long row every block of edges is summed by itself, and the blocks in fp64.
-#pragma once
 #include "core/denormals.h"
 #include "core/parallel.h"
 #include "kernels/spmm_view.h"
@@ -255,7 +254,7 @@ Tile<T> choose_tile(int vectors) {
 }
 
 template <class T, class Index>
-Tile<T> choose_tile_for(const SpmmArgs& a, int vectors) {
+Tile<T> choose_tile_for(const spmm_args& a, int vectors) {
     if (a.reduce == STRETTO_MUL) return choose_tile<T, Index, Reduce::mul, false, false>(vectors);
     if (a.reduce != STRETTO_SUM)
         return a.ties ? choose_tile<T, Index, Reduce::max, true, true>(vectors)
@@ -265,7 +264,7 @@ Tile<T> choose_tile_for(const SpmmArgs& a, int vectors) {
 }
 
 template <class T>
-int run_spmm(const SpmmArgs& a) {
+int spmm(const spmm_args& a) {
     using A = Acc<T>;
     constexpr int L = lanes<A>;
     const stretto_csr& g = *a.g;
@@ -354,4 +353,5 @@ int run_spmm(const SpmmArgs& a) {
     return 0;
 }
 
+FOR_FLOATS(spmm)
 }  // namespace stretto::STRETTO_ISA

@@ -1,6 +1,5 @@
 // Kernels that need a whole row's edges at once, one column at a time: softmax over a row, its gradient, and the
 // gradient of a product. Long rows are not cut: a row is the work of one thread.
-#pragma once
 #include <cmath>
 
 #include "core/parallel.h"
@@ -29,12 +28,12 @@ STRETTO_INLINE A exponential(A v) {
 }
 
 template <class A, class Index>
-int run_edge_softmax(const EdgeArgs& a) {
+int run_edge_softmax(const edge_softmax_args& a) {
     const stretto_csr& g = *a.g;
     const auto* edge_id = static_cast<const Index*>(g.edge_id);
-    const auto* score = static_cast<const A*>(a.a);
+    const auto* score = static_cast<const A*>(a.score);
     auto* out = static_cast<A*>(a.out);
-    const int64_t H = a.width;
+    const int64_t H = a.heads;
     const auto at = [&](int64_t e, int64_t h) { return (edge_id ? static_cast<int64_t>(edge_id[e]) : e) * H + h; };
     parallel_for(g.num_tasks, a.threads, [&](int64_t t) {
         for_each_row(g, g.tasks + 5 * t, [&](int64_t, int64_t begin, int64_t end) {
@@ -58,13 +57,13 @@ int run_edge_softmax(const EdgeArgs& a) {
 }
 
 template <class A, class Index>
-int run_edge_softmax_grad(const EdgeArgs& a) {
+int run_edge_softmax_grad(const edge_softmax_grad_args& a) {
     const stretto_csr& g = *a.g;
     const auto* edge_id = static_cast<const Index*>(g.edge_id);
-    const auto* alpha = static_cast<const A*>(a.a);
-    const auto* grad = static_cast<const A*>(a.b);
+    const auto* alpha = static_cast<const A*>(a.alpha);
+    const auto* grad = static_cast<const A*>(a.grad);
     auto* out = static_cast<A*>(a.out);
-    const int64_t H = a.width;
+    const int64_t H = a.heads;
     const auto at = [&](int64_t e, int64_t h) { return (edge_id ? static_cast<int64_t>(edge_id[e]) : e) * H + h; };
     parallel_for(g.num_tasks, a.threads, [&](int64_t t) {
         for_each_row(g, g.tasks + 5 * t, [&](int64_t, int64_t begin, int64_t end) {
@@ -80,12 +79,12 @@ int run_edge_softmax_grad(const EdgeArgs& a) {
 }
 
 template <class A, class Index>
-int run_mul_grad(const EdgeArgs& a) {
+int run_mul_grad(const mul_grad_args& a) {
     const stretto_csr& g = *a.g;
     const auto* edge_id = static_cast<const Index*>(g.edge_id);
-    const auto* x = static_cast<const A*>(a.a);
-    const auto* grad = static_cast<const A*>(a.b);
-    auto* out = static_cast<A*>(a.out);
+    const auto* x = static_cast<const A*>(a.x);
+    const auto* grad = static_cast<const A*>(a.grad);
+    auto* out = static_cast<A*>(a.dx);
     const int64_t K = a.width;
     const auto at = [&](int64_t e, int64_t k) { return (edge_id ? static_cast<int64_t>(edge_id[e]) : e) * K + k; };
     parallel_for(g.num_tasks, a.threads, [&](int64_t t) {
@@ -107,4 +106,21 @@ int run_mul_grad(const EdgeArgs& a) {
     return 0;
 }
 
+template <class T>
+int edge_softmax(const edge_softmax_args& a) {
+    return a.g->index_bytes == 4 ? run_edge_softmax<T, int32_t>(a) : run_edge_softmax<T, int64_t>(a);
+}
+FOR_WIDE(edge_softmax)
+
+template <class T>
+int edge_softmax_grad(const edge_softmax_grad_args& a) {
+    return a.g->index_bytes == 4 ? run_edge_softmax_grad<T, int32_t>(a) : run_edge_softmax_grad<T, int64_t>(a);
+}
+FOR_WIDE(edge_softmax_grad)
+
+template <class T>
+int mul_grad(const mul_grad_args& a) {
+    return a.g->index_bytes == 4 ? run_mul_grad<T, int32_t>(a) : run_mul_grad<T, int64_t>(a);
+}
+FOR_WIDE(mul_grad)
 }  // namespace stretto::STRETTO_ISA

@@ -1,6 +1,5 @@
 // Attention, forward: one pass over a row's edges with online softmax. What is kept of a row is its largest score, the
 // sum of its exponentials and the weighted sum of values; a cut row's pieces are merged in a fixed order.
-#pragma once
 #include "kernels/attention.h"
 
 namespace stretto::STRETTO_ISA {
@@ -168,8 +167,9 @@ struct AttentionForward : Attention<T> {
 };
 
 template <class T>
-int run_attention_forward(const AttentionArgs& args) {
+int attention_forward(const attention_forward_args& args) {
     return AttentionForward<T>(*args.g, *args.a).run(args.threads);
 }
 
+FOR_FLOATS(attention_forward)
 }  // namespace stretto::STRETTO_ISA

@@ -1,53 +1,8 @@
 // Messages made on the fly from rows at the two ends of an edge and of the edge itself, and summed: nothing of size
 // edges x channels is stored but what the caller gave.
-#pragma once
-#include "kernels/attention.h"
+#include "kernels/activations.h"
 
 namespace stretto::STRETTO_ISA {
-
-// log(1 + t) for t in [0, 1]: 2 artanh(t / (2 + t)), whose series in z <= 1/3 is cut below 1e-8.
-STRETTO_INLINE vf32 log_one_plus(vf32 t) {
-    const vf32 z = t / (t + 2.0f), s = z * z;
-    vf32 p = broadcast<float>(1.0f / 15);
-    p = p * s + 1.0f / 13;
-    p = p * s + 1.0f / 11;
-    p = p * s + 1.0f / 9;
-    p = p * s + 1.0f / 7;
-    p = p * s + 0.2f;
-    p = p * s + 1.0f / 3;
-    return 2.0f * (z + z * (p * s));
-}
-STRETTO_INLINE vf64 log_one_plus(vf64 t) {
-    for (int i = 0; i < lanes<double>; ++i) t[i] = __builtin_log1p(t[i]);
-    return t;
-}
-
-// Value and derivative of an activation.
-template <class A>
-struct Activated {
-    Vec<A> value, slope;
-};
-
-template <class A>
-STRETTO_INLINE Activated<A> activate(int64_t kind, Vec<A> u) {
-    const Vec<A> one = broadcast<A>(1);
-    if (kind == STRETTO_ACT_ONE) return {one, Vec<A>{}};
-    if (kind == STRETTO_ACT_IDENTITY) return {u, one};
-    if (kind == STRETTO_ACT_RELU)  // NaN passes, as in torch
-        return {u <= 0 ? Vec<A>{} : u, u <= 0 ? Vec<A>{} : one};
-    const Vec<A> t = exponential_of(u > 0 ? -u : u);  // e^-|u|, never large
-    const Vec<A> half = one / (one + t);
-    const Vec<A> sigmoid = u > 0 ? half : t * half;
-    if (kind == STRETTO_ACT_SIGMOID) return {sigmoid, sigmoid * (one - sigmoid)};
-    if (kind == STRETTO_ACT_SOFTPLUS) return {((u > 0) | (u != u) ? u : Vec<A>{}) + log_one_plus(t), sigmoid};
-    return {u * sigmoid, sigmoid * (one + u * (one - sigmoid))};  // silu
-}
-
-// grad times the slope of an activation. Where ReLU is 0 nothing passes, not even a NaN, as in torch.
-template <class A>
-STRETTO_INLINE Vec<A> through(int64_t kind, Vec<A> grad, Vec<A> slope) {
-    return kind == STRETTO_ACT_RELU ? (slope > 0 ? grad : Vec<A>{}) : grad * slope;
-}
 
 // First, Second: the activations where they are known when compiling, or -1.
 template <class T, int First, int Second>
@@ -277,7 +232,7 @@ struct EdgeMessages {
         return 0;
     }
 
-    int run(const MessagesArgs& a) const {
+    int run(const edge_messages_args& a) const {
         switch (a.pass) {
             case STRETTO_MESSAGES_FORWARD:
                 return forward(a.threads);
@@ -296,7 +251,7 @@ struct EdgeMessages {
 };
 
 template <class T>
-int run_messages(const MessagesArgs& a) {
+int edge_messages(const edge_messages_args& a) {
 #if defined(__AVX2__) || defined(__aarch64__)  // elsewhere the general form: each of these takes seconds to compile
     if constexpr (std::is_same_v<T, float>) {  // the layers of PyG, in the type most models have
         const int64_t first = a.m->act[0], second = a.m->act[1];
@@ -313,22 +268,5 @@ int run_messages(const MessagesArgs& a) {
     return EdgeMessages<T, -1, -1>(*a.g, *a.m).run(a);
 }
 
-// Value of log(1 + e^x) - shift, or with grad its slope times grad.
-template <class A>
-int run_softplus(const SoftplusArgs& a) {
-    constexpr int64_t L = lanes<A>, chunk = 4096;
-    const auto *x = static_cast<const A*>(a.x), *grad = static_cast<const A*>(a.grad);
-    auto* out = static_cast<A*>(a.out);
-    parallel_for((a.n + chunk - 1) / chunk, a.threads, [&](int64_t c) {
-        const DenormalsAreZero mode;
-        const int64_t last = (c + 1) * chunk < a.n ? (c + 1) * chunk : a.n;
-        for (int64_t k = c * chunk; k < last; k += L) {
-            const int n = static_cast<int>(last - k < L ? last - k : L);
-            const Activated<A> y = activate<A>(STRETTO_ACT_SOFTPLUS, load_lanes(x + k, n));
-            store_lanes(out + k, grad ? load_lanes(grad + k, n) * y.slope : y.value - static_cast<A>(a.shift), n);
-        }
-    });
-    return 0;
-}
-
+FOR_FLOATS(edge_messages)
 }  // namespace stretto::STRETTO_ISA

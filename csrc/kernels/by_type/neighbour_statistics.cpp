@@ -4,7 +4,6 @@
 // Nothing is kept for backward. It reads the neighbours again and writes, for each row, what its edges need in one
 // place:
 //     base + bend * x[j], and of each extremum its value and the share of those that attain it.
-#pragma once
 #include "kernels/attention.h"
 
 namespace stretto::STRETTO_ISA {
@@ -289,10 +288,11 @@ struct Statistics {
 };
 
 template <class T>
-int run_statistics(const StatisticsArgs& a) {
+int neighbour_statistics(const neighbour_statistics_args& a) {
     const Statistics<T> kernel(*a.g, *a.m);
     if (a.pass == 0) return kernel.forward(a.threads);
     return a.pass == 1 ? kernel.prepare(a.threads) : kernel.backward(a.threads);
 }
 
+FOR_FLOATS(neighbour_statistics)
 }  // namespace stretto::STRETTO_ISA

@@ -2,7 +2,6 @@
 // The row sum of the softmax gradient is grad . out, known before, so that one read of a destination's gradient serves
 // both d alpha and dv. What is summed by destination instead (dleft, dquery) takes a second pass over the scalars d
 // score, which for SUM_ROWS and DOT reads the right rows again.
-#pragma once
 #include "kernels/attention.h"
 
 namespace stretto::STRETTO_ISA {
@@ -310,16 +309,16 @@ struct AttentionBackward : Attention<T> {
 };
 
 template <class T>
-int run_attention_backward(const AttentionArgs& args) {
+int attention_backward(const attention_backward_args& args) {
     return AttentionBackward<T>(*args.g, *args.a).run(args.threads);
 }
 template <class T>
-int run_attention_left(const AttentionArgs& args) {
+int attention_left(const attention_left_args& args) {
     return AttentionBackward<T>(*args.g, *args.a).run_left(args.threads);
 }
 
 template <class T>
-int run_row_dot(const RowDotArgs& r) {
+int row_dot(const row_dot_args& r) {
     using A = Acc<T>;
     constexpr int L = lanes<A>;
     const auto *p = static_cast<const T*>(r.a), *q = static_cast<const T*>(r.b);
@@ -350,4 +349,7 @@ int run_row_dot(const RowDotArgs& r) {
     return 0;
 }
 
+FOR_FLOATS(attention_backward)
+FOR_FLOATS(attention_left)
+FOR_FLOATS(row_dot)
 }  // namespace stretto::STRETTO_ISA

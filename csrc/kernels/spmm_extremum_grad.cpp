@@ -1,6 +1,5 @@
 // Gradient of max and min aggregation: the upstream gradient, shared evenly among the entries that attain the extremum
 // (as torch.scatter_reduce does), flows back along the transposed edges in one pass.
-#pragma once
 #include "core/parallel.h"
 #include "kernels/simd.h"
 #include "kernels/table.h"
@@ -8,7 +7,7 @@
 namespace stretto::STRETTO_ISA {
 
 template <class T, class Index>
-int run_extremum_grad(const ExtremumGradArgs& a) {
+int run_spmm_extremum_grad(const spmm_extremum_grad_args& a) {
     using A = Acc<T>;
     constexpr int L = lanes<A>;
     const stretto_csr& g = *a.g;
@@ -76,4 +75,9 @@ int run_extremum_grad(const ExtremumGradArgs& a) {
     return 0;
 }
 
+template <class T>
+int spmm_extremum_grad(const spmm_extremum_grad_args& a) {
+    return a.g->index_bytes == 4 ? run_spmm_extremum_grad<T, int32_t>(a) : run_spmm_extremum_grad<T, int64_t>(a);
+}
+FOR_FLOATS(spmm_extremum_grad)
 }  // namespace stretto::STRETTO_ISA

@@ -1,5 +1,4 @@
 // One number per edge and head from the rows at its two ends.
-#pragma once
 #include "core/parallel.h"
 #include "kernels/simd.h"
 #include "kernels/table.h"
@@ -41,7 +40,7 @@ STRETTO_INLINE Vec<Acc<T>> dot_lanes(const T* p, const T* q, int64_t width) {
 constexpr int dots_ahead = 16;  // edges
 
 template <class T, class Index, int NV>
-void sddmm_task(const SddmmArgs& a, const int64_t* task) {
+void sddmm_task(const sddmm_args& a, const int64_t* task) {
     using A = Acc<T>;
     const stretto_csr& g = *a.g;
     const auto* col = static_cast<const Index*>(g.col);
@@ -82,9 +81,9 @@ void sddmm_task(const SddmmArgs& a, const int64_t* task) {
 }
 
 template <class T, class Index>
-int run_sddmm(const SddmmArgs& a) {
+int run_sddmm(const sddmm_args& a) {
     const int64_t vectors = (a.width + lanes<Acc<T>> - 1) / lanes<Acc<T>>;
-    constexpr void (*by_vectors[])(const SddmmArgs&, const int64_t*) = {
+    constexpr void (*by_vectors[])(const sddmm_args&, const int64_t*) = {
         sddmm_task<T, Index, 0>, sddmm_task<T, Index, 1>, sddmm_task<T, Index, 2>,
         sddmm_task<T, Index, 3>, sddmm_task<T, Index, 4>,
     };
@@ -94,7 +93,7 @@ int run_sddmm(const SddmmArgs& a) {
 }
 
 template <class A, class Index>
-int run_sddmm_add(const EdgeArgs& a) {
+int run_sddmm_add(const sddmm_add_args& a) {
     const stretto_csr& g = *a.g;
     const auto* col = static_cast<const Index*>(g.col);
     const auto* edge_id = static_cast<const Index*>(g.edge_id);
@@ -106,12 +105,23 @@ int run_sddmm_add(const EdgeArgs& a) {
             for (int64_t e = begin; e < end; ++e) {
                 const int64_t j = col ? static_cast<int64_t>(col[e]) : e;
                 const int64_t id = edge_id ? static_cast<int64_t>(edge_id[e]) : e;
-                for (int64_t h = 0; h < a.width; ++h)
-                    out[id * a.width + h] = left[i * a.width + h] + right[j * a.width + h];
+                for (int64_t h = 0; h < a.heads; ++h)
+                    out[id * a.heads + h] = left[i * a.heads + h] + right[j * a.heads + h];
             }
         });
     });
     return 0;
 }
 
+template <class T>
+int sddmm(const sddmm_args& a) {
+    return a.g->index_bytes == 4 ? run_sddmm<T, int32_t>(a) : run_sddmm<T, int64_t>(a);
+}
+FOR_FLOATS(sddmm)
+
+template <class T>
+int sddmm_add(const sddmm_add_args& a) {
+    return a.g->index_bytes == 4 ? run_sddmm_add<T, int32_t>(a) : run_sddmm_add<T, int64_t>(a);
+}
+FOR_WIDE(sddmm_add)
 }  // namespace stretto::STRETTO_ISA
