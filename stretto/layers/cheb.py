@@ -75,19 +75,19 @@ def _laplacian(
 
     def make() -> tuple[Graph, Tensor | None]:
         plain = adjacency._plain(edge_index)
-        found, norm = conv.__norm__(plain, n, edge_weight, conv.normalization, lambda_max, dtype=x.dtype, batch=batch)
+        result, norm = conv.__norm__(plain, n, edge_weight, conv.normalization, lambda_max, dtype=x.dtype, batch=batch)
         if norm.dim() != 1:
             raise Decline("edge_weight is not one number an edge")
-        of_found = adjacency.graph_of(conv, found, n, n)
+        of_found = adjacency.graph_of(conv, result, n, n)
         return of_found, adjacency.weighted(of_found, norm, x)
 
     if isinstance(lambda_max, Tensor):
-        found, norm = make()
+        result, norm = make()
     else:
         source = edge_index if edge_weight is None else edge_weight
         key = ("cheb", conv.normalization, lambda_max, x.dtype, edge_weight is None)
-        found, norm = adjacency.kept_for(graph, key, source, make)
-    return Adjacency(found, weight=norm)
+        result, norm = adjacency.kept_for(graph, key, source, make)
+    return Adjacency(result, weight=norm)
 
 
 def _twice(adj: Adjacency) -> Tensor:
@@ -101,10 +101,10 @@ def _twice(adj: Adjacency) -> Tensor:
 def _terms(adj: Adjacency, x: Tensor, count: int) -> list[Tensor]:
     """T_0 X, T_1 X, ... [n, i] each."""
     assert adj.weight is not None
-    found, twice = [x, spmm(adj.graph, x, adj.weight)], 2 * adj.weight
-    while len(found) < count:
-        found.append(spmm(adj.graph, found[-1], twice, y=found[-2], beta=-1.0))
-    return found
+    result, twice = [x, spmm(adj.graph, x, adj.weight)], 2 * adj.weight
+    while len(result) < count:
+        result.append(spmm(adj.graph, result[-1], twice, y=result[-2], beta=-1.0))
+    return result
 
 
 def _recurrence(adj: Adjacency, x: Tensor, weights: list[Tensor]) -> Tensor:

@@ -15,12 +15,12 @@ from stretto.ops import spmm
 
 def linear_of_nonzeros(x: Tensor, weight: Tensor) -> Tensor | None:
     """The product x weight' by the nonzeros of x; None where x is not constant, nor sparse, or narrower than it."""
-    found = HOIST.nonzeros(x) if weight.size(0) <= x.size(1) else None
-    if found is None or torch.is_autocast_enabled("cpu"):
+    nonzeros = HOIST.nonzeros(x) if weight.size(0) <= x.size(1) else None
+    if nonzeros is None or torch.is_autocast_enabled("cpu"):
         return None
     if settings.get("STRETTO_PLAN") == "stock" or settings.torch_kernels():
         return None
-    graph, values = found
+    graph, values = nonzeros
     return spmm(graph, weight.t().contiguous(), values)
 
 

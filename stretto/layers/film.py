@@ -101,8 +101,8 @@ def _by_relation(conv: Conv, graph: Graph, edge_type: Any) -> list[Graph]:
         sizes = (graph.num_cols, graph.num_rows)
         return [Graph.of(graph.edge_index[:, edge_type == r].contiguous(), sizes) for r in range(conv.num_relations)]
 
-    found: list[Graph] = adjacency.kept_for(graph, ("by relation", conv.num_relations), edge_type, make)
-    return found
+    result: list[Graph] = adjacency.kept_for(graph, ("by relation", conv.num_relations), edge_type, make)
+    return result
 
 
 LAYER = Layer(pyg.FiLMConv, fast, aggr=SIMPLE, message=as_wide_as_result)

@@ -304,9 +304,9 @@ def edge_features(conv: Conv, graph: Graph, edge_index: Any, edge_attr: Any, x: 
         raise Decline("edge_dim with a sparse matrix")
     if edge_attr is None:
         return None
-    found = edges.one_per_edge(graph, edge_attr, x)
-    weight_of(conv.lin_edge, found.view(found.size(0), -1) if found.numel() else conv.lin_edge.weight)
-    return found
+    result = edges.one_per_edge(graph, edge_attr, x)
+    weight_of(conv.lin_edge, result.view(result.size(0), -1) if result.numel() else conv.lin_edge.weight)
+    return result
 
 
 def check_weights_wanted(edge_index: Any, wanted: Any) -> None:
@@ -333,8 +333,8 @@ def edges_of(conv: Conv, graph: Graph, edge_index: Tensor) -> Tensor:
     if type(edge_index) is not Tensor:  # an EdgeIndex: what it knows of itself is for PyG to say
         loops = min(graph.num_cols, graph.num_rows)
         return add_self_loops(remove_self_loops(edge_index)[0], num_nodes=loops)[0]
-    found = graph.edge_index.to(edge_index.dtype)
-    return found.flip(0) if conv.flow == "target_to_source" else found.clone()
+    result = graph.edge_index.to(edge_index.dtype)
+    return result.flip(0) if conv.flow == "target_to_source" else result.clone()
 
 
 LAYER = Layer(pyg.GATConv, fast, aggr=SUM, local=True)

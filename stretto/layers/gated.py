@@ -187,11 +187,11 @@ def _crystal_at_once(graph: Graph, x: Tensor, attr: Tensor | None, parts: Any, b
     if attr is None:
         bias = None if bias is None else torch.cat([bias, torch.zeros_like(bias)])
         return gated_messages(graph, dense(x, weight, bias), act="sigmoid", act2="softplus")
-    found = None if bias is None else features_of(graph, attr, shared=False)
-    if found is None:
+    known = None if bias is None else features_of(graph, attr, shared=False)
+    if known is None:
         features = dense(attr, torch.cat([edge, edge2]), bias)
     else:
-        features = linear_of_data(found.data, torch.cat([edge, edge2]), bias)
+        features = linear_of_data(known.data, torch.cat([edge, edge2]), bias)
     return gated_messages(graph, dense(x, weight), features, act="sigmoid", act2="softplus")
 
 

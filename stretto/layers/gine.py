@@ -90,8 +90,8 @@ def _at_once(conv: Conv, graph: Graph, x: Tensor, attr: Tensor, scale: float) ->
         return None
     if width_after(edge, attr.size(1)) != x.size(1) or width_after(after, x.size(1)) is None:
         return None
-    found = None if conv.lin is None else features_of(graph, attr)
-    pairs, rows = (None, attr) if found is None else (found.pairs, found.attr)
+    features = None if conv.lin is None else features_of(graph, attr)
+    pairs, rows = (None, attr) if features is None else (features.pairs, features.attr)
     return edge_layer(graph, x, rows, Chain(), edge, after, Form("relu", scale, pairs))
 
 

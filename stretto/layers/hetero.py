@@ -61,11 +61,11 @@ def fast_han(conv: Conv, x_dict: Any, edge_index_dict: Any, return_semantic_atte
     )
     assert isinstance(out, Tensor)
     note(conv, "alpha X, all relations in one pass")
-    found: dict[str, list[Tensor]] = {kind: [] for kind in x_dict}
+    result: dict[str, list[Tensor]] = {kind: [] for kind in x_dict}
     each = out.reshape(-1, conv.out_channels).relu().split([graph.num_rows for graph in graphs])
     for kind, part in zip(edge_index_dict, each, strict=True):
-        found[kind[2]].append(part)
-    grouped = {kind: group(outs, conv.q, conv.k_lin) for kind, outs in found.items()}
+        result[kind[2]].append(part)
+    grouped = {kind: group(outs, conv.q, conv.k_lin) for kind, outs in result.items()}
     results = {kind: out for kind, (out, _) in grouped.items()}
     if return_semantic_attention_weights:
         return results, {kind: weights for kind, (_, weights) in grouped.items()}

@@ -117,11 +117,11 @@ STOCK = "_stretto_stock"  # on every class that accelerate() gives to a module: 
 
 def stock_of(kind: type) -> type | None:
     """The class that an accelerated one was made of, or None: it is none."""
-    found: type | None = kind.__dict__.get(STOCK)
-    return found
+    result: type | None = kind.__dict__.get(STOCK)
+    return result
 
 
 def is_stock(module: Any, kind: type) -> bool:
     """Whether a module is exactly of a stock class, accelerated or not: not of a user's class derived from it."""
-    found = type(module)
-    return found is kind or stock_of(found) is kind
+    own = type(module)
+    return own is kind or stock_of(own) is kind

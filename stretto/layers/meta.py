@@ -68,7 +68,7 @@ def _nodes(meta: Any, x: Tensor, edge_index: Tensor, edge_attr: Any, u: Any, bat
         return meta.node_model(x, edge_index, edge_attr, u, batch), How(f"as stock ({decline.reason})", False)
 
 
-def _traced(model: Any, given: tuple[Any, ...]) -> tuple[Trace, list[fx.Node]]:
+def _traced(model: Any, inputs: tuple[Any, ...]) -> tuple[Trace, list[fx.Node]]:
     """What a model's forward does with its five arguments, and these, or Decline."""
     function = type(model).forward if isinstance(model, torch.nn.Module) else None
     code = getattr(function, "__code__", None)
@@ -77,7 +77,7 @@ def _traced(model: Any, given: tuple[Any, ...]) -> tuple[Trace, list[fx.Node]]:
     if hooked(model) or type(model).__call__ is not torch.nn.Module.__call__:
         raise Decline("a hook is registered, or it is called in its own way")
     names = code.co_varnames[1:6]
-    absent = frozenset(name for name, value in zip(names, given, strict=True) if value is None)
+    absent = frozenset(name for name, value in zip(names, inputs, strict=True) if value is None)
     trace = traced(function, names, absent)
     if isinstance(trace, str):
         raise Decline(trace)
@@ -123,11 +123,11 @@ def _edge_network(
 
 def _node_model(meta: Any, x: Tensor, edge_index: Tensor, edge_attr: Any, u: Any, batch: Any) -> tuple[Tensor, How]:
     """node_model(x, edge_index, edge_attr, u, batch), its scattered messages made as a network on edges."""
-    model, given = meta.node_model, (x, edge_index, edge_attr, u, batch)
-    trace, symbols = _traced(model, given)
+    model, inputs = meta.node_model, (x, edge_index, edge_attr, u, batch)
+    trace, symbols = _traced(model, inputs)
     _check(x, edge_index, edge_attr, u, batch)
     node, src, side, reduce = _scattered(trace, symbols)
-    leaves = _leaves(trace, symbols, given, side)
+    leaves = _leaves(trace, symbols, inputs, side)
     inside = above(src, leaves)
     calls = [call for call in trace.calls if call in inside and call not in leaves]
     outside = above(trace.output, {node: None})
@@ -140,7 +140,7 @@ def _node_model(meta: Any, x: Tensor, edge_index: Tensor, edge_attr: Any, u: Any
     if not (made.steady or made.in_passes(graph)) or len(made.shape) != 1:
         raise Decline("its messages come from random numbers or statistics of all edges, or are no rows")
     total, how = made.run(graph, reduce)
-    known: dict[Any, Any] = dict(zip(trace.arguments.values(), given, strict=True))
+    known: dict[Any, Any] = dict(zip(trace.arguments.values(), inputs, strict=True))
     known[node] = total
     modules = {name: getattr(model, name) for name in trace.read}
     for call in trace.calls:
@@ -164,9 +164,9 @@ def _scattered(trace: Trace, symbols: list[fx.Node]) -> tuple[fx.Node, fx.Node, 
     return scatters[0], src, side, REDUCTIONS[str(reduce)]
 
 
-def _leaves(trace: Trace, symbols: list[fx.Node], given: tuple[Any, ...], side: int) -> dict[fx.Node, Value]:
+def _leaves(trace: Trace, symbols: list[fx.Node], inputs: tuple[Any, ...], side: int) -> dict[fx.Node, Value]:
     """What messages are made of: what an end of the edges gathers, and edge_attr. side: the end that receives."""
-    (of_nodes, index, attr, of_all, at), (x, _, edge_attr, u, batch) = symbols, given
+    (of_nodes, index, attr, of_all, at), (x, _, edge_attr, u, batch) = symbols, inputs
     leaves: dict[fx.Node, Value] = {} if edge_attr is None else {attr: Value(EDGE, edge_attr)}
     values = {of_nodes: x}
     for node in trace.calls:

@@ -74,18 +74,18 @@ def _calls(conv: Conv, args_dict: Any, kwargs_dict: Any) -> Iterator[Call]:
     for kind, layer in conv.convs.items():
         source, _, target = kind
         has_edges = False
-        given: list[tuple[str | None, Any]] = []
+        inputs: list[tuple[str | None, Any]] = []
         for name, values in [*((None, v) for v in args_dict), *kwargs_dict.items()]:
             if kind in values:
                 has_edges = True
-                given.append((name, values[kind]))
+                inputs.append((name, values[kind]))
             elif source == target and source in values:
-                given.append((name, values[source]))
+                inputs.append((name, values[source]))
             elif source in values or target in values:
-                given.append((name, (values.get(source), values.get(target))))
+                inputs.append((name, (values.get(source), values.get(target))))
         if has_edges:
-            keywords = {name[: -len("_dict")]: value for name, value in given if name is not None}
-            yield target, layer, [value for name, value in given if name is None], keywords
+            keywords = {name[: -len("_dict")]: value for name, value in inputs if name is not None}
+            yield target, layer, [value for name, value in inputs if name is None], keywords
 
 
 def known(layer: Any) -> Layer | None:
@@ -104,12 +104,12 @@ def summands(layer: Any, args: Any, kwargs: Any) -> Summands | None:
     if torch.nn.modules.module._has_any_global_hook():
         return None
     try:
-        found = kind.summands(layer, *args, **kwargs)
+        result = kind.summands(layer, *args, **kwargs)
     except Decline:
         return None
-    if autocasts(found.x):
+    if autocasts(result.x):
         return None
-    return found if found.is_linear else None
+    return result if result.is_linear else None
 
 
 def alike(parts: list[Summands]) -> bool:

@@ -211,10 +211,10 @@ def _relations(conv: Conv, graph: Graph, edge_type: Any) -> Relations:
         out = Graph.of(torch.stack([torch.arange(pairs, device=node.device), node]), (pairs, graph.num_rows))
         return Relations(into, out, bounds, edge_type.clone(), place)
 
-    found: Relations | None = adjacency.kept_for(graph, ("relations", count), edge_type, make)
-    if found is None:
+    result: Relations | None = adjacency.kept_for(graph, ("relations", count), edge_type, make)
+    if result is None:
         raise Decline("an edge_type is out of range")
-    return found
+    return result
 
 
 RGCN = Layer(pyg.RGCNConv, fast, aggr=SIMPLE, message=as_wide_as_x)

@@ -103,8 +103,8 @@ def evaluated(conv: Conv, of: Summands) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    found = linear_of_nonzeros(x, weight)
-    return x @ weight.t() if found is None else found
+    result = linear_of_nonzeros(x, weight)
+    return x @ weight.t() if result is None else result
 
 
 def _sage_summands(conv: Conv, *args: Any, **kwargs: Any) -> Summands:

@@ -36,16 +36,16 @@ def fast(conv: Conv, x: Tensor, edge_index: Any, edge_weight: Tensor, edge_attr:
         if made is not None:
             return made
     shared = plain and streaming.row_by_row(conv.nn)
-    found = features_of(graph, attr, length, shared=shared)
-    pairs = None if found is None else found.pairs
+    features = features_of(graph, attr, length, shared=shared)
+    pairs = None if features is None else features.pairs
     note(conv, "sum of W_e X_j, one pass" + ("; one filter for both directions" if pairs else ""))
-    if found is None:
+    if features is None:
         filters = _run(conv.nn, plain, attr) * _window(conv.cutoff, length)
     else:
-        made = _at_once(conv, graph, x, found)
+        made = _at_once(conv, graph, x, features)
         if made is not None:
             return made
-        filters = _filters(conv, plain, found)
+        filters = _filters(conv, plain, features)
     result: Tensor = conv.lin2(product_messages(graph, conv.lin1(x), filters, pairs))
     return result
 
@@ -83,37 +83,37 @@ def _in_blocks(conv: Conv, graph: Graph, x: Tensor, attr: Tensor, length: Tensor
     return result
 
 
-def _at_once(conv: Conv, graph: Graph, x: Tensor, found: Features) -> Tensor | None:
+def _at_once(conv: Conv, graph: Graph, x: Tensor, features: Features) -> Tensor | None:
     """The whole layer as one step, where it is small and its networks are Linears and known activations; else None."""
     chains = chain_of(conv.lin1), chain_of(conv.nn), chain_of(conv.lin2)
     before, edge, after = chains
-    if before is None or edge is None or after is None or not takes(graph, x, found.attr, before, edge, after):
+    if before is None or edge is None or after is None or not takes(graph, x, features.attr, before, edge, after):
         return None
     width = width_after(before, x.size(1))
-    if width is None or width_after(edge, found.attr.size(1)) != width or width_after(after, width) is None:
+    if width is None or width_after(edge, features.attr.size(1)) != width or width_after(after, width) is None:
         return None
-    window = _kept_window(conv, found).view(-1)
+    window = _kept_window(conv, features).view(-1)
     edge = Chain((*edge.stages, ("scale", None)), (*edge.tensors, window))
-    return edge_layer(graph, x, found.attr, before, edge, after, Form("product", None, found.pairs))
+    return edge_layer(graph, x, features.attr, before, edge, after, Form("product", None, features.pairs))
 
 
-def _kept_window(conv: Conv, found: Features) -> Tensor:
-    assert found.length is not None
+def _kept_window(conv: Conv, features: Features) -> Tensor:
+    assert features.length is not None
     key = ("window", conv.cutoff)
-    if key not in found.kept:
+    if key not in features.kept:
         with lasting():  # what an evaluation makes, training saves for backward
-            found.kept[key] = _window(conv.cutoff, found.length)
-    result: Tensor = found.kept[key]
+            features.kept[key] = _window(conv.cutoff, features.length)
+    result: Tensor = features.kept[key]
     return result
 
 
-def _filters(conv: Conv, plain: bool, found: Features) -> Tensor:
+def _filters(conv: Conv, plain: bool, features: Features) -> Tensor:
     """W of every edge or pair of edges. [E or P, filters]."""
-    window = _kept_window(conv, found)
+    window = _kept_window(conv, features)
     first = conv.nn[0] if plain and len(conv.nn) else None
     if first is None or type(first) not in LINEAR or hooked(first):
-        return _run(conv.nn, plain, found.attr) * window
-    made = linear_of_data(found.data, weight_of(first, found.attr, bias=True), first.bias)
+        return _run(conv.nn, plain, features.attr) * window
+    made = linear_of_data(features.data, weight_of(first, features.attr, bias=True), first.bias)
     return _run(list(conv.nn)[1:], True, made) * window
 
 

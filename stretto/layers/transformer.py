@@ -74,7 +74,7 @@ def _attended(
         known = all_reached(graph) or edges.seems_finite(query)
         folded = query if known else edges.only_read(graph, query, target=True)
         folded = torch.einsum("nhc,hcd->nhd", folded, edge_weight)
-    found: Any = attention(
+    result: Any = attention(
         graph,
         value,
         query,
@@ -87,7 +87,7 @@ def _attended(
         return_weights=wanted,
         dropped=False,
     )
-    out, *others = found if isinstance(found, tuple) else (found,)
+    out, *others = result if isinstance(result, tuple) else (result,)
     if edge_weight is not None:
         out = edges.only_reached(graph, out + torch.einsum("nhd,hcd->nhc", others[0], edge_weight))
     return out, others[-1] if wanted else None
@@ -125,11 +125,11 @@ def _edge_weight(conv: Conv, graph: Any, edge_index: Any, edge_attr: Any, x: Ten
         return None
     if not edges.is_plain(edge_index) or edge_attr is None:
         raise Decline("edge_dim without edge_attr, or with a sparse matrix")
-    found = edges.one_per_edge(graph, edge_attr, x)
-    if found.dim() != 2 or conv.lin_edge.bias is not None:
+    result = edges.one_per_edge(graph, edge_attr, x)
+    if result.dim() != 2 or conv.lin_edge.bias is not None:
         raise Decline("edge_attr is not a matrix, or its Linear has a bias")
-    edges.no_infinity(found)
-    return weight_of(conv.lin_edge, found).view(conv.heads, conv.out_channels, -1)
+    edges.no_infinity(result)
+    return weight_of(conv.lin_edge, result).view(conv.heads, conv.out_channels, -1)
 
 
 LAYER = Layer(pyg.TransformerConv, fast, aggr=SUM)

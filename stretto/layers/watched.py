@@ -71,9 +71,9 @@ class _Looked:
         self.replaced = ""
 
     def now(self) -> str:
-        found = self.read(self.kind)
-        if found != self.last:
-            self.last = found
+        methods = self.read(self.kind)
+        if methods != self.last:
+            self.last = methods
             self.replaced = next((name for name in self.names if not _of_library(getattr(self.kind, name))), "")
         return self.replaced
 
@@ -83,11 +83,11 @@ _looked: WeakKeyDictionary[type, _Looked] = WeakKeyDictionary()
 
 def replaced(kind: type) -> str:
     """The name of a method that someone has put onto the class of PyG that a layer is of, or derived from; else ""."""
-    found = _looked.get(kind)
-    if found is None:
+    known = _looked.get(kind)
+    if known is None:
         stock = next((base for base in kind.__mro__ if base.__module__.startswith("torch_geometric.")), kind)
-        found = _looked[kind] = _Looked(stock)
-    return found.now()
+        known = _looked[kind] = _Looked(stock)
+    return known.now()
 
 
 def replaced_forward(kind: Any) -> bool:
@@ -178,5 +178,5 @@ def _why_aggregation(conv: Conv) -> str | None:
 def _left_by_explainer(conv: Conv, method: Any) -> bool:
     """Whether an attribute is the class's own method, put on the instance when PyG switched an explainer off."""
     classes = [vars(kind) for kind in type(conv).__mro__]
-    own = [found.get(name) for found in classes for name in ("_jinja_propagate", "_jinja_edge_updater")]
+    own = [table.get(name) for table in classes for name in ("_jinja_propagate", "_jinja_edge_updater")]
     return getattr(method, "__func__", None) in [f for f in own if f is not None]

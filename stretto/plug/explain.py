@@ -115,7 +115,7 @@ def _explained(name: str, module: Any, seen: messages.Seen | None) -> Explanatio
 
 
 def _candidates(decision: Decision, running: Plan | Order, device: torch.device, size: int) -> list[Candidate]:
-    found = []
+    result = []
     for seconds, plan in decision.ranking.predicted:
         measured = decision.ranking.measured.get(plan)
         widths = [w.width for w in plan.works(decision.sizes, size) if w.kind == "spmm"]
@@ -124,8 +124,8 @@ def _candidates(decision: Decision, running: Plan | Order, device: torch.device,
         variants = sorted({name for w in set(widths) for name in chosen(w, known)}) if by_spmm else []
         took = None if measured is None else measured * 1e3
         kept = plan.kept_bytes(decision.sizes, size)
-        found.append(Candidate(plan.name, seconds * 1e3, took, plan is running, widths, kept, variants))
-    return found
+        result.append(Candidate(plan.name, seconds * 1e3, took, plan is running, widths, kept, variants))
+    return result
 
 
 def _plans(layer: Explanation) -> str:

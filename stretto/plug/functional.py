@@ -53,10 +53,10 @@ def _check(src: Any, index: Any, dim: int) -> Tensor:
         raise Decline("not the first dimension, or a few values only")
     if not isinstance(index, Tensor) or index.shape != src.shape[:1] or index.device != src.device:
         raise Decline("no index, or not one per row")
-    found = index.as_tensor() if hasattr(index, "as_tensor") else index
-    if type(found) is not Tensor or found.dtype not in (torch.int64, torch.int32):
+    result = index.as_tensor() if hasattr(index, "as_tensor") else index
+    if type(result) is not Tensor or result.dtype not in (torch.int64, torch.int32):
         raise Decline("the index is not a plain tensor of integers")
-    return found
+    return result
 
 
 _active = False

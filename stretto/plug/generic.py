@@ -58,9 +58,9 @@ def stock_edge_update(kind: type) -> str:
 
 def _own_propagate(kind: type) -> Any:
     """The propagate() of a class as it is without install(), or None where it inherits one."""
-    found = kind.__dict__.get("propagate")
+    result = kind.__dict__.get("propagate")
     stock, ours = _patched.get(kind, (None, None))
-    return found if ours is None or found is not ours else stock
+    return result if ours is None or result is not ours else stock
 
 
 def _prefix(kind: type) -> str:
@@ -93,10 +93,10 @@ def fast_propagate(kind: type) -> Callable[..., Any]:
     return in_place_of(stock_propagate, run)
 
 
-def _computed(summed: Callable[..., Tensor], conv: Conv, edge_index: Any, **given: Any) -> Any:
+def _computed(summed: Callable[..., Tensor], conv: Conv, edge_index: Any, /, **inputs: Any) -> Any:
     """What conv.propagate(edge_index, **given) computes, its messages summed by a function of ours."""
-    wanted = _update_arguments(conv, given)
-    out = summed(conv, edge_index, given)
+    wanted = _update_arguments(conv, inputs)
+    out = summed(conv, edge_index, inputs)
     return out if wanted is None else conv.update(owned(out), **wanted)
 
 
@@ -111,19 +111,19 @@ def _watched(compute: Callable[..., Any], stock: Callable[..., Any], conv: Conv,
     return out if watch is None else watch.judged(out, compute, stock)
 
 
-def _update_arguments(conv: Conv, given: dict[str, Any]) -> dict[str, Any] | None:
+def _update_arguments(conv: Conv, inputs: dict[str, Any]) -> dict[str, Any] | None:
     """What update() takes besides the aggregated messages, or Decline; None: it is PyG's own, which does nothing."""
     if type(conv).update is MessagePassing.update:
         return None
     names = conv.inspector.get_param_names("update")
-    if any(n not in given or n in tracing.SPECIAL or n.endswith(("_i", "_j")) for n in names):
+    if any(n not in inputs or n in tracing.SPECIAL or n.endswith(("_i", "_j")) for n in names):
         raise Decline("update() takes special arguments or defaults")
-    return {name: given[name] for name in names}
+    return {name: inputs[name] for name in names}
 
 
-def _network(conv: Conv, edge_index: Any, given: dict[str, Any]) -> Tensor:
+def _network(conv: Conv, edge_index: Any, inputs: dict[str, Any]) -> Tensor:
     """What conv.propagate(edge_index, **given) computes where message() calls a network of conv, or Decline."""
-    return propagate.propagated(conv, edge_index, given, reduction(conv))
+    return propagate.propagated(conv, edge_index, inputs, reduction(conv))
 
 
 _classes: WeakKeyDictionary[type, type] = WeakKeyDictionary()

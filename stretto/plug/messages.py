@@ -27,8 +27,8 @@ class Seen:
     @property
     def features(self) -> Tensor | None:
         """The first matrix of floating-point numbers among the arguments."""
-        given = _tensors((*self.args, *self.kwargs.values()))
-        return next((t for t in given if t.is_floating_point() and t.layout == torch.strided), None)
+        inputs = _tensors((*self.args, *self.kwargs.values()))
+        return next((t for t in inputs if t.is_floating_point() and t.layout == torch.strided), None)
 
 
 @contextmanager

@@ -53,8 +53,8 @@ def same_on_other_values(
             out = run()
             wanted = [t for t in inputs if t.requires_grad]
             flow = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
-            found = torch.autograd.grad(out, wanted, flow, allow_unused=True) if out.requires_grad else ()
-            results.append([out, *found, *[t for t in inputs if not t.requires_grad]])
+            result = torch.autograd.grad(out, wanted, flow, allow_unused=True) if out.requires_grad else ()
+            results.append([out, *result, *[t for t in inputs if not t.requires_grad]])
     return all(_close(a, b) for a, b in zip(*results, strict=True))
 
 

@@ -15,8 +15,8 @@ def behind(kind: type) -> type:
     """A module's class as its user knows it: not the one that torch may have derived from it."""
     if not kind.__module__.startswith(DERIVES):
         return kind
-    found = next(base for base in kind.__mro__ if not base.__module__.startswith(DERIVES))
-    return kind if found in (torch.nn.Module, object) else found
+    result = next(base for base in kind.__mro__ if not base.__module__.startswith(DERIVES))
+    return kind if result in (torch.nn.Module, object) else result
 
 
 def templates_of(stock: type) -> Callable[..., None]:

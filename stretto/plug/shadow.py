@@ -270,8 +270,8 @@ def _apart(conv: Conv, leaves: dict[int, Tensor], buffers: dict[int, Tensor]) ->
                     module._parameters[name] = leaves[id(value)]
             for name, value in module._buffers.items():
                 if value is not None:
-                    found = copies.setdefault(id(value), buffers.get(id(value), value).detach().clone())
-                    module._buffers[name] = found
+                    result = copies.setdefault(id(value), buffers.get(id(value), value).detach().clone())
+                    module._buffers[name] = result
         yield
     finally:
         for place, values in kept:

@@ -57,7 +57,7 @@ def _repeated(graph: Any, edge_weight: Any, count: int) -> Tensor:
     """The weights of all copies' edges. [E] -> [count * E]."""
     if not isinstance(edge_weight, Tensor) or edge_weight.shape != (graph.num_edges,):
         raise Decline("a static graph with an edge_weight that is not one number an edge")
-    found: Tensor = adjacency.kept_for(
+    result: Tensor = adjacency.kept_for(
         graph, ("copies of weights", count), edge_weight, lambda: edge_weight.repeat(count)
     )
-    return found
+    return result

@@ -157,16 +157,16 @@ def _addends(node: fx.Node) -> tuple[list[fx.Node], bool]:
 
 def _places(module: torch.nn.Module, graph: fx.Graph) -> list[tuple[torch.nn.Module, str, torch.nn.Module]]:
     """(owner, name, module) of every step on the way to a module the graph calls."""
-    found: dict[tuple[int, str], tuple[torch.nn.Module, str, torch.nn.Module]] = {}
+    result: dict[tuple[int, str], tuple[torch.nn.Module, str, torch.nn.Module]] = {}
     for node in graph.nodes:
         owner: Any = module
         for name in str(node.target).split(".") if node.op == "call_module" else ():
             child = owner._modules.get(name)
             if child is None:
                 break  # one of the sums
-            found[id(owner), name] = (owner, name, child)
+            result[id(owner), name] = (owner, name, child)
             owner = child
-    return list(found.values())
+    return list(result.values())
 
 
 def _is_sum(node: fx.Node) -> bool:
@@ -180,11 +180,11 @@ def _continues(user: fx.Node) -> bool:
 
 def _leaves(node: fx.Node) -> list[fx.Node]:
     """What a tree of additions adds up; a partial sum that someone else reads is a leaf."""
-    found: list[fx.Node] = []
+    result: list[fx.Node] = []
     for part in node.args:
         assert isinstance(part, fx.Node)
-        found += _leaves(part) if _is_sum(part) and len(part.users) == 1 else [part]
-    return found
+        result += _leaves(part) if _is_sum(part) and len(part.users) == 1 else [part]
+    return result
 
 
 def _summed(leaf: fx.Node, layers: dict[str, torch.nn.Module], users: int = 1) -> bool:

@@ -157,14 +157,14 @@ def _node_terms(moved: Moved, leaves: Mapping[fx.Node, Value]) -> list[tuple[int
     if all(len(maps[place]) == 1 for place in places) and len({id(x) for x, _ in first}) == 1:
         made = projections(first[0][0], [(weight, bias) for (_, weight), bias in zip(first, biases, strict=True)])
         return list(zip(places, made, strict=True))
-    found = []
+    result = []
     for place, bias in zip(places, biases, strict=True):
         (x, weight), *others = maps[place].values()
         term = dense(x, weight, bias)
         for other, further in others:
             term = plus_dense(term, other, further)
-        found.append((place, term))
-    return found
+        result.append((place, term))
+    return result
 
 
 def _total(moved: Moved, terms: Sequence[Tensor], known: Mapping[Any, Any]) -> Tensor:

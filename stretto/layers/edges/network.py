@@ -159,14 +159,14 @@ def _row(node: fx.Node, shapes: Mapping[fx.Node, Shape | None]) -> Shape:
 
 def above(output: fx.Node, leaves: Mapping[fx.Node, Any]) -> set[fx.Node]:
     """Every node that `output` is computed from, down to the leaves."""
-    found: set[fx.Node] = set()
+    result: set[fx.Node] = set()
     frontier = [output]
     while frontier:
         node = frontier.pop()
-        if node not in found:
-            found.add(node)
+        if node not in result:
+            result.add(node)
             frontier += [] if node in leaves else node.all_input_nodes
-    return found
+    return result
 
 
 def _through(chain: Sequence[Any], shape: Shape) -> tuple[Shape, int]:
@@ -239,8 +239,8 @@ def _combination(node: fx.Node, leaves: Mapping[fx.Node, Value], num_edges: int)
     Many nodes, and more than edges, stay: a product an edge is then less work.
     """
     if node in leaves:
-        found = leaves[node]
-        return {node: 1} if found.place != EDGE and found.tensor.size(0) <= max(num_edges, FEW) else {}
+        value = leaves[node]
+        return {node: 1} if value.place != EDGE and value.tensor.size(0) <= max(num_edges, FEW) else {}
     sign = {"add": 1, "sub": -1}.get(name_of(node), 0)
     ends: Any = node.args
     if not sign or len(ends) != 2 or not all(isinstance(end, fx.Node) and end in leaves for end in ends):

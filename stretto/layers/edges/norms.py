@@ -39,15 +39,15 @@ def in_order(network: Any) -> list[Any]:
         return [inner for module in network for inner in in_order(module)]
     if type(network) is not MLP:
         return [network]
-    found: list[Any] = []
+    result: list[Any] = []
     for at, linear in enumerate(network.lins):
-        found.append(linear)
+        result.append(linear)
         if at < len(network.norms):
             acts = [] if network.act is None else [network.act]
-            found += [*acts, network.norms[at]] if network.act_first else [network.norms[at], *acts]
+            result += [*acts, network.norms[at]] if network.act_first else [network.norms[at], *acts]
         if network.dropout[at] > 0:
-            found.append(nn.Dropout(network.dropout[at]).train(network.training))
-    return found
+            result.append(nn.Dropout(network.dropout[at]).train(network.training))
+    return result
 
 
 def watched(network: Any) -> bool:
@@ -102,29 +102,29 @@ def with_statistics(
     def bound(until: Any, norms: tuple[tuple[Any, Tensor | None], ...]) -> Callable[..., Tensor]:
         """stage(until, ...) as a function of ends and of mean and scale of each of the norms."""
 
-        def function(*given: Any) -> Tensor:
-            count = len(given) - 2 * len(norms)
-            pairs = zip(norms, given[count::2], given[count + 1 :: 2], strict=True)
+        def function(*inputs: Any) -> Tensor:
+            count = len(inputs) - 2 * len(norms)
+            pairs = zip(norms, inputs[count::2], inputs[count + 1 :: 2], strict=True)
             known: Known = {norm: functools.partial(_normed, mean, scale, bias) for (norm, bias), mean, scale in pairs}
             if dropped:
                 count -= 1
-                generator = _generator(seed, given[count])
+                generator = _generator(seed, inputs[count])
                 known |= {module: functools.partial(_drop, generator, p) for module, p in dropped.items()}
-            return stage(until, known)(*given[:count])
+            return stage(until, known)(*inputs[:count])
 
         return streaming.as_now(function, modules)
 
     norms: list[tuple[Any, Tensor | None]] = []  # each with its bias: by the time of backward it may be in eval mode
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for module in modules:
         norm = sees_all(module)
         if norm is not None:
-            mean, var = _moments(graph, bound(module, tuple(norms)), learned, found, row, col, edge)
+            mean, var = _moments(graph, bound(module, tuple(norms)), learned, result, row, col, edge)
             _move_on(norm, mean, var, graph.num_edges)
             scale = (var + norm.eps).rsqrt()
-            found = [*found, mean, scale if norm.weight is None else scale * norm.weight]
+            result = [*result, mean, scale if norm.weight is None else scale * norm.weight]
             norms.append((module, norm.bias))
-    return bound(None, tuple(norms)), edge, found
+    return bound(None, tuple(norms)), edge, result
 
 
 def _generator(seed: int, edges: Tensor) -> torch.Generator:

@@ -54,9 +54,9 @@ def features_of(graph: Graph, attr: Tensor, length: Tensor | None = None, *, sha
 
     def make() -> Features:
         quickly = look and _in_place(graph)
-        found = _shared(graph, attr, length, _pairs_in_place) if quickly else None
-        if found is not None:
-            return found
+        result = _shared(graph, attr, length, _pairs_in_place) if quickly else None
+        if result is not None:
+            return result
         # Aliases: what is kept goes when the tensor does.
         return Features(None, attr.detach(), None if length is None else length.detach(), look and not quickly)
 
@@ -80,10 +80,10 @@ def features_of(graph: Graph, attr: Tensor, length: Tensor | None = None, *, sha
 
 def _shared(graph: Graph, attr: Tensor, length: Tensor | None, search: Any) -> Features | None:
     """Features of pairs, if there are pairs and their two edges are alike."""
-    found: Any = graph.derived(("pairs", search), lambda: search(graph))
-    if found is None:
+    result: Any = graph.derived(("pairs", search), lambda: search(graph))
+    if result is None:
         return None
-    first, second, ways = found
+    first, second, ways = result
     if not on_host(attr) or native.library() is None:
         mine, far = attr[first], None if length is None else length[first]
         alike = torch.equal(mine, attr[second]) and (far is None or torch.equal(far, length[second]))  # type: ignore[index]

@@ -27,9 +27,9 @@ KNOWN = {
 }
 
 
-def product(conv: Conv, edge_index: Any, given: dict[str, Any]) -> Tensor:
+def product(conv: Conv, edge_index: Any, inputs: dict[str, Any]) -> Tensor:
     """What conv.propagate(edge_index, **given) computes, or Decline."""
-    values = dict(given)
+    values = dict(inputs)
     size = values.pop("size", None)
     message = _message(conv, values)
     reduce = reduction(conv)

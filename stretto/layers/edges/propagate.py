@@ -22,18 +22,18 @@ def why_not(function: Any) -> str | None:
     """Why no call of this function is a network on edges, or None. All its arguments are taken to be given."""
     code = getattr(function, "__code__", None)
     count = 0 if code is None else code.co_argcount + code.co_kwonlyargcount
-    found = traced(function, () if code is None else code.co_varnames[1:count], frozenset())
-    if isinstance(found, str):
-        return found
-    return None if any(node.op == "call_module" for node in found.calls) else "it calls no network"
+    result = traced(function, () if code is None else code.co_varnames[1:count], frozenset())
+    if isinstance(result, str):
+        return result
+    return None if any(node.op == "call_module" for node in result.calls) else "it calls no network"
 
 
-def propagated(conv: Conv, edge_index: Any, given: dict[str, Any], reduce: str) -> Tensor:
+def propagated(conv: Conv, edge_index: Any, inputs: dict[str, Any], reduce: str) -> Tensor:
     """What conv.propagate(edge_index, **given) computes where message() is a network on edges, or Decline."""
     names = tuple(conv.inspector.get_param_names("message"))
-    if any(name in tracing.SPECIAL for name in names) or any(_origin(name) not in given for name in names):
+    if any(name in tracing.SPECIAL for name in names) or any(_origin(name) not in inputs for name in names):
         raise Decline("message() takes special arguments or defaults")
-    values, sizes = _lifted(conv, edge_index, names, given)
+    values, sizes = _lifted(conv, edge_index, names, inputs)
     trace = traced(type(conv).message, names, frozenset(n for n, value in values.items() if value is None))
     if isinstance(trace, str):
         raise Decline(f"message() reads self: {trace}")
@@ -56,14 +56,14 @@ def _origin(name: str) -> str:
 
 
 def _lifted(
-    conv: Conv, edge_index: Any, names: Sequence[str], given: dict[str, Any]
+    conv: Conv, edge_index: Any, names: Sequence[str], inputs: dict[str, Any]
 ) -> tuple[dict[str, Value | None], tuple[int, int]]:
     """message()'s arguments before they are gathered, and how many nodes send and receive, as PyG infers it."""
     if type(edge_index) is not Tensor or edge_index.layout != torch.strided or edge_index.shape[:1] != (2,):
         raise Decline("edge_index is no plain [2, E]")
     sender = 0 if conv.flow == "source_to_target" else 1
-    sizes = [None, None] if given.get("size") is None else list(given["size"])
-    values = {name: _value(name, given[_origin(name)], sender, sizes) for name in names}
+    sizes = [None, None] if inputs.get("size") is None else list(inputs["size"])
+    values = {name: _value(name, inputs[_origin(name)], sender, sizes) for name in names}
     present = {name: value for name, value in values.items() if value is not None}
     for name, value in present.items():
         check_value(name, value, next(iter(present.values())).tensor, edge_index.size(1))

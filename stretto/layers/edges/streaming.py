@@ -104,8 +104,8 @@ def replayable() -> bool:
 
 def parameters_of(modules: Iterable[Any]) -> list[Tensor]:
     """What a chain of modules learns, each once."""
-    found = {id(p): p for module in modules if isinstance(module, nn.Module) for p in module.parameters()}
-    return list(found.values())
+    result = {id(p): p for module in modules if isinstance(module, nn.Module) for p in module.parameters()}
+    return list(result.values())
 
 
 def as_now(function: Callable[..., Tensor], modules: Iterable[Any]) -> Callable[..., Tensor]:
@@ -117,13 +117,13 @@ def as_now(function: Callable[..., Tensor], modules: Iterable[Any]) -> Callable[
     inner = [each for module in modules if isinstance(module, nn.Module) for each in module.modules()]
     states = [(each, *_state(each)) for each in inner]
 
-    def run(*given: Any) -> Tensor:
+    def run(*inputs: Any) -> Tensor:
         changed = [(each, mode, held) for each, mode, held in states if _differs(each, mode, held)]
         since = [(each, *_state(each)) for each, _, _ in changed]
         try:
             for each, mode, held in changed:
                 _set_state(each, mode, held)
-            return function(*given)
+            return function(*inputs)
         finally:
             for each, mode, held in since:
                 _set_state(each, mode, held)
@@ -201,15 +201,15 @@ def reduced(
     how many times LARGE an array may be; more than 1 where making messages twice costs more time than stock takes.
     own [n, k]: added to max and min (not to the others), as if every message of a row had it.
     """
-    rows, cols, given = listed(row), listed(col), listed(edge)
-    like = next(t for t in (*rows, *cols, *given))
+    rows, cols, inputs = listed(row), listed(col), listed(edge)
+    like = next(t for t in (*rows, *cols, *inputs))
     if steady and large(graph, width, like, patience):
         options: dict[str, Any] = {"parameters": parameters, "shared": shared, "own": own}
         options["block"] = block_of(graph, like)
-        found = edge_mlp(graph, as_now(function, modules), row, col, edge, reduce=tuple(reduce), **options)
-        return list(found), IN_BLOCKS
+        result = edge_mlp(graph, as_now(function, modules), row, col, edge, reduce=tuple(reduce), **options)
+        return list(result), IN_BLOCKS
     at_ends = [*(edges.at_targets(graph, t) for t in rows), *(edges.at_sources(graph, t) for t in cols)]
-    message = function(*at_ends, *given, *shared)
+    message = function(*at_ends, *inputs, *shared)
     return [_at_once(graph, message, name, own) for name in reduce], AT_ONCE
 
 

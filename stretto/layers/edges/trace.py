@@ -82,11 +82,11 @@ def _traced(
     graph = fx.Graph()
     tracer = fx.proxy.GraphAppendingTracer(graph)
     arguments = {name: graph.placeholder(name) for name in names}
-    given = {name: None if name in absent else fx.Proxy(node, tracer) for name, node in arguments.items()}
+    inputs = {name: None if name in absent else fx.Proxy(node, tracer) for name, node in arguments.items()}
     twin = types.FunctionType(code, world)  # without defaults, which may be set anew: whoever asks knows all arguments
     read: set[str] = set()
     try:
-        made = twin(_Self(tracer, read), **given)
+        made = twin(_Self(tracer, read), **inputs)
     except Untraceable as error:
         return str(error)
     except Exception as error:  # whatever a user's code raises when it meets a symbol
@@ -250,26 +250,26 @@ def _broadcast(shapes: Sequence[Shape | str | None]) -> Shape | None:
     rows = [s for s in shapes if s != "number"]
     if None in rows or not rows:
         return None
-    found = [s for s in rows if isinstance(s, tuple)]
-    if len({len(s) for s in found}) != 1:
+    result = [s for s in rows if isinstance(s, tuple)]
+    if len({len(s) for s in result}) != 1:
         return None
-    if found[0] == found[-1] or found[-1] == (1,):
-        return found[0]
-    return found[-1] if found[0] == (1,) else None
+    if result[0] == result[-1] or result[-1] == (1,):
+        return result[0]
+    return result[-1] if result[0] == (1,) else None
 
 
 def _across(name: str, shape: Any, rest: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shape | None:
     """sum, mean and norm over a row's columns."""
     names = ("p", "dim", "keepdim") if name == "norm" else ("dim", "keepdim")
-    given = {**dict(zip(names, rest, strict=False)), **kwargs}
-    norm = given.get("p", 2)
-    if set(given) - set(names) or len(rest) > len(names) or not (norm == "fro" or isinstance(norm, (int, float))):
+    inputs = {**dict(zip(names, rest, strict=False)), **kwargs}
+    norm = inputs.get("p", 2)
+    if set(inputs) - set(names) or len(rest) > len(names) or not (norm == "fro" or isinstance(norm, (int, float))):
         return None
-    dim = given.get("dim")
+    dim = inputs.get("dim")
     dim = dim[0] if isinstance(dim, (list, tuple)) and len(dim) == 1 else dim
     if len(shape) != 1 or dim not in (-1, 1):
         return None
-    return (1,) if given.get("keepdim") is True else ()
+    return (1,) if inputs.get("keepdim") is True else ()
 
 
 # What makes a number per row a column, or the reverse: the arguments it may have, and the shapes before and after.

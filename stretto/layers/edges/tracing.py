@@ -68,12 +68,12 @@ def _message_of(code: types.CodeType, names: tuple[str, ...], absent: frozenset[
 
 def _needed(node: fx.Node) -> set[fx.Node]:
     """The node, and all that it is computed from."""
-    found, open_ = {node}, [node]
+    result, open_ = {node}, [node]
     while open_:
-        new = set(open_.pop().all_input_nodes) - found
-        found |= new
+        new = set(open_.pop().all_input_nodes) - result
+        result |= new
         open_ += new
-    return found
+    return result
 
 
 def impure(function: Any) -> str | None:
@@ -129,18 +129,18 @@ def _weight(node: fx.Node) -> tuple[str, str] | None:
     inner = node.args[0] if node.args else None
     if not isinstance(inner, fx.Node) or inner.op != "placeholder" or node.kwargs:
         return None
-    found = _weight(inner)
-    if found is None:
+    result = _weight(inner)
+    if result is None:
         return None
     rest = node.args[1:]
     if node.op == "call_method" and node.target in ("view", "reshape") and rest in ((-1, 1), ((-1, 1),), ([-1, 1],)):
-        return found[0], "view"
+        return result[0], "view"
     if node.op == "call_method" and node.target == "unsqueeze" and rest in ((-1,), (1,)):
-        return found[0], "unsqueeze"
+        return result[0], "unsqueeze"
     if (
         node.op == "call_function"
         and node.target is operator.getitem
         and rest in (((slice(None), None),), ((..., None),))
     ):
-        return found[0], "unsqueeze"
+        return result[0], "unsqueeze"
     return None
