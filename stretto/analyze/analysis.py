@@ -14,7 +14,6 @@ from stretto.analyze.graph_stats import Partitioner, graph_stats
 from stretto.analyze.layer_costs import layer_costs, text
 from stretto.analyze.report import Report
 from stretto.analyze.rewrites import rewrites
-from stretto.analyze.staleness import staleness_plan
 from stretto.analyze.strategies import refusals, strategies
 from stretto.analyze.strategy import Problem
 from stretto.errors import expect
@@ -24,6 +23,7 @@ from stretto.observe import this_machine
 from stretto.observe.inputs import Inputs, inputs_of
 from stretto.observe.layer import Layer
 from stretto.observe.look import Look, look
+from stretto.observe.nested import leaves
 from stretto.observe.predict import shares, step_seconds
 from stretto.observe.specs import matrices
 from stretto.observe.trace import Trace
@@ -93,7 +93,6 @@ def analyze(
         split=_split(trace, on_edges),
         depth=steps,
         machine=computer,
-        brent=[_brent(float(trace.flops), steps.steps, p) for p in procs],
         memory=memory,
         partitions=partitions,
         strategies=strategies(problem, partitions),
@@ -105,11 +104,6 @@ def analyze(
         inputs=subject,
         on_edges=on_edges,
         problem=problem,
-        staleness=[
-            staleness_plan(model, subject.edge_index, sizes.n, part, torch.from_numpy(splitter.assign(p, part.method)))
-            for p, part in zip(procs, partitions, strict=True)
-            if p > 1
-        ],
     )
 
 
@@ -151,23 +145,10 @@ def _split(trace: Trace, on_edges: list[bool]) -> dict[str, dict[str, float]]:
     return result
 
 
-def _brent(work: float, steps: float, workers: int) -> dict[str, float]:
-    """Bounds on the time with P processors, in flops: max(W / P, D) <= T_P <= W / P + D."""
-    low, high = max(work / workers, steps), work / workers + steps
-    return {
-        "workers": workers,
-        "at least": low,
-        "at most": high,
-        "speedup at least": work / high if high else 1.0,
-        "speedup at most": work / low if low else 1.0,
-    }
-
-
 def _tensors(data: Any) -> list[Tensor]:
     """Every tensor of the data, of all types."""
     values = data.to_dict() if hasattr(data, "to_dict") else data if isinstance(data, dict) else vars(data)
-    result = [v for v in values.values() if isinstance(v, Tensor) and v.layout == torch.strided]
-    return result + [t for v in values.values() if isinstance(v, dict) for t in _tensors(v)]
+    return [leaf for leaf in leaves(values) if isinstance(leaf, Tensor) and leaf.layout == torch.strided]
 
 
 def _memory(model: nn.Module, subject: Inputs, seen: Look, machine: Machine, mode: str) -> dict[str, float]:

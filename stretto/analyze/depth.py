@@ -84,6 +84,6 @@ def levels(terms: Counter[Any]) -> str:
 
 
 def _power(term: Any) -> str:
-    """log n**2 -> (log n)^2."""
+    """Write a power: log n**2 -> (log n)^2."""
     base, exponent = term.as_base_exp()
     return str(term).replace("*", " ") if exponent == 1 else f"({base})^{float(exponent):.3g}"

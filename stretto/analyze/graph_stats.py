@@ -30,10 +30,6 @@ class GraphStats:
     reuse_distance: float  # median distance, in edges, between two uses of the same source row
     sorted_by_destination: bool
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers; None for an infinite one, which JSON has no word for."""
-        return {k: None if v == math.inf else v for k, v in asdict(self).items()}
-
 
 def graph_stats(edge_index: Tensor, num_nodes: int) -> GraphStats:
     """Statistics of edge_index [2, E]."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import ceil, sqrt
 
 from stretto.analyze.graph_stats import Partition, replicas
-from stretto.analyze.strategy import Problem, Strategy, in_turn, side_by_side, split_memory, wire
+from stretto.analyze.strategy import Problem, Strategy, priced, side_by_side, split_memory, wire
 
 
 def feature(problem: Problem, part: Partition) -> Strategy | str:
@@ -20,12 +20,12 @@ def feature(problem: Problem, part: Partition) -> Strategy | str:
     if min(widths, default=P) < P:
         return f"rows of {min(widths)} values cannot be cut into {P} columns"
     skew = max((ceil(width / P) * P / width for width in widths), default=1.0)
-    return in_turn(
+    return priced(
         problem,
         "feature-parallel",
         P,
-        sent=problem.b * n * problem.width * (P - 1) / P**2 * 2,
-        messages=2 * problem.rounds * (P - 1),
+        sent=problem.b * n * problem.width * (P - 1) / P * 2,
+        messages=P * 2 * problem.rounds * (P - 1),
         waits=2 * problem.rounds,
         compute=problem.compute(skew / P, skew / P),
         memory=split_memory(problem, 1 / P, 0.0),
@@ -39,21 +39,17 @@ def one_and_a_half(problem: Problem, part: Partition) -> Strategy | str:
     P, n = part.parts, problem.stats.num_nodes
     copies = replicas(P)
     if not copies:
-        return f"{P} workers cannot be shared out to copies evenly"
-    if problem.not_in_parts:
-        return problem.not_in_parts
-    skew = part.blocks[0]
-    return in_turn(
+        return "so many workers cannot be shared out to copies evenly"
+    return problem.not_in_parts or priced(
         problem,
         "1.5-D, replicated",
         P,
-        sent=problem.b * problem.width * (n / copies + n * copies / P),
-        messages=problem.rounds * (P // copies),
+        sent=P * problem.b * problem.width * (n / copies + n * copies / P),
+        messages=P * problem.rounds * (P // copies),
         waits=problem.rounds,
-        compute=problem.compute(skew / P, 1 / P),
-        memory=problem.fixed + (problem.features + problem.activations) * copies / P,
-        reason=f"{copies} copies of every block: fewer words, {copies}x the memory; edges {skew:.2f}x uneven",
+        reason=f"{copies} copies of every block: fewer words, {copies}x the memory; edges {part.blocks[0]:.2f}x uneven",
         formula="n k / c + n k c / P words per worker",
+        **_in_blocks(problem, P, copies, part.blocks[0]),
     )
 
 
@@ -61,35 +57,38 @@ def two_d(problem: Problem, part: Partition) -> Strategy | str:
     """2-D: (n k + m) / sqrt(P) words per worker and round."""
     side = round(sqrt(part.parts))
     if side < 2 or side**2 != part.parts:
-        return f"{part.parts} workers are no square"
-    return problem.not_in_parts or _grid(problem, part, "2-D", side, part.blocks[1])
+        return "so many workers are no square"
+    return problem.not_in_parts or _grid(problem, "2-D", side, copies=1, skew=part.blocks[1])
 
 
 def three_d(problem: Problem, part: Partition) -> Strategy | str:
     """3-D: (n k + m) / P^(2/3) words per worker and round, in P^(1/3) times the memory."""
     side = round(part.parts ** (1 / 3))
     if side < 2 or side**3 != part.parts:
-        return f"{part.parts} workers are no cube"
-    return problem.not_in_parts or _grid(problem, part, "3-D", side, part.blocks[2])
+        return "so many workers are no cube"
+    return problem.not_in_parts or _grid(problem, "3-D", side, copies=side, skew=part.blocks[2])
 
 
-def _grid(problem: Problem, part: Partition, name: str, side: int, skew: float) -> Strategy:
+def _grid(problem: Problem, name: str, side: int, *, copies: int, skew: float) -> Strategy:
     """Matrices cut into blocks along both sides, and along a third with a copy for each of its blocks."""
-    P, n, m = part.parts, problem.stats.num_nodes, problem.stats.num_edges
-    copies = P // side**2
-    root = "sqrt(P)" if copies == 1 else "P^(2/3)"
-    return in_turn(
+    P, n, m = side**2 * copies, problem.stats.num_nodes, problem.stats.num_edges
+    return priced(
         problem,
         name,
         P,
-        sent=problem.b * (n * problem.width + m * problem.rounds) / (side * copies),
-        messages=problem.rounds * 2 * (side - 1),
+        sent=P * problem.b * (n * problem.width + m * problem.rounds) / (side * copies),
+        messages=P * problem.rounds * 2 * (side - 1),
         waits=problem.rounds * side,
-        compute=problem.compute(skew / P, 1 / P),
-        memory=problem.fixed + (problem.features + problem.activations) * copies / P,
         reason=f"blocks on a grid of side {side}: no halo, so it does not depend on the cut; edges {skew:.2f}x uneven",
-        formula=f"(n k + m) / {root} words per worker and round",
+        formula=f"(n k + m) / {'sqrt(P)' if copies == 1 else 'P^(2/3)'} words per worker and round",
+        **_in_blocks(problem, P, copies, skew),
     )
+
+
+def _in_blocks(problem: Problem, workers: int, copies: int, skew: float) -> dict[str, float]:
+    """What a worker computes and holds of matrices in blocks, each of which is there so many times."""
+    blocks = (problem.features + problem.activations) * copies / workers
+    return {"compute": problem.compute(skew / workers, 1 / workers), "memory": problem.fixed + blocks}
 
 
 def pipeline(problem: Problem, part: Partition) -> Strategy | str:
@@ -97,7 +96,7 @@ def pipeline(problem: Problem, part: Partition) -> Strategy | str:
     P, n = part.parts, problem.stats.num_nodes
     stages = len(problem.layers)
     if stages < 2 or stages < P:
-        return f"{stages} layer{'s' * (stages != 1)} cannot be shared out to {P} stages"
+        return f"{stages} layer{'s' * (stages != 1)} cannot be shared out to so many stages"
     width = max(layer.width_out for layer in problem.layers)
     ways = 2 if problem.train else 1  # rows forward, their gradients back
     moved = problem.b * n * width * (P - 1) * ways

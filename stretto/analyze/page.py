@@ -1,4 +1,4 @@
-"""The page of stretto.analyze: would more hardware help?"""
+"""The page of stretto.analyze, which answers whether more hardware would help."""
 
 from __future__ import annotations
 
@@ -43,12 +43,7 @@ def analysis_page(report: Report) -> str:
         grid(_pictures(report)),
         _table(report, tables.STRATEGIES),
         card("Strategies that do not apply", items(tables.refusal_lines(report))),
-        *(
-            _table(report, one)
-            for one in (tables.LAYERS, tables.DEPTHS, tables.BRENT, tables.GRAPH, tables.MEMORY, tables.SPLIT)
-        ),
-        _table(report, tables.STALENESS),
-        _table(report, tables.PARTS),
+        *(_table(report, one) for one in (tables.LAYERS, *tables.DETAILS)),
         _table(report, tables.CHECKS, "<p>call validate() to run and compare</p>"),
         _table(report, tables.OPS),
     ]
@@ -57,7 +52,7 @@ def analysis_page(report: Report) -> str:
 
 def _table(report: Report, what: tables.Table, instead: str = "") -> str:
     rows = what.rows(report)
-    return told(what.title, table(what.name, rows, what.heads) if rows or not instead else instead)
+    return told(what.title, table(what.name, rows, what.columns) if rows or not instead else instead)
 
 
 def _pictures(report: Report) -> list[str]:
@@ -114,7 +109,8 @@ def _traffic(report: Report) -> list[Bar]:
 
 def scaling(report: Report) -> dict[str, list[tuple[float, float]]]:
     """Milliseconds a step against workers, by strategy, with what none can be faster than; nothing for one worker."""
-    if len(report.brent) < 2:
+    workers = [float(part.parts) for part in report.partitions]
+    if len(workers) < 2:
         return {}
     one = report.seconds * 1e3
     series: dict[str, list[tuple[float, float]]] = {}
@@ -123,6 +119,6 @@ def scaling(report: Report) -> dict[str, list[tuple[float, float]]]:
             series.setdefault(s.name, [(1.0, one)]).append((float(s.workers), s.seconds * 1e3))
     host = report.problem.around * 1e3
     if host > NEAR * min((ms for points in series.values() for _, ms in points), default=math.inf):
-        series[HOST] = [(b["workers"], host) for b in report.brent]
-    series[LIMIT] = [(b["workers"], one * b["at least"] / max(report.work, 1.0)) for b in report.brent]
+        series[HOST] = [(p, host) for p in workers]
+    series[LIMIT] = [(p, one * max(1 / p, 1 / max(report.parallelism, 1.0))) for p in workers]
     return series

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from stretto.analyze.depth import Depth
 from stretto.analyze.graph_stats import GraphStats, Partition
 from stretto.analyze.layer_costs import LayerCost
 from stretto.analyze.rewrites import Rewrite
-from stretto.analyze.staleness import StalenessPlan
 from stretto.analyze.strategy import Problem, Refusal, Strategy
 from stretto.errors import expect
 from stretto.machine.file import Machine
@@ -21,11 +18,12 @@ from stretto.observe.layer import Layer
 from stretto.observe.predict import bound, clearing, times
 from stretto.observe.trace import Trace
 from stretto.observe.workload import Workload
+from stretto.page.document import Document
 from stretto.page.text import duration, finite
 
 
 @dataclass(repr=False)
-class Report:
+class Report(Document):
     """What stretto.analyze found."""
 
     model: str
@@ -39,7 +37,6 @@ class Report:
     split: dict[str, dict[str, float]]  # flops and bytes of ops over edges (sparse), and of all others (dense)
     depth: Depth
     machine: Machine
-    brent: list[dict[str, float]]
     memory: dict[str, float]
     partitions: list[Partition]
     strategies: list[Strategy]
@@ -50,7 +47,6 @@ class Report:
     inputs: Inputs
     problem: Problem  # what the strategies were priced from
     on_edges: list[bool] = field(default_factory=list)  # op by op, whether it has something as long as the edges
-    staleness: list[StalenessPlan] = field(default_factory=list)  # for each P > 1, the setting of stretto.dist
     memory_kept: bool = False  # whether the process kept freed memory when `seconds` was predicted
     remarks: list[str] = field(default_factory=list)  # what one must know before believing the numbers
     checks: list[dict[str, Any]] = field(default_factory=list)  # what validate() found
@@ -141,18 +137,16 @@ class Report:
         return {
             "model": self.model,
             "mode": self.mode,
-            "graph": self.graph.to_dict(),
+            "graph": finite(asdict(self.graph)),
             "work": {"flops": self.work, "bytes": self.bytes, **self.symbolic, "lifted": self.lifted},
             "split": self.split,
             "depth": asdict(self.depth),
             "parallelism": self.parallelism,
             "layers": [asdict(cost) for cost in self.costs],
-            "brent": self.brent,
             "memory": self.memory,
             "partitions": [part.to_dict() for part in self.partitions],
-            "strategies": [strategy.to_dict() for strategy in self.strategies],
+            "strategies": [asdict(strategy) for strategy in self.strategies],
             "refusals": [asdict(refusal) for refusal in self.refusals],
-            "staleness": [plan.to_dict() for plan in self.staleness],
             "rewrites": [{**asdict(rewrite), "law": rewrite.law} for rewrite in self.rewrites],
             "predicted_seconds": self.seconds,
             "unknown_ops": self.trace.unknown,
@@ -162,18 +156,11 @@ class Report:
             "ops": self.rows(),
         }
 
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The same as JSON, also written to `path`."""
-        text = json.dumps(finite(self.to_dict()), indent=1, default=float)
-        if path is not None:
-            Path(path).write_text(text + "\n")
-        return text
-
-    def to_html(self, path: str | Path) -> None:
-        """One self-contained page."""
+    def page(self) -> str:
+        """The page of the analysis."""
         from stretto.analyze.page import analysis_page
 
-        Path(path).write_text(analysis_page(self))
+        return analysis_page(self)
 
     def validate(self, *, repeats: int = 5, workers: int = 2) -> list[dict[str, Any]]:
         """Predicted, counted and measured, side by side; runs the step and what strategies can run here."""
@@ -215,11 +202,6 @@ class Report:
         lines += [f"{remark}." for remark in self.remarks]
         lines += [f"{cost.path or 'model'}: {cost.module}, class {cost.name}." for cost in self.costs]
         lines += [f"{r.layer or 'model'}, {r.rule}: {r.sentence}." for r in self.rewrites]
-        lines += [
-            f"Stale halo on {plan.workers}: T^R = {plan.setting.remote.steps}, {plan.stale_reads:.0%} of the reads are "
-            f"remote, mean age {plan.expected_age:.2g} steps."
-            for plan in self.staleness[:1]
-        ]
         if self.machine.link == "assumed" and any(s.workers > 1 for s in self.strategies):
             rate = f"{self.machine.link_latency * 1e6:.3g} us and {self.machine.link_bandwidth / 1e9:.3g} GB/s"
             lines.append(f"The link between workers was not measured: {rate} are assumed.")

@@ -165,10 +165,9 @@ def _linear_before(trace: Trace, wanted: list[int], inside: set[int], width: int
         op = trace.ops[wanted.pop()]
         if op.index in result or op.index not in inside or not op.outputs or not op.outputs[0].floating:
             continue
-        name = op.name.split("::")[1].split(".")[0].strip("_")
         product = _by_weight(op, trace)
-        alike = op.cost.family in (*MOVES, "view", "create") or name in SUMS
-        if product or alike or (name in ("mul", "div") and _scales(op, width)):
+        alike = op.cost.family in (*MOVES, "view", "create") or op.base in SUMS
+        if product or alike or (op.base in ("mul", "div") and _scales(op, width)):
             result.add(op.index)
             wanted += () if product else op.deps
         elif _as_wide(op, width):
@@ -232,14 +231,14 @@ def _gathered(spec: Spec, op: OpRecord, trace: Trace, edges: set[int]) -> float:
         return 0.0  # values of edges, as they were given
     before = trace.ops[made[-1]]
     long = [s for s in before.inputs if s.floating and set(s.shape) & edges]
-    name = before.name.split("::")[1].split(".")[0].strip("_")
     if before.cost.family == "gather":
         return float(not set(before.inputs[0].shape[:1]) & edges)
-    if not long or not (before.cost.family == "view" or name in SUMS):
+    if not long or not (before.cost.family == "view" or before.base in SUMS):
         return 0.0
     shares = [_gathered(s, before, trace, edges) for s in long]
-    if name == "cat" and len({s.shape[0] for s in long}) == 1:
-        return sum(share * s.row for share, s in zip(shares, long, strict=True)) / sum(s.row for s in long)
+    if before.base == "cat" and len({s.shape[0] for s in long}) == 1:
+        whole = sum(s.row for s in long)
+        return float(sum(share * s.row for share, s in zip(shares, long, strict=True)) / whole)
     return min(shares)
 
 

@@ -8,10 +8,11 @@ from math import ceil
 
 from stretto.analyze.graph_stats import Partition
 from stretto.analyze.layouts import feature, one_and_a_half, pipeline, three_d, two_d
-from stretto.analyze.strategy import Problem, Refusal, Strategy, side_by_side, split_memory, wire
+from stretto.analyze.strategy import Problem, Refusal, Strategy, priced, side_by_side, split_memory, wire
 from stretto.dist import Schedule, Staleness
 
 FANOUT, BATCH = 10, 1024
+PULL = "partition + halo, pull"
 STALE = "partition + stale halo (T^R = 1)"
 OVERLAPPED = "partition + halo, overlapped"
 
@@ -35,26 +36,21 @@ def _single(problem: Problem, part: Partition) -> Strategy:
 
 def _halo(problem: Problem, part: Partition, rows: int, name: str, reason: str, formula: str) -> Strategy:
     """Every worker computes its part and exchanges the rows of its halo, before or after, then all sum up gradients."""
-    P = part.parts
     moved = problem.b * rows * problem.width
-    messages = part.pairs * problem.rounds + P * problem.turns(P)
     share = max(problem.edge_share(*own) for own in zip(part.edges, part.rows, strict=True))
     # A layer that multiplies first does so for the rows it pulled too.
     rows_there = max(own + pulled for own, pulled in zip(part.rows, part.halo, strict=True))
-    compute = problem.compute(share, rows_there / max(1, problem.stats.num_nodes))
-    worst = max(part.halo) / max(1, sum(part.halo)) if sum(part.halo) else 1 / P
-    moving = wire(problem, moved * worst + problem.allreduce(P), messages / P)
-    return Strategy(
-        name=name,
-        workers=P,
-        bytes=moved + P * problem.allreduce(P),
-        messages=messages,
-        syncs=problem.rounds + problem.train,
+    halo = sum(part.halo)
+    return priced(
+        problem,
+        name,
+        part.parts,
+        sent=moved,
+        busiest=moved * max(part.halo) / halo if halo else None,
+        messages=part.pairs * problem.rounds,
+        waits=problem.rounds,
+        compute=problem.compute(share, rows_there / max(1, problem.stats.num_nodes)),
         memory=split_memory(problem, share, _halo_bytes(problem, part)),
-        compute=compute,
-        communicate=moving,
-        seconds=compute + moving,
-        exact=True,
         reason=reason,
         formula=formula,
     )
@@ -76,7 +72,7 @@ def _pull(problem: Problem, part: Partition) -> Strategy:
         problem,
         part,
         sum(part.halo),
-        "partition + halo, pull",
+        PULL,
         f"{sum(part.halo)} rows cross {part.parts} parts ({part.method}), edges {skew:.2f}x uneven",
         "b sum_p |B_p| (sum_l k_(l-1) + sum_(l with learned input) k_(l-1)) + 2 (P-1) |W| b",
     )
@@ -198,7 +194,7 @@ def _sampling(problem: Problem, part: Partition) -> Strategy:
 # name -> the strategy on a partition's P workers, or why there is none
 MANY: dict[str, Callable[[Problem, Partition], Strategy | str]] = {
     "data-parallel sampling": _sampling,
-    "partition + halo, pull": _pull,
+    PULL: _pull,
     "partition + halo, push": _push,
     "partition + halo, pull or push per pair": _either,
     OVERLAPPED: _overlapped,

@@ -7,8 +7,7 @@ first. The all-reduce of |W| parameters moves 2 (P - 1) / P |W| b per worker.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from stretto.analyze.graph_stats import GraphStats
 from stretto.dist import Schedule, Staleness
@@ -111,10 +110,6 @@ class Strategy:
     fits: bool = True  # into the machine's memory
     here: bool = True  # the machine has so many workers
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Refusal:
@@ -141,7 +136,7 @@ def split_memory(problem: Problem, share: float, halo: float) -> float:
     return problem.fixed + (problem.features + problem.activations) * share + halo
 
 
-def in_turn(
+def priced(
     problem: Problem,
     name: str,
     workers: int,
@@ -153,16 +148,21 @@ def in_turn(
     memory: float,
     reason: str,
     formula: str,
+    busiest: float | None = None,
 ) -> Strategy:
-    """A strategy whose workers compute and exchange in turn, then sum up gradients. sent, messages: of one worker in a
-    step, without those of that sum."""
-    sent, messages = sent + problem.allreduce(workers), messages + problem.turns(workers)
-    moving = wire(problem, sent, messages)
+    """A strategy whose workers compute and exchange in turn, then sum up gradients.
+
+    sent, messages: of all workers in a step, without those of that sum. busiest: what the worker that moves most
+    brings in; None: all move as much.
+    """
+    messages += workers * problem.turns(workers)
+    busiest = sent / workers if busiest is None else busiest
+    moving = wire(problem, busiest + problem.allreduce(workers), messages / workers)
     return Strategy(
         name=name,
         workers=workers,
-        bytes=workers * sent,
-        messages=messages * workers,
+        bytes=sent + workers * problem.allreduce(workers),
+        messages=messages,
         syncs=waits + problem.train,
         memory=memory,
         compute=compute,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stretto.analyze.report import Report
-    from stretto.analyze.strategy import Strategy
 
 FASTEST = 12  # strategies that a terminal shows
 
@@ -17,18 +16,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the report: its title on the page, its name there, its columns, and its rows."""
+    """A table of the report: its title, its name on the page, its columns, and its rows."""
 
     title: str
     name: str
-    columns: str
+    columns: Sequence[str]
     rows: Callable[[Report], list[Row]]
-    on_terminal: str = ""  # its title there; empty: it is on the page alone
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The columns one by one."""
-        return tuple(self.columns.split(", "))
 
 
 def _graph(report: Report) -> list[Row]:
@@ -68,12 +61,6 @@ def _split(report: Report) -> list[Row]:
     return [{"work": f"{name}: {words[name]}", **values} for name, values in report.split.items()]
 
 
-def _brent(report: Report) -> list[Row]:
-    names = {"T_P at least": "at least", "T_P at most": "at most", "speed-up at least": "speedup at least",
-             "speed-up at most": "speedup at most"}  # fmt: skip
-    return [{"workers": int(b["workers"]), **{n: b[key] for n, key in names.items()}} for b in report.brent]
-
-
 def _parts(report: Report) -> list[Row]:
     return [
         {
@@ -89,15 +76,13 @@ def _parts(report: Report) -> list[Row]:
 
 
 def _strategies(report: Report) -> list[Row]:
-    one = report.seconds
     return [
         {
-            **s.to_dict(),
+            **asdict(s),
             "strategy": s.name,
             "ms": s.seconds * 1e3,
-            "exact": "yes" if s.exact else "no",
-            "where": place(s),
-            "speed-up": one / max(s.seconds, 1e-12),
+            "where": "here" if s.here else "elsewhere",
+            "speed-up": report.seconds / max(s.seconds, 1e-12),
         }
         for s in report.strategies
     ]
@@ -119,94 +104,79 @@ def _layers(report: Report) -> list[Row]:
     ]
 
 
-def _staleness(report: Report) -> list[Row]:
-    rows = []
-    for plan in report.staleness:
-        raised = [f"{name} = {value}" for name, value in plan.setting.vector().items() if value != int(name[0] == "L")]
-        factors = ", ".join(f"{c:.3g}" for c in plan.amplification) or plan.reason
-        rows.append({**plan.to_dict(), "setting": ", ".join(raised), "amplification by layer": factors})
-    return rows
-
-
 def _checks(report: Report) -> list[Row]:
     return [{**row, "predicted / true": row["ratio"]} for row in report.checks]
 
 
-GRAPH = Table("Graph", "graph", "of the graph, value", _graph, "graph")
-MEMORY = Table("Memory", "memory", "memory, bytes, note", _memory, "memory")
-SPLIT = Table("Sparse and dense work", "split", "work, flops, bytes", _split, "sparse and dense")
-DEPTHS = Table(
-    "Work and depth by layer",
-    "depths",
-    "layer, class, form, work, flops, depth, steps",
-    lambda report: [row for cost in report.costs for row in cost.rows()],
-    "work and depth by layer",
-)
-BRENT = Table(
-    "Brent's bounds, in flops of one processor",
-    "brent",
-    "workers, T_P at least, T_P at most, speed-up at least, speed-up at most",
-    _brent,
-    "Brent's bounds, in flops of one processor",
-)
-PARTS = Table(
-    "Partitions",
-    "parts",
-    "parts, method, halo rows, push rows, cut edges, uneven rows, uneven edges, uneven halo",
-    _parts,
-    "partitions",
-)
-CHECKS = Table(
-    "Predicted, counted, measured",
-    "checks",
-    "what, unit, predicted, counted, measured, predicted / true, note",
-    _checks,
-    "predicted, counted, measured",
-)
 STRATEGIES = Table(
     "Strategies, fastest first",
     "strategies",
-    "strategy, workers, ms, speed-up, bytes, messages, syncs, memory, fits, where, exact, reason",
+    (
+        "strategy",
+        "workers",
+        "ms",
+        "speed-up",
+        "bytes",
+        "messages",
+        "syncs",
+        "memory",
+        "fits",
+        "where",
+        "exact",
+        "reason",
+    ),
     _strategies,
 )
 LAYERS = Table(
     "Layers",
     "layers",
-    "layer, module, class, flops, best flops, bytes, best bytes, rewrites",
+    ("layer", "module", "class", "flops", "best flops", "bytes", "best bytes", "rewrites"),
     _layers,
 )
-STALENESS = Table(
-    "Staleness plan (stretto.dist)",
-    "staleness",
-    "workers, setting, stale reads, expected age, amplification by layer, bound",
-    _staleness,
+DETAILS = (
+    Table(
+        "Work and depth by layer",
+        "depths",
+        ("layer", "class", "form", "work", "flops", "depth", "steps"),
+        lambda report: [row for cost in report.costs for row in cost.rows()],
+    ),
+    Table("Graph", "graph", ("of the graph", "value"), _graph),
+    Table("Memory", "memory", ("memory", "bytes", "note"), _memory),
+    Table("Sparse and dense work", "split", ("work", "flops", "bytes"), _split),
+    Table(
+        "Partitions",
+        "parts",
+        ("parts", "method", "halo rows", "push rows", "cut edges", "uneven rows", "uneven edges", "uneven halo"),
+        _parts,
+    ),
+)
+CHECKS = Table(
+    "Predicted, counted, measured",
+    "checks",
+    ("what", "unit", "predicted", "counted", "measured", "predicted / true", "note"),
+    _checks,
 )
 OPS = Table(
     "Ops",
     "ops",
-    "op, ms, new memory ms, bound, module, phase, shapes, calls, flops, bytes, W/D",
+    ("op", "ms", "new memory ms", "bound", "module", "phase", "shapes", "calls", "flops", "bytes", "W/D"),
     lambda report: report.rows(),
 )
 
 
-def place(strategy: Strategy) -> str:
-    """Where it can run."""
-    return "here" if strategy.here else "elsewhere"
-
-
-def shown(report: Report) -> list[Strategy]:
-    """The fastest strategies, the best of each kind, and one worker: always there to compare with."""
-    kinds: dict[str, Strategy] = {}
-    for s in report.strategies:
-        kinds.setdefault(s.name, s)
-    wanted = {id(s) for s in (*report.strategies[:FASTEST], *kinds.values())}
-    return [s for s in report.strategies if id(s) in wanted]
+def fastest(report: Report) -> list[Row]:
+    """Rows of the fastest strategies, of the best of each kind, and of one worker: always there to compare with."""
+    rows = STRATEGIES.rows(report)
+    kinds: dict[str, Row] = {}
+    for row in rows:
+        kinds.setdefault(row["name"], row)
+    wanted = {id(row) for row in (*rows[:FASTEST], *kinds.values())}
+    return [row for row in rows if id(row) in wanted]
 
 
 def refusal_lines(report: Report) -> list[str]:
     """Strategies that do not apply: the same reason of several P on one line."""
     lines: dict[tuple[str, str], list[int]] = {}
     for r in report.refusals:
-        reason = r.reason.replace(f"{r.workers} workers", "so many workers").replace(f"to {r.workers} ", "to so many ")
-        lines.setdefault((r.name, reason), []).append(r.workers)
+        lines.setdefault((r.name, r.reason), []).append(r.workers)
     return [f"{name} on {', '.join(map(str, workers))}: {reason}" for (name, reason), workers in lines.items()]

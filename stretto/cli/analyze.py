@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from stretto.analyze.analysis import analyze
-from stretto.analyze.terminal import show, show_schemes
+from stretto.analyze.terminal import show_analysis, show_schemes
 from stretto.errors import fail
 from stretto.observe.models import MODELS
 from stretto.observe.subject import subject, writable
@@ -50,7 +50,7 @@ def command(
         if validate:
             report.validate()
     finally:  # the analysis is there, whatever became of its check
-        show(console(), report)
+        show_analysis(console(), report)
         if html is not None:
             report.to_html(html)
         if json is not None:

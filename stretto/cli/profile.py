@@ -12,7 +12,7 @@ from stretto.observe.subject import subject, writable
 from stretto.page.terminal import console
 from stretto.profile.profiling import Profile, profile
 from stretto.profile.script import alone, apply_script, profile_script
-from stretto.profile.terminal import show, show_advice, show_applied, show_replay
+from stretto.profile.terminal import show_advice, show_applied, show_profile, show_replay
 
 OF_A_SCRIPT = "options of a script go behind a lone --, as in: stretto profile train.py -- --epochs 10"
 
@@ -75,18 +75,16 @@ def command(
         for path, write in ((html, result.to_html), (json, result.to_json)):
             if path is not None:
                 write(path)
-    failure = getattr(result.workload, "failure", None)  # of the first run, or of the second
-    if failure is not None:
-        raise failure
+    if result.failure is not None:  # of the first run, or of the second
+        raise result.failure
 
 
 def _stages(result: Profile, script: tuple[str, list[str]] | None, repeats: int, replay: bool, apply: bool) -> None:
     """What follows the profile, each stage shown as it ends. script: with its arguments."""
     out = console()
-    show(out, result, result.share)
-    failure = getattr(result.workload, "failure", None)
-    if isinstance(failure, KeyboardInterrupt):
-        raise failure
+    show_profile(out, result, result.share)
+    if isinstance(result.failure, KeyboardInterrupt):
+        raise result.failure
     if replay:
         part = alone(result, repeats=repeats) if script else result
         result.replays = part.replay(share=result.share)

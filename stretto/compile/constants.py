@@ -42,7 +42,7 @@ def constant_nodes(
     sizes: Sizes,
 ) -> tuple[Node, ...]:
     """Nodes made of constant leaves alone that are, or may be, kept across steps."""
-    found = []
+    result = []
     constant: dict[Hashable, bool] = {}
     need = 0
     for node in candidates(expression):
@@ -55,11 +55,11 @@ def constant_nodes(
         if together not in constant:
             constant[together] = HOIST.asked_again(x, ("met", together[1]), beside)
         if constant[together]:
-            found.append(node)
+            result.append(node)
             if not HOIST.knows(x, _key(node, matrices, scalars), beside):
                 rows, cols = shape(node)
                 need += sizes[rows] * sizes[cols] * x.element_size()
-    return tuple(found) if found and (need == 0 or HOIST.affords(need)) else ()
+    return tuple(result) if result and (need == 0 or HOIST.affords(need)) else ()
 
 
 def keeper(
@@ -110,15 +110,15 @@ def candidates(expression: Expression) -> tuple[Node, ...]:
     whole = _without_weight(expression)
     if whole is not None:
         return (whole,)
-    found: dict[Node, None] = {}
+    result: dict[Node, None] = {}
     for term in expression:
         for left, right in itertools.pairwise(term.factors):
             if isinstance(left, Sparse) and isinstance(right, Leaf):
                 for power in range(1, left.power + 1):
                     node = multiply(replace(left, power=power), right)
                     assert node is not None
-                    found[node] = None
-    return tuple(found)
+                    result[node] = None
+    return tuple(result)
 
 
 def _without_weight(expression: Expression) -> Node | None:
@@ -140,13 +140,13 @@ def _leaf(node: Node) -> Leaf:
 
 @functools.cache
 def _matrices(node: Node) -> tuple[Sparse, ...]:
-    found: dict[Sparse, None] = {}
+    result: dict[Sparse, None] = {}
     for inner in closure(node):
         if isinstance(inner, MatMul) and isinstance(inner.left, Sparse):
-            found[inner.left] = None
+            result[inner.left] = None
         elif isinstance(inner, (Horner, Step, Clenshaw)):
-            found[inner.sparse] = None
-    return tuple(found)
+            result[inner.sparse] = None
+    return tuple(result)
 
 
 @functools.cache

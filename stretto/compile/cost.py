@@ -11,7 +11,6 @@ from stretto.compile.expr import (
     Add,
     Clenshaw,
     Diagonal,
-    Factor,
     Horner,
     Leaf,
     MatMul,
@@ -21,6 +20,7 @@ from stretto.compile.expr import (
     Sparse,
     Step,
     Transpose,
+    children,
     shape,
 )
 from stretto.machine.rates import Profile
@@ -43,22 +43,6 @@ class Work:
         if self.gathered:
             traffic += self.gathered / profile.gather_rate(self.row_bytes)
         return profile.seconds(max(self.flops / profile.gemm, traffic), self.kind)
-
-
-@functools.cache
-def children(node: Factor) -> tuple[Node, ...]:
-    """The nodes a node is made of."""
-    if isinstance(node, MatMul):
-        return (node.right,) if isinstance(node.left, (Sparse, Diagonal)) else (node.left, node.right)
-    if isinstance(node, (Transpose, Scaled)):
-        return (node.of,)
-    if isinstance(node, Add):
-        return node.terms
-    if isinstance(node, Step):
-        return node.now, node.before
-    if isinstance(node, (Horner, Clenshaw)):
-        return tuple(term for term in node.terms if term is not None)
-    return ()
 
 
 def closure(node: Node, seen: dict[Node, None] | None = None) -> dict[Node, None]:
@@ -141,8 +125,8 @@ def _spmm(form: str, sizes: Sizes, rows: int, cols: int, value_bytes: int) -> Wo
 
 def works_of(nodes: Iterable[Node], sizes: Sizes, value_bytes: int) -> list[Work]:
     """The kernel calls that compute a set of nodes; on a graph not met before, also its normalised edges."""
-    found = [w for node in nodes for w in works(kind_of(node), sizes, value_bytes)]
-    return found + _fresh(nodes, sizes, value_bytes)
+    result = [w for node in nodes for w in works(kind_of(node), sizes, value_bytes)]
+    return result + _fresh(nodes, sizes, value_bytes)
 
 
 def _fresh(nodes: Iterable[Node], sizes: Sizes, value_bytes: int) -> list[Work]:
@@ -177,11 +161,11 @@ class Prices:
 
     def _node(self, node: Node) -> float:
         kind = kind_of(node)
-        found = self._known.get(kind)
-        if found is None:
-            found = sum(work.seconds(self.profile) for work in works(kind, self.sizes, self.value_bytes))
-            self._known[kind] = found
-        return found
+        result = self._known.get(kind)
+        if result is None:
+            result = sum(work.seconds(self.profile) for work in works(kind, self.sizes, self.value_bytes))
+            self._known[kind] = result
+        return result
 
 
 # On a GPU: the products of a head with its own part of the weight run as a batch of thin GEMMs, which reach about half

@@ -124,12 +124,12 @@ class Evaluation:
     def gradient(self, node: Node) -> Tensor:
         """A gradient's value. That of a weight W in A X W', taken as (A' G)' X, meets a 0 in rows of X that no edge
         reads: what is not finite there stays out of it, as out of stock's G' (A X)."""
-        found = self.value(node)
-        if not isinstance(node, MatMul) or not isinstance(node.left, Transpose) or not kernels.on_host(found):
-            return found
+        result = self.value(node)
+        if not isinstance(node, MatMul) or not isinstance(node.left, Transpose) or not kernels.on_host(result):
+            return result
         unread = self._without_edges(node.left.of)
-        if unread is None or finite(found):
-            return found
+        if unread is None or finite(result):
+            return result
         return product(self.value(node.left), torch.where(unread.unsqueeze(1), 0.0, self.value(node.right)))
 
     def _without_edges(self, node: Node) -> Tensor | None:
@@ -177,7 +177,7 @@ class Evaluation:
         return adj.apply(x, sparse.transposed, y, beta, self.again, sparse.form)
 
     def _scale(self, diagonal: Diagonal, x: Tensor) -> Tensor:
-        """x with its rows scaled by S or T of the adjacency A with the same number."""
+        """Rows of x, scaled by S or T of the adjacency A with the same number."""
         adj = self.call.sparse["A" + diagonal.name[1:]]
         scale = adj.row_scale if diagonal.name[0] == "S" else adj.col_scale
         assert scale is not None
@@ -285,11 +285,11 @@ class Evaluation:
 
     def _beside_each_other(self, products: list[Node]) -> Tensor | None:
         """The sum of products whose left operands lie side by side already, as one product; else None."""
-        found = {node.left: node.right for node in products if isinstance(node, MatMul)}
+        result = {node.left: node.right for node in products if isinstance(node, MatMul)}
         for group, beside in self.beside.items():
             lefts = [node.left.of for node in group]  # type: ignore[union-attr]
-            if len(found) == len(products) == len(lefts) and all(left in found for left in lefts):
-                weights = [self.value(found[left]) for left in lefts]
+            if len(result) == len(products) == len(lefts) and all(left in result for left in lefts):
+                weights = [self.value(result[left]) for left in lefts]
                 if len(weights) == 2:  # one of them may be zero where nodes have no neighbours
                     x, y = beside.split([weight.size(0) for weight in weights], 1)
                     return two_products(x, weights[0], y, weights[1])

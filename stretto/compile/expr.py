@@ -13,6 +13,7 @@ forward and backward, is equality.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -30,8 +31,8 @@ class One:
             places = list(cls.__dataclass_fields__.values())[len(values) :]  # type: ignore[attr-defined]
             values = (*values, *(named.get(field.name, field.default) for field in places))
         key = (cls, *values)
-        found = One._made.get(key)
-        return One._made.setdefault(key, super().__new__(cls)) if found is None else found
+        result = One._made.get(key)
+        return One._made.setdefault(key, super().__new__(cls)) if result is None else result
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(self.__dict__.values())  # what is copied or read from a file is the one object, too
@@ -222,6 +223,28 @@ def shape(node: Factor) -> tuple[str, str]:
     return node.sparse.rows, shape(last)[1]
 
 
+@functools.cache
+def children(node: Factor) -> tuple[Node, ...]:
+    """The nodes a node is made of."""
+    result: list[Node] = []
+    for value in vars(node).values():  # loops: of long chains there are thousands
+        for part in value if isinstance(value, tuple) else (value,):
+            if part is not None and not isinstance(part, (str, bool, Sparse, Diagonal)):
+                result.append(part)
+    return tuple(result)
+
+
+def mapped(node: Node, change: Callable[[Any], Any]) -> Any:
+    """A node of the same kind, made of other nodes and matrices: change(part) for every part."""
+    parts: list[Any] = []
+    for value in vars(node).values():
+        if isinstance(value, tuple):
+            parts.append(tuple([None if part is None else change(part) for part in value]))
+        else:
+            parts.append(value if isinstance(value, (str, bool)) else change(value))
+    return type(node)(*parts)
+
+
 def gradient(expression: Expression, leaf: str) -> Expression:
     """The gradient with respect to a leaf, given G = dL/d(expression): again a sum of products.
 
@@ -229,15 +252,15 @@ def gradient(expression: Expression, leaf: str) -> Expression:
     """
     rows, cols = shape(expression[0].factors[0])[0], shape(expression[0].factors[-1])[1]
     upstream = Leaf("G", rows, cols)
-    found = []
+    result = []
     for term, place in _places(expression)[leaf]:
         before = tuple(transpose(f) for f in reversed(term.factors[:place]))
         after = tuple(transpose(f) for f in reversed(term.factors[place + 1 :]))
         product = (*before, upstream, *after)
         if isinstance(term.factors[place], Transpose):
             product = tuple(transpose(f) for f in reversed(product))
-        found.append(Term(product, term.scale))  # type: ignore[arg-type]
-    return tuple(found)
+        result.append(Term(product, term.scale))  # type: ignore[arg-type]
+    return tuple(result)
 
 
 def leaves(expression: Expression) -> list[str]:
@@ -248,13 +271,13 @@ def leaves(expression: Expression) -> list[str]:
 @functools.cache
 def _places(expression: Expression) -> dict[str, list[tuple[Term, int]]]:
     """Where each dense leaf stands, by name: terms and places in them."""
-    found: dict[str, list[tuple[Term, int]]] = {}
+    result: dict[str, list[tuple[Term, int]]] = {}
     for term in expression:
         for place, factor in enumerate(term.factors):
             inner = factor.of if isinstance(factor, Transpose) else factor
             if isinstance(inner, Leaf):
-                found.setdefault(inner.name, []).append((term, place))
-    return found
+                result.setdefault(inner.name, []).append((term, place))
+    return result
 
 
 def _bracket(node: Factor) -> str:

@@ -71,8 +71,8 @@ class _Entry:
     nonzeros_bytes: int = 0
 
     def find(self, key: Hashable, beside: Beside) -> _Asked | None:
-        found = self.asked.get(key)
-        return found if found is not None and beside.whole and found.stands(beside) else None
+        result = self.asked.get(key)
+        return result if result is not None and beside.whole and result.stands(beside) else None
 
     def note(self, key: Hashable, beside: Beside) -> _Asked:
         """Remember that this was asked for, until one of the objects beside is gone."""
@@ -100,10 +100,10 @@ class Hoist:
             return None
         entry.looks += 1
         if entry.looks == LOOKS and x.dtype in (torch.float32, torch.float64):
-            found = _compressed(x)
-            size = 0 if found is None else found[0].nbytes + found[1].nbytes
+            result = _compressed(x)
+            size = 0 if result is None else result[0].nbytes + result[1].nbytes
             if self.affords(size):
-                entry.nonzeros, entry.nonzeros_bytes = found, size
+                entry.nonzeros, entry.nonzeros_bytes = result, size
         return entry.nonzeros
 
     def affords(self, nbytes: int) -> bool:
@@ -169,7 +169,7 @@ class Hoist:
 
 @torch.no_grad()
 def _compressed(x: Tensor) -> Nonzeros | None:
-    """x by its nonzeros, or None if there are too many or x holds what a product with 0 would spread."""
+    """The nonzeros of x, or None if there are too many or x holds what a product with 0 would spread."""
     some = x[:: x.size(0) // 256 + 1]
     if int(some.count_nonzero()) * FEW > 2 * some.numel():
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from stretto.compile.adjacency import Adjacency
 from stretto.compile.choose import CHOOSER, signature
 from stretto.compile.constants import keeper
 from stretto.compile.execute import Call
-from stretto.compile.expr import Add, Diagonal, Factor, Horner, Leaf, MatMul, Node, Scaled, Sparse, Term, Transpose
+from stretto.compile.expr import Add, Diagonal, Leaf, Node, Sparse, Term, Transpose, mapped
 from stretto.compile.layer import run
 from stretto.compile.plan import Plan, Request, plans, with_kept
 
@@ -83,24 +84,8 @@ def _sum(nodes: list[Node]) -> Node:
     return nodes[0] if len(nodes) == 1 else Add(tuple(nodes))
 
 
-def _renamed(node: Node, names: dict[str, str]) -> Node:
-    """A node with other names for its leaves; sizes are named after the leaf they belong to."""
-
-    def factor(part: Factor) -> Factor:
-        if isinstance(part, (Leaf, Sparse, Diagonal)):
-            return replace(part, name=names.get(part.name, part.name))
-        return _renamed(part, names)
-
-    if isinstance(node, Leaf):
-        return replace(node, name=names.get(node.name, node.name))
-    if isinstance(node, Transpose):
-        return Transpose(_renamed(node.of, names))
-    if isinstance(node, MatMul):
-        return MatMul(factor(node.left), _renamed(node.right, names))
-    if isinstance(node, Scaled):
-        return Scaled(node.by, _renamed(node.of, names))
-    if isinstance(node, Add):
-        return Add(tuple(_renamed(term, names) for term in node.terms))
-    assert isinstance(node, Horner)
-    kept = tuple(None if term is None else _renamed(term, names) for term in node.terms)
-    return Horner(replace(node.sparse, name=names[node.sparse.name]), kept)
+def _renamed(part: Any, names: dict[str, str]) -> Any:
+    """A node with other names for its leaves and matrices; sizes are named after the leaf they belong to."""
+    if isinstance(part, (Leaf, Sparse, Diagonal)):
+        return replace(part, name=names.get(part.name, part.name))
+    return mapped(part, lambda inner: _renamed(inner, names))

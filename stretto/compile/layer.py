@@ -57,14 +57,14 @@ class _Layer(torch.autograd.Function):
         with kernels.in_given_types(grads[0]):
             if not torch.is_grad_enabled():
                 last = bool(call.after) and not ctx.hooked and is_last()  # what was kept may be overwritten
-                found = _backward(call, grads[0], needs, last, tensors, kept)
+                result = _backward(call, grads[0], needs, last, tensors, kept)
             elif call.after:  # create_graph=True: gradients must be differentiable themselves
-                found = twice.gradients(lambda *terms: [_plainly(call, terms)], grads, tensors, needs)
+                result = twice.gradients(lambda *terms: [_plainly(call, terms)], grads, tensors, needs)
             else:
-                found = _gradients(call, grads[0], needs, tensors, again=True)
+                result = _gradients(call, grads[0], needs, tensors, again=True)
         if call.timed is not None and call.timed_backward:
             call.timed(ctx.seconds + time.perf_counter() - start)
-        return (None, *found)
+        return (None, *result)
 
 
 _layer: Any = _Layer.apply
@@ -108,21 +108,21 @@ def _gradients(
     values = dict(zip(call.names, tensors, strict=True))
     wanted = dict(zip(call.names, needs, strict=True))
     evaluation = Evaluation(call, values, again=again)
-    found: dict[str, Maybe] = {}
+    result: dict[str, Maybe] = {}
     if not again:
         evaluation.known.update(zip(call.plan.kept, kept, strict=False))
         evaluation.known.update(known)
-        grad = _through_after(call, grad, wanted, values, kept[len(call.plan.kept) :], found, last)
+        grad = _through_after(call, grad, wanted, values, kept[len(call.plan.kept) :], result, last)
     values["G"] = grad
     evaluation.sums = WANTED if wanted.get("bias") and not again else None
     if not again:  # before anything else: what they lay side by side serves the other gradients
         evaluation.take_together(call.plan.gradients_together)
     for leaf, node in call.plan.gradients:
-        found[leaf] = evaluation.value(node) if again else evaluation.gradient(node)
+        result[leaf] = evaluation.value(node) if again else evaluation.gradient(node)
     if wanted.get("bias"):
         made = evaluation.sums if evaluation.sums is not WANTED else None
-        found["bias"] = made if made is not None else grad.sum(0) if again else column_sum(grad)
-    return [found.get(name) for name in call.names]
+        result["bias"] = made if made is not None else grad.sum(0) if again else column_sum(grad)
+    return [result.get(name) for name in call.names]
 
 
 def _through_after(
@@ -131,19 +131,19 @@ def _through_after(
     wanted: dict[str, bool],
     values: dict[str, Tensor],
     inputs: Sequence[Tensor],
-    found: dict[str, Maybe],
+    made: dict[str, Maybe],
     last: bool,
 ) -> Tensor:
-    """The gradient of the plan's result, from that of what the ReLUs and Linears after it made; theirs into `found`."""
+    """The gradient of the plan's result, from that of what the ReLUs and Linears after it made; theirs into `made`."""
     grad = aligned(grad) if call.after else grad
     for k in reversed(range(len(call.after))):
         (weight, bias), z = call.after[k], inputs[k]
         backend = kernels.backend(grad.device)
         need_bias = wanted.get(bias, False)
         if wanted[weight]:
-            found[weight], found[bias] = backend.transposed_product(grad, z, relu=True, sums=need_bias)
+            made[weight], made[bias] = backend.transposed_product(grad, z, relu=True, sums=need_bias)
         elif need_bias:
-            found[bias] = column_sum(grad)
+            made[bias] = column_sum(grad)
         if k or call.plan.gradients or wanted.get("bias"):
             grad = backend.product(grad, values[weight], gate=z, out=z if last else None)
     return grad

@@ -1,4 +1,6 @@
-"""How a sparse leaf is normalised. A stands for S A T, with S and T diagonal (1 / sqrt of degrees, 1 / degree):
+"""How a sparse leaf is normalised.
+
+A stands for S A T, with S and T diagonal (1 / sqrt of degrees, 1 / degree):
 
 fused        the kernel scales what it gathers and what it writes: nothing else is read or written;
 precomputed  edges hold r_i a_ij c_j, made once per graph: norm(A) X reads a value per edge, as a weighted sum does;
@@ -17,16 +19,14 @@ from dataclasses import replace
 
 from stretto.compile.expr import (
     Add,
-    Clenshaw,
     Diagonal,
+    Factor,
     Horner,
-    Leaf,
     MatMul,
     Node,
-    Scaled,
     Sparse,
-    Step,
     Transpose,
+    mapped,
 )
 
 FUSED, PRECOMPUTED, DYNAMIC = "fused", "precomputed", "dynamic"
@@ -51,11 +51,11 @@ def lowered(roots: tuple[Node, ...], how: str, scales: Scales, hoisted: tuple[No
         yield one
         return
     forward, gradients = one[:1], one[1:]
-    found: dict[tuple[Node, ...], None] = {}
+    result: dict[tuple[Node, ...], None] = {}
     for first, rest in itertools.product((False, True), repeat=2):
         one = tuple(map(moved, forward)) if first else forward
-        found[one + (tuple(map(moved, gradients)) if rest else gradients)] = None
-    yield from found
+        result[one + (tuple(map(moved, gradients)) if rest else gradients)] = None
+    yield from result
 
 
 class _Rewriter:
@@ -67,33 +67,25 @@ class _Rewriter:
         self.known: dict[Node, Node] = {node: node for node in hoisted}
 
     def __call__(self, node: Node) -> Node:
-        found = self.known.get(node)
-        if found is None:
-            found = self.known[node] = self._made(node)
-        return found
+        result = self.known.get(node)
+        if result is None:
+            result = self.known[node] = self._made(node)
+        return result
 
     def _made(self, node: Node) -> Node:
-        if isinstance(node, Leaf):
-            return node
-        if isinstance(node, Transpose):
-            return Transpose(self(node.of))
-        if isinstance(node, Scaled):
-            return Scaled(node.by, self(node.of))
-        if isinstance(node, Add):
-            return Add(tuple(map(self, node.terms)))
-        if isinstance(node, (Horner, Clenshaw)):
-            terms = tuple(None if term is None else self(term) for term in node.terms)
-            if isinstance(node, Horner) and self.dynamic and node.sparse.name in self.sides:
-                return self._steps(node.sparse, terms)
-            return type(node)(self._with_edges(node.sparse), terms)
-        if isinstance(node, Step):  # it subtracts where it sums: its edges hold the normalisation, either way
-            return Step(self._with_edges(node.sparse), self(node.now), self(node.before), node.twice)
-        right = self(node.right)
-        if isinstance(node.left, Sparse):
-            if self.dynamic and node.left.name in self.sides:
-                return self._around(node.left, right)
-            return MatMul(self._with_edges(node.left), right)
-        return MatMul(node.left if isinstance(node.left, Diagonal) else self(node.left), right)
+        if self.dynamic and isinstance(node, Horner) and node.sparse.name in self.sides:
+            return self._steps(node.sparse, tuple(None if term is None else self(term) for term in node.terms))
+        sparse = node.left if isinstance(node, MatMul) else None
+        if self.dynamic and isinstance(node, MatMul) and isinstance(sparse, Sparse) and sparse.name in self.sides:
+            return self._around(sparse, self(node.right))
+        # A Step subtracts where it sums: its edges hold the normalisation, either way.
+        made: Node = mapped(node, self._part)
+        return made
+
+    def _part(self, part: Factor) -> Factor:
+        if isinstance(part, Sparse):
+            return self._with_edges(part)
+        return part if isinstance(part, Diagonal) else self(part)
 
     def _with_edges(self, sparse: Sparse) -> Sparse:
         return _in_form(sparse, "edges") if sparse.name in self.sides else sparse

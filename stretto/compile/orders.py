@@ -8,7 +8,7 @@ backward, and the best is kept on disk; explain() tells them all.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from stretto.compile.expr import Sizes
 from stretto.compile.plan import Ranking
 from stretto.kernels import kind_of
 from stretto.machine.rates import Profile
-from stretto.ops.batched import one_by_one
+from stretto.ops.kernel import differentiable
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Trial:
         """The layer's inputs: those it is to be evaluated with."""
         self.recorded = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
         learn = [t for t in inputs if t.requires_grad]  # the others stay the objects they are
-        found = iter(_enter(self, *learn) if self.recorded else learn)
+        result = iter(_enter(self, *learn) if self.recorded else learn)
         self.start = time.perf_counter()
-        return tuple(next(found) if t.requires_grad else t for t in inputs)
+        return tuple(next(result) if t.requires_grad else t for t in inputs)
 
     def leave(self, out: Tensor) -> Tensor:
         """The layer's result: the one to hand out."""
@@ -73,39 +73,26 @@ class Trial:
         CHOOSER.record(self.key, self.order, seconds)
 
 
-class _Enter(torch.autograd.Function):
-    """The same tensors; its backward comes once all their gradients are there."""
-
-    @staticmethod
-    def forward(ctx: Any, trial: Trial, *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.trial = trial
-        return tuple(t.view_as(t) for t in inputs)
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        trial = ctx.trial
-        trial.done(trial.forward + time.perf_counter() - trial.start)
-        return (None, *grads)
+def _returned(trial: Trial, saved: Any, grads: Sequence[Any], needs: Any) -> Sequence[Any]:
+    """All gradients of the inputs are there."""
+    trial.done(trial.forward + time.perf_counter() - trial.start)
+    return grads
 
 
-class _Leave(torch.autograd.Function):
-    """The same tensor; its backward comes before that of the layer."""
-
-    @staticmethod
-    def forward(ctx: Any, trial: Trial, out: Tensor) -> Tensor:
-        ctx.trial = trial
-        return out.view_as(out)
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.trial.start = time.perf_counter()
-        return (None, *grads)
+def _returning(trial: Trial, saved: Any, grads: Sequence[Any], needs: Any) -> Sequence[Any]:
+    """The layer's backward begins."""
+    trial.start = time.perf_counter()
+    return grads
 
 
-_enter: Any = _Enter.apply
-_leave: Any = _Leave.apply
+_enter = differentiable(
+    "Enter",
+    lambda trial, *inputs: tuple(t.view_as(t) for t in inputs),
+    _returned,
+    saves=lambda tensors, results, needs: (),
+    shown=None,
+)
+_leave = differentiable("Leave", lambda trial, out: out.view_as(out), _returning, saves=lambda *_: ())
 
 
 def best_order(

@@ -24,6 +24,7 @@ from stretto.compile.expr import (
     Sparse,
     Step,
     Transpose,
+    children,
     gradient,
     shape,
 )
@@ -116,10 +117,10 @@ class Plan:
 
 def _computed(roots: tuple[Node, ...], hoisted: tuple[Node, ...]) -> dict[Node, None]:
     """All nodes that the roots take to compute, each once, when the hoisted ones are known."""
-    found: dict[Node, None] = {}
+    result: dict[Node, None] = {}
     for root in roots:
-        found.update(_needed(root, hoisted))
-    return found
+        result.update(_needed(root, hoisted))
+    return result
 
 
 @functools.lru_cache(maxsize=4096)
@@ -133,7 +134,7 @@ def _needed(root: Node, hoisted: tuple[Node, ...]) -> dict[Node, None]:
 
 def _met(roots: tuple[Node, ...], hoisted: tuple[Node, ...]) -> tuple[Node, ...]:
     """The hoisted nodes among the roots and the operands of what is computed for them."""
-    read = {child for node in _computed(roots, hoisted) for child in cost.children(node)}
+    read = {child for node in _computed(roots, hoisted) for child in children(node)}
     return tuple(node for node in hoisted if node in read or node in roots)
 
 
@@ -143,12 +144,12 @@ def plans(request: Request) -> tuple[Plan, ...]:
     wanted = [gradient(request.expression, leaf) for leaf in request.wanted]
     gradients = [(leaf, forms(each)) for leaf, each in zip(request.wanted, wanted, strict=True)]
     choices = _choices([options for _, options in gradients], [alike(each) for each in wanted])
-    found: dict[Plan, None] = {}
+    result: dict[Plan, None] = {}
     for forward in forms(request.expression):
         for chosen in choices:
             picked = tuple((leaf, node) for (leaf, _), node in zip(gradients, chosen, strict=True))
-            found[Plan(forward, picked, hoisted=request.hoisted)] = None
-    best = _undominated(tuple(found))
+            result[Plan(forward, picked, hoisted=request.hoisted)] = None
+    best = _undominated(tuple(result))
     as_powers = [_as_power(plan, request.formed) for plan in best] if request.formed else []
     hows = ways(request.fuses) if request.scales else (normalise.FUSED,)
     if hows != (normalise.FUSED,):
@@ -177,14 +178,14 @@ def ways(fuses: bool) -> tuple[str, ...]:
     request = Request((), scales=(("A", True, True),))
     hop = Plan(MatMul(Sparse("A", "n", "m"), Leaf("X", "m", "i")))
     hows = (normalise.FUSED,) * fuses + (normalise.PRECOMPUTED, normalise.DYNAMIC)
-    found = {plan: how for how in hows for plan in _lowered(hop, how, request)}
-    return tuple(found[plan] for plan in _undominated(tuple(found)))
+    result = {plan: how for how in hows for plan in _lowered(hop, how, request)}
+    return tuple(result[plan] for plan in _undominated(tuple(result)))
 
 
 def _choices(options: list[tuple[Node, ...]], kinds: list[Alike]) -> list[tuple[Node, ...]]:
-    found = combinations(options, kinds)
-    if len(found) <= MOST_PLANS:
-        return found
+    result = combinations(options, kinds)
+    if len(result) <= MOST_PLANS:
+        return result
     groups = sorted({shape(o[0]) for o in options})
     return [
         tuple(o[ends[groups.index(shape(o[0]))]] for o in options)
@@ -198,20 +199,22 @@ def with_kept(plan: Plan) -> Plan:
     backward = _computed(tuple(root for _, root in plan.gradients), plan.hoisted)
     needed = [node for node in backward if node in forward and not isinstance(node, (Leaf, Transpose))]
     inner: dict[Node, None] = {}
-    for child in dict.fromkeys(child for node in needed for child in cost.children(node)):
+    for child in dict.fromkeys(child for node in needed for child in children(node)):
         cost.closure(child, inner)
     # Read by a gradient itself, not only as part of something that is kept.
-    read = {child for parent in backward if parent not in forward for child in cost.children(parent)}
+    read = {child for parent in backward if parent not in forward for child in children(parent)}
     kept = tuple(node for node in needed if node not in inner or node in read)
     return Plan(plan.forward, plan.gradients, kept, plan.hoisted)
 
 
-def _undominated(found: tuple[Plan, ...]) -> tuple[Plan, ...]:
+def _undominated(candidates: tuple[Plan, ...]) -> tuple[Plan, ...]:
     """Drop a plan whose work contains all of another's and more: no input can make it the better one."""
-    bags = [_bag(plan) for plan in found]
+    bags = [_bag(plan) for plan in candidates]
     kept = []
-    for i, plan in enumerate(found):
-        worse = any(j != i and _contains(bags[i], bags[j]) and (bags[i] != bags[j] or j < i) for j in range(len(found)))
+    for i, plan in enumerate(candidates):
+        worse = any(
+            j != i and _contains(bags[i], bags[j]) and (bags[i] != bags[j] or j < i) for j in range(len(candidates))
+        )
         if not worse:
             kept.append(plan)
     return tuple(kept)

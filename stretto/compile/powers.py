@@ -30,8 +30,8 @@ def chain_of(expression: Expression) -> Sparse | None:
     """The power of the adjacency that is all an expression sums over, if it is one: SGConv's."""
     if len(expression) != 1:
         return None
-    found = [f for f in expression[0].factors if isinstance(f, Sparse)]
-    return found[0] if len(found) == 1 and found[0].power > 1 and not found[0].chebyshev else None
+    result = [f for f in expression[0].factors if isinstance(f, Sparse)]
+    return result[0] if len(result) == 1 and result[0].power > 1 and not result[0].chebyshev else None
 
 
 @functools.cache
@@ -70,13 +70,13 @@ def _estimated(graph: Graph, hops: int) -> int:
     walks = float(degrees.double().square().sum())  # of two hops, where every edge has its reverse; else about
     if csr.col is None or walks > MOST_WORK * graph.num_edges:
         return none
-    count, most, found = LEAST_ROWS, 0, none
+    count, most, result = LEAST_ROWS, 0, none
     while count <= ROWS and 4 * most <= MOST_STEPS:  # so many rows take about four times the walks of the last
         rows = torch.arange(0, n, max(1, n // count), device=csr.device)
         reached, most = _walked(rows, csr.rowptr, csr.col, degrees, hops)
-        found = reached * n // rows.numel() if most <= MOST_STEPS else found
+        result = reached * n // rows.numel() if most <= MOST_STEPS else result
         count *= 4
-    return found
+    return result
 
 
 def _walked(rows: Tensor, starts: Tensor, columns: Tensor, degrees: Tensor, hops: int) -> tuple[int, int]:

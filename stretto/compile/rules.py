@@ -55,14 +55,14 @@ def orders(factors: tuple[Factor, ...]) -> tuple[Node, ...]:
     if len(factors) == 1:
         only = factors[0]
         return () if isinstance(only, (Sparse, Diagonal)) else (only,)
-    found: dict[Node, None] = {}
+    result: dict[Node, None] = {}
     for cut in range(1, len(factors)):
         for left in _sides(factors[:cut]):
             for right in _sides(factors[cut:]):
                 product = multiply(left, right)
                 if product is not None:
-                    found[product] = None
-    return tuple(found)
+                    result[product] = None
+    return tuple(result)
 
 
 def _sides(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
@@ -126,10 +126,10 @@ def forms(expression: Expression) -> tuple[Node, ...]:
     combined = combinations(choices, [alike((term,)) for term in expression])
     if len(combined) > MOST_COMBINATIONS:  # all first, all last
         combined = [tuple(c[0] for c in choices), tuple(c[-1] for c in choices)]
-    found = dict.fromkeys(map(_sum, combined))
+    result = dict.fromkeys(map(_sum, combined))
     for law in FACTORS:
-        found.update(dict.fromkeys(law.apply(expression)))
-    return tuple(found)
+        result.update(dict.fromkeys(law.apply(expression)))
+    return tuple(result)
 
 
 def _sum(terms: tuple[Node, ...]) -> Node:

@@ -24,26 +24,26 @@ SEVERAL = 3  # products of fewer rows take as long as their calls: so many are o
 
 def same_left(nodes: Iterable[Node], root: Node) -> Groups:
     """Products of one matrix with several weights, by each of them. Not the result itself, which must be its own."""
-    found: dict[Node, dict[MatMul, None]] = {}
+    result: dict[Node, dict[MatMul, None]] = {}
     for node in nodes:
         if not isinstance(node, MatMul) or node == root or isinstance(node.left, (Sparse, Diagonal, Transpose)):
             continue
         if isinstance(node.right, Transpose) and isinstance(node.right.of, Leaf):
-            found.setdefault(node.left, {})[node] = None
-    return _of_several(found)
+            result.setdefault(node.left, {})[node] = None
+    return _of_several(result)
 
 
 def same_right(gradients: Iterable[tuple[str, Node]]) -> Groups:
     """Gradients of weights that were multiplied with one matrix, by each of them."""
-    found: dict[Node, dict[MatMul, None]] = {}
+    result: dict[Node, dict[MatMul, None]] = {}
     for _, node in gradients:
         if isinstance(node, MatMul) and isinstance(node.left, Transpose):
-            found.setdefault(node.right, {})[node] = None
-    return _of_several(found)
+            result.setdefault(node.right, {})[node] = None
+    return _of_several(result)
 
 
-def _of_several(found: Mapping[Node, dict[MatMul, None]]) -> Groups:
-    return {node: tuple(group) for group in found.values() if len(group) > 1 for node in group}
+def _of_several(groups: Mapping[Node, dict[MatMul, None]]) -> Groups:
+    return {node: tuple(group) for group in groups.values() if len(group) > 1 for node in group}
 
 
 def worth_it(tall: Tensor, thin: list[Tensor], widths: list[int]) -> bool:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stretto.dist.timeline import Timeline
-from stretto.dist.traffic import Rows, swap
 from stretto.errors import fail
+from stretto.machine.ranks import Rows, swap
 
 
 @dataclass(frozen=True)

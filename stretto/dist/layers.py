@@ -27,7 +27,8 @@ def _aggregate(conv: Any, piece: Piece, sources: Tensor, **weights: Tensor) -> T
     if stock_of(type(conv)) is not None and conv.aggr in REDUCES:
         return spmm(piece.graph, sources, piece.weight, reduce="sum" if conv.aggr == "add" else conv.aggr)
     x = sources if weights else (sources, None)
-    return conv.propagate(piece.edge_index, x=x, size=piece.size, **weights)
+    out: Tensor = conv.propagate(piece.edge_index, x=x, size=piece.size, **weights)
+    return out
 
 
 # ---- GCN's A: s_i s_j with s = degree^-1/2; the loop it adds to every row is the row's own term ----
@@ -50,7 +51,7 @@ def _normalised(conv: Any, part: Part, dtype: torch.dtype) -> _Normalised:
         own = scale[: part.own.numel()].square() if conv.add_self_loops else None
         return _Normalised({name: part.cut(name, edges, weight) for name in names}, own)
 
-    return part.kept(("gcn", conv.normalize, conv.add_self_loops, dtype), make)
+    return part.cached(("gcn", conv.normalize, conv.add_self_loops, dtype), make)
 
 
 def split_of(conv: nn.Module) -> Split | None:
@@ -60,7 +61,7 @@ def split_of(conv: nn.Module) -> Split | None:
 
 
 def graph_op(conv: Any, split: Split, part: Part, rows: str, sources: Tensor) -> Tensor:
-    """What the rows of this name gather from their sources. -> [rows, k]"""
+    """What the rows of this name gather from their sources, [rows, k]."""
     sources = sources if split.sent is None else split.sent(conv, sources)
     if not split.normalised:
         return _aggregate(conv, part.piece(rows), sources)
@@ -70,7 +71,7 @@ def graph_op(conv: Any, split: Split, part: Part, rows: str, sources: Tensor) ->
 
 
 def neural_op(conv: Any, split: Split, part: Part, rows: str, gathered: Tensor, own: Tensor) -> Tensor:
-    """What the layer makes of it. gathered, own [rows, k] -> [rows, o]"""
+    """What the layer makes of gathered and own rows [rows, k]: [rows, o]."""
     if split.normalised:
         scale, piece = _normalised(conv, part, own.dtype).own, part.piece(rows)
         gathered = gathered if scale is None else gathered + scale[piece.first : piece.last, None] * own
@@ -112,8 +113,8 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 def check_call(conv: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], edge_index: Tensor) -> None:
     """A layer must be called with the part's own edges and nothing else: weights and sizes have no rule yet. PyG's own
     models pass weights that are None."""
-    given = [value for value in (*args, *kwargs.values()) if value is not None]
+    passed = [value for value in (*args, *kwargs.values()) if value is not None]
     expect(
-        len(given) == 1 and given[0] is edge_index,
+        len(passed) == 1 and passed[0] is edge_index,
         f"dist: {type(conv).__name__} was called with another edge_index than the part's, or with more arguments",
     )

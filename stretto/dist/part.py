@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from stretto.errors import expect
 from stretto.graph import Graph
 
-PIECES = ("interior", "boundary", "all")
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class Part:
     degree: Tensor  # [n_p + h_p] edges into each row in the whole graph
     loops: Tensor  # [n_p + h_p] of which from the row itself
     num_nodes: int  # of the whole graph
-    _kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _cached: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(edge_index: Tensor, owner: Tensor, rank: int) -> Part:
@@ -88,7 +88,7 @@ class Part:
                 sends.append((peer, torch.from_numpy(local[wanted])))
             start += lacking.size
         remote = np.concatenate(halo) if halo else np.zeros(0, np.int64)
-        held = np.concatenate([own, remote])
+        local_rows = np.concatenate([own, remote])
         return Part(
             rank=rank,
             own=torch.from_numpy(own),
@@ -97,20 +97,21 @@ class Part:
             sends=sends,
             receives=receives,
             edge_index=torch.from_numpy(np.stack([local[source[mine]], local[target[mine]]])),
-            degree=torch.from_numpy(np.bincount(target, minlength=n)[held]),
-            loops=torch.from_numpy(np.bincount(target[source == target], minlength=n)[held]),
+            degree=torch.from_numpy(np.bincount(target, minlength=n)[local_rows]),
+            loops=torch.from_numpy(np.bincount(target[source == target], minlength=n)[local_rows]),
             num_nodes=n,
         )
 
-    def kept(self, key: Any, make: Callable[[], Any]) -> Any:
+    def cached(self, key: Any, make: Callable[[], T]) -> T:
         """What make() gave the first time for this key."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]
+        if key not in self._cached:
+            self._cached[key] = make()
+        result: T = self._cached[key]
+        return result
 
     def piece(self, name: str) -> Piece:
         """The edges into the "interior", "boundary" or "all" own rows."""
-        return self.kept(("piece", name), lambda: self.cut(name, self.edge_index, None))
+        return self.cached(("piece", name), lambda: self.cut(name, self.edge_index, None))
 
     def cut(self, name: str, edge_index: Tensor, weight: Tensor | None) -> Piece:
         """Those of the edges (local ids) that lead into the named rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from stretto.dist import layers
 from stretto.dist.part import Part
+from stretto.dist.passing import Back, passed
 from stretto.dist.schedule import Schedule
 from stretto.dist.slots import Slots
 from stretto.dist.timeline import Timeline
@@ -24,14 +25,14 @@ class Pipeline:
         self.part, self.schedule, self.timeline, self.group = part, schedule, timeline, group
 
     def run(self, conv: nn.Module, split: Split, x: Tensor, slots: Slots) -> Tensor:
-        """conv on this part. x [n_p, k] -> [n_p, out]."""
+        """The layer on this part. x [n_p, k] -> [n_p, out]."""
         layer, x = slots.enter(x)
         own, local = slots.own(x, layer), slots.local(x, layer)
         together = self.schedule.macro == "sync"
         results: list[Tensor] = []
         for rows in ("all",) if together else ("interior", "boundary"):
             sources = local if rows == "interior" else torch.cat([local, slots.remote(x, layer)])
-            sources = _Mark.apply(sources, lambda r=rows: self.timeline.backward_ends(layer, r))
+            sources = passed(sources, _after(partial(self.timeline.backward_ends, layer, rows)))
             with self.timeline.span(layer, "graph op", rows):
                 out = layers.graph_op(conv, split, self.part, rows, sources)
             if self.schedule.micro == "async":
@@ -39,7 +40,9 @@ class Pipeline:
             results.append(out)
         out = results[0] if together else torch.cat(results)
         if self.schedule.micro == "sync":
-            out = _Meeting.apply(out, lambda: self._meet(layer, slots))
+            meet = partial(self._meet, layer, slots)
+            meet()
+            out = passed(out, _after(meet))
             out = self._neural(conv, split, "all", out, own, layer)
         return out
 
@@ -47,7 +50,7 @@ class Pipeline:
         piece = self.part.piece(rows)
         with self.timeline.span(layer, "neural op", rows):
             out = layers.neural_op(conv, split, self.part, rows, gathered, own[piece.first : piece.last])
-        return _Mark.apply(out, lambda: self.timeline.backward_begins(layer, rows))
+        return passed(out, _after(partial(self.timeline.backward_begins, layer, rows)))
 
     def _meet(self, layer: int, slots: Slots) -> None:
         """Every part has finished its graph op (backward: its neural op)."""
@@ -56,30 +59,11 @@ class Pipeline:
             dist.barrier(group=self.group)
 
 
-class _Mark(torch.autograd.Function):
-    """x; tells when its gradient comes by."""
+def _after(tell: Callable[[], None]) -> Back:
+    """The gradient as it is, after tell()."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tell: Callable[[], None]) -> Tensor:
-        ctx.tell = tell
-        return x.view_as(x)
+    def back(grad: Tensor) -> Tensor:
+        tell()
+        return grad
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        ctx.tell()
-        return grads[0], None
-
-
-class _Meeting(torch.autograd.Function):
-    """x, once all ranks have theirs; and so for the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, meet: Callable[[], None]) -> Tensor:
-        ctx.meet = meet
-        meet()
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        ctx.meet()
-        return grads[0], None
+    return back

@@ -28,11 +28,6 @@ class Schedule:
         for name, way in (("micro", self.micro), ("macro", self.macro)):
             expect(way in WAYS, f"Schedule: '{name}' is {way!r}, wanted 'sync' or 'async'")
 
-    def syncs(self, layers: int, *, stale: bool = False, backward: bool = True) -> int:
-        """Synchronisations of a training step: a wait for rows of this very step, a barrier, the sum of gradients."""
-        passes = layers + (layers - 1 if backward else 0)
-        return passes * ((0 if stale else 1) + (1 if self.micro == "sync" else 0)) + (1 if backward else 0)
-
 
 SCHEDULES: dict[str, Schedule] = {
     f"{micro} micro, {macro} macro": Schedule(micro, macro) for micro in WAYS for macro in WAYS

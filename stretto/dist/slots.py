@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from stretto.dist.exchange import Exchange, Flight
 from stretto.dist.part import Part
+from stretto.dist.passing import passed
 from stretto.dist.staleness import FRESH, Age, Reading, Staleness
 from stretto.dist.timeline import Timeline
 from stretto.dist.traffic import Traffic
@@ -61,32 +63,32 @@ class Slots:
         into = rows.new_empty(self.part.halo.numel(), *x.shape[1:])
         receives = [(peer, into[first:last]) for peer, first, last in self.part.receives]
         self._arrivals[self.step, layer] = self._post(layer, sends, receives, into)
-        return layer, _Joined.apply(x, self, layer)
+        return layer, passed(x, partial(self.add_returned, layer))
 
     def own(self, x: Tensor, layer: int) -> Tensor:
         """The rows that phi and psi read of the node itself."""
         if self.staleness.own == FRESH:
             return self._note(layer, "own", FRESH, x)
         key, age = self._pick("own", layer, self._inputs)
-        return self._note(layer, "own", age, _Older.apply(x, self._inputs[key]))
+        return self._note(layer, "own", age, passed(x, lambda grad: grad, self._inputs[key]))
 
     def local(self, x: Tensor, layer: int) -> Tensor:
         """The rows of neighbours in this part."""
         if self.staleness.local == self.staleness.local_gradient == FRESH:
             return self._note(layer, "local", FRESH, x)
         key, age = self._pick("local", layer, self._inputs)
-        return self._note(layer, "local", age, _Local.apply(x, self._inputs[key], self, layer))
+        return self._note(layer, "local", age, passed(x, partial(self.local_gradient, layer), self._inputs[key]))
 
     def remote(self, x: Tensor, layer: int) -> Tensor:
         """The rows of neighbours in other parts; waits for them. [h_p, k]."""
         key, age = self._pick("remote", layer, self._arrivals)
         rows = self._land(self._arrivals[key], age)
-        return self._note(layer, "remote", age, _Remote.apply(x, rows, self, layer))
+        return self._note(layer, "remote", age, passed(x, partial(self.send_back, layer), rows))
 
     # ---- backward: Eq. 5 ----
 
     def send_back(self, layer: int, grad: Tensor) -> None:
-        """Gradients of remote rows go to their owners. grad [h_p, k]."""
+        """Gradients of remote rows go to their owners, whose add_returned() adds them. grad [h_p, k]."""
         back = [(peer, grad.new_empty(places.numel(), *grad.shape[1:])) for peer, places in self.part.sends]
         sends = [(peer, grad[first:last].contiguous()) for peer, first, last in self.part.receives]
         self._returns[self.step, layer] = self._post(layer, sends, back, grad)
@@ -142,55 +144,3 @@ class Slots:
         if age.steps == 0:  # older rows were sent before the last step ended: no rank waits for another's work
             self.traffic[-1].syncs += 1
         return self.exchange.wait(flight)
-
-
-class _Joined(torch.autograd.Function):
-    """x, whose gradient gets the remote ranks' share added."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, slots: Slots, layer: int) -> Tensor:
-        ctx.slots, ctx.layer = slots, layer
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ctx.slots.add_returned(ctx.layer, grads[0]), None, None
-
-
-class _Older(torch.autograd.Function):
-    """Older rows in the place of x; the gradient goes to x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, older: Tensor) -> Tensor:
-        return older.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return grads[0], None
-
-
-class _Local(torch.autograd.Function):
-    """The same, the gradient as old as allowed."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, older: Tensor, slots: Slots, layer: int) -> Tensor:
-        ctx.slots, ctx.layer = slots, layer
-        return older.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ctx.slots.local_gradient(ctx.layer, grads[0]), None, None, None
-
-
-class _Remote(torch.autograd.Function):
-    """Remote rows; their gradient is sent home, where _Joined adds it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, slots: Slots, layer: int) -> Tensor:
-        ctx.slots, ctx.layer = slots, layer
-        return rows.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        ctx.slots.send_back(ctx.layer, grads[0])
-        return None, None, None, None

@@ -12,7 +12,6 @@ synchronous step (Eq. 2 and 4): all ranks together compute what one process woul
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 from stretto.errors import expect
 
@@ -64,34 +63,9 @@ class Staleness:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "newest"}
 
     @property
-    def synchronous(self) -> bool:
-        """Whether this is Eq. 2 and 4: nothing older than it must be."""
-        return all(bound == FRESH for bound in self.bounds.values())
-
-    @property
     def memory_steps(self) -> int:
         """How many steps back anything is read."""
         return max(bound.steps for bound in self.bounds.values())
-
-    def vector(self) -> dict[str, int]:
-        """The ten numbers by their symbols."""
-        symbols = {"own": "phi", "local": "L", "remote": "R", "local_gradient": "L'", "remote_gradient": "R'"}
-        numbers: dict[str, int] = {}
-        for slot, bound in self.bounds.items():
-            numbers |= {f"T^{symbols[slot]}": bound.steps, f"L^{symbols[slot]}": bound.layers}
-        return numbers
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**self.vector(), "newest": self.newest}
-
-
-# Published systems as settings. Sampling, quantising and smoothing systems differ in more than age and are not here.
-SYSTEMS: dict[str, Staleness] = {
-    "synchronous": Staleness(),
-    "PipeGCN": Staleness.halo(1),
-    "asynchronous layers": Staleness(remote=Age(0, 2), remote_gradient=Age(0, 2)),
-}
 
 
 @dataclass(frozen=True)

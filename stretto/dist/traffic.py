@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Rows = list[tuple[int, Tensor]]  # peer, tensor
+from stretto.machine.ranks import Rows, swap
 
 
 @dataclass
@@ -29,17 +29,8 @@ class Traffic:
         return asdict(self)
 
 
-def swap(sends: Rows, receives: Rows, *, group: dist.ProcessGroup | None = None, tag: int = 0) -> None:
-    """Send and receive at once, and wait for all of it."""
-    handles = [dist.irecv(tensor, peer, group=group, tag=tag) for peer, tensor in receives]
-    handles += [dist.isend(tensor, peer, group=group, tag=tag) for peer, tensor in sends]
-    for handle in handles:
-        if handle is not None:
-            handle.wait()
-
-
 def ring_sum(values: Tensor, traffic: Traffic, *, group: dist.ProcessGroup | None = None) -> None:
-    """values [W], summed over all ranks in place, to the same bits on each: one synchronisation.
+    """Sum values [W] over all ranks in place, to the same bits on each: one synchronisation.
 
     P - 1 turns add up the chunks, P - 1 hand them round: 2 (P - 1) / P of the bytes per rank, the least there is.
     """

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stretto.dist.exchange import Exchange, Link
-from stretto.dist.gloo_threads import calm_gloo
 from stretto.dist.layers import check_call, layers_of, split_of
 from stretto.dist.part import Part
 from stretto.dist.pipeline import Pipeline
@@ -29,6 +28,7 @@ from stretto.dist.staleness import Reading, Staleness
 from stretto.dist.timeline import Timeline
 from stretto.dist.traffic import Traffic, ring_sum
 from stretto.errors import expect
+from stretto.machine.ranks import calm_gloo
 from stretto.kernels import on_host
 
 TIMEOUT = 60.0  # seconds that a rank waits for another
@@ -67,8 +67,8 @@ class PartitionParallel:
             f"PartitionParallel: 'owner' is {list(owner.shape)}, but the graph has {data.num_nodes} nodes",
         )
         expect(on_host(data.x), f"PartitionParallel: 'x' is on {data.x.device}, wanted the CPU (gloo)")
-        most = int(owner.max()) if owner.numel() else 0
-        expect(most < size, f"PartitionParallel: 'owner' names rank {most}, but there are {size} ranks")
+        last = int(owner.max()) if owner.numel() else 0
+        expect(last < size, f"PartitionParallel: 'owner' names rank {last}, but there are {size} ranks")
         self._layers = layers_of(model)
         self.model, self.loss, self.rank = model, loss, rank
         self.part = Part.of(data.edge_index, owner, rank)
@@ -130,7 +130,8 @@ class PartitionParallel:
         self.timeline.recording = False  # the timeline is that of training
         self.model.eval()
         try:
-            return self.model(self.x, self.part.edge_index)
+            out: Tensor = self.model(self.x, self.part.edge_index)
+            return out
         finally:
             self.model.train(training)
             self._reading, self.timeline.recording = self.slots, True

@@ -24,8 +24,11 @@ def lasting() -> Any:
 
 
 class kept(Generic[V]):
-    """A property computed once, of two threads' results the first. Made outside inference mode: what an evaluation
-    computes first, training saves for backward. (functools.cached_property would let all graphs wait for one lock.)"""
+    """A property computed once, of two threads' results the first.
+
+    It is made outside inference mode: what an evaluation computes first, training saves for backward.
+    (functools.cached_property would let all graphs wait for one lock.)
+    """
 
     def __init__(self, make: Callable[[Any], V]) -> None:
         self.make = make

@@ -85,8 +85,8 @@ def pairs(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Tensor, Tensor, i
     num_dst = of_target[1] + 1 if num_dst is None else num_dst
     _in_range("source", of_source, num_src)
     _in_range("destination", of_target, num_dst)
-    found = (target, source, num_dst, num_src) if forward else (source, target, num_src, num_dst)
-    return (*found, in_order)
+    result = (target, source, num_dst, num_src) if forward else (source, target, num_src, num_dst)
+    return (*result, in_order)
 
 
 def few(edges: Any, sizes: Sizes | None, flow: str) -> tuple[Csr, Csr] | None:

@@ -212,7 +212,7 @@ class Graph:
         return self.csr.rowptr.diff()
 
     def degree_power(self, power: float, dtype: torch.dtype) -> Tensor:
-        """degree ** power, 0 where the degree is 0. [n]; kept."""
+        """Every degree to a power, 0 where the degree is 0. [n]; kept."""
         return self.derived(("degree", power, dtype), lambda: _power(self.degree, power, dtype))
 
     def mean_scale(self, dtype: torch.dtype) -> Tensor:

@@ -134,13 +134,13 @@ class Memo(Generic[G]):
     def _recall(self, content_key: Hashable) -> G | None:
         """The graph of that content, if it is remembered."""
         with self._lock:
-            found = self._by_content.get(content_key)
-            if found is None:
+            result = self._by_content.get(content_key)
+            if result is None:
                 return None
             self._by_content.move_to_end(content_key)
-            found.came_back = True
+            result.came_back = True
             self._recognised += 1
-            return found.graph
+            return result.graph
 
     def _learn(self, content_key: Hashable, graph: G, size: int) -> None:
         """Remember a new graph by its content of so many bytes, and let go what there is no room for."""

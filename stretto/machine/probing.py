@@ -1,20 +1,20 @@
-"""Measure this machine: every ceiling of the machine file, near and far, in the way a model meets it.
+"""Measure this machine: every rate of the machine file, near and far, in the way a model meets it.
 
-Each rate is the median of several calls, since that is what a step is made of; the fastest call would be a ceiling that
-only a lucky moment reaches. "Near" repeats a call at once. "Far" touches more memory than a process may count on in any
-cache before each call, so that operands, code and objects come from memory, as they do inside a large step.
+Each rate is the median of several calls, since that is what a step is made of; the fastest of them, which only a lucky
+moment reaches, is noted as a ceiling (ceilings.py). "Near" repeats a call at once. "Far" touches more memory than a
+process may count on in any cache before each call, so that operands, code and objects come from memory, as they do
+inside a large step.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +22,11 @@ from torch import Tensor
 
 from stretto import kernels
 from stretto.errors import expect
+from stretto.kernels import cpu, native, tall
 from stretto.machine import ceilings, facts
 from stretto.machine.file import Machine
 from stretto.machine.rates import sparse
-from stretto.machine.timing import by_wall, call_clock, work_clock
+from stretto.machine.timing import call_clock, repeated, work_clock
 from stretto.memory import allocator
 
 softmax_grad = torch.ops.aten._log_softmax_backward_data
@@ -83,24 +84,17 @@ CARD = Sizes(
 )
 Rows = list[tuple[float, ...]]
 LEAST, SECONDS = 7, 0.025  # samples of a rate, and the time for more of them
+LINE = 64  # bytes of a cache line
+AHEAD = (0, 8)  # rows fetched before their turn, where they are read and no more; the faster way counts
+SIDES = {"cpu": 512, "cuda": 8192}  # of the square products of other types than fp32
 
 
-def typical(
-    call: Callable[[], Any],
-    *,
-    before: Callable[[], Any] | None = None,
-    seconds: float = SECONDS,
-    clock: Callable[[Callable[[], Any]], float] = by_wall,
-) -> float:
-    """Median seconds of one call. before: what runs between two calls, off the clock."""
-    call()
-    samples: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(samples) < LEAST or (time.perf_counter() < end and len(samples) < 200):
-        if before is not None:
-            before()
-        samples.append(clock(call))
-    return statistics.median(samples)
+class Rates(NamedTuple):
+    """Amounts per second: again and again, after other work, and of the fastest call."""
+
+    near: float
+    far: float
+    best: float
 
 
 @contextmanager
@@ -140,35 +134,43 @@ class Probe:
         (self.other if size is None else self.other[: size // 4]).add_(1)
 
     def seconds(self, call: Callable[[], Any], **options: Any) -> float:
-        return typical(call, clock=self.clock, **options)
+        """Median seconds of a call."""
+        return repeated(call, least=LEAST, clock=self.clock, **{"seconds": SECONDS, **options}).median
 
-    def rates(self, amount: float, call: Callable[[], Any]) -> tuple[float, float]:
-        """Amount per second, near and far. Nothing is faster from afar: where it seems so, the clock was unsteady."""
-        near = amount / self.seconds(call)
-        return near, min(near, amount / self.seconds(call, before=self.touch, seconds=0.0))
+    def rates(self, amount: float, call: Callable[[], Any]) -> Rates:
+        """Amount per second. Nothing is faster from afar: where it seems so, the clock was unsteady."""
+        again = repeated(call, least=LEAST, seconds=SECONDS, clock=self.clock)
+        near = amount / again.median
+        far = amount / self.seconds(call, before=self.touch, seconds=0.0)
+        return Rates(near, min(near, far), amount / max(again.best, 1e-9))
 
     def machine(self) -> Machine:
+        """All that this device shows by calls of its kernels."""
         tiny, sizes = self.ones(4), self.sizes
+        launch = repeated(lambda: tiny + tiny, least=LEAST, seconds=SECONDS, clock=call_clock(self.device))
         result = Machine(
             name=torch.cuda.get_device_name(self.device) if self.card else facts.cpu_model(),
             device=self.device.type,
             threads=torch.get_num_threads(),
             memory=self._memory(),
-            launch=typical(lambda: tiny + tiny, clock=call_clock(self.device)),
+            launch=launch.median,
+            peak_launch=launch.best,
             workers=torch.cuda.device_count() if self.card else max(1, facts.cores() // torch.get_num_threads()),
             busy=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
         )
         result.cache = self._cache()
-        result.stream = [(3.0 * size, *self._stream(size)) for size in sizes.streams]
-        result.gemm = self.products(torch.mm, lambda rows, work: True)
+        streams = [(3.0 * size, self._stream(size)) for size in sizes.streams]
+        result.stream = [(size, *rates[:2]) for size, rates in streams]
+        result.peak_stream = [(size, rates.best) for size, rates in streams]
+        self._products(result)
         self._rows(result)
         self._within_rows(result)
         result.fresh = sizes.fresh / self.seconds(lambda: self.ones(sizes.fresh // 4))
         keys = self.places(1 << 20, 1 << 16)
         result.sort = keys.numel() / self.seconds(lambda: keys.sort())
         drawn = torch.empty(keys.numel(), device=self.device)
-        result.draw = keys.numel() / self.seconds(lambda: drawn.bernoulli_(0.5))
-        ceilings.measure(result)
+        draws = [self.rates(keys.numel(), draw) for draw in (lambda: drawn.bernoulli_(0.5), lambda: drawn.uniform_())]
+        result.draw, result.peak_draw = draws[0].near, max(rates.best for rates in draws)
         return result
 
     def _memory(self) -> float:
@@ -192,33 +194,48 @@ class Probe:
         shares = [(seconds - near) / max(maximum - near, 1e-9) for seconds in taken]
         return [(float(size), max(shares[: i + 1])) for i, size in enumerate(self.sizes.touched)]
 
-    def _stream(self, size: int) -> tuple[float, float]:
+    def _stream(self, size: int) -> Rates:
         a, b, out = self.ones(3, size // 4)
         return self.rates(3.0 * size, lambda: torch.add(a, b, out=out))
 
-    def products(self, multiply: Callable[[Tensor, Tensor], Any], fits: Callable[[int, int], bool]) -> Rows:
-        """A linear layer, x W', and the gradient of its weight, half of each: (flops, smallest dimension, near, far).
-
-        Few columns are seven, as of classes: no vector is full of them. fits(rows, work): whether a size is measured.
-        """
-        points: Rows = []
+    def _products(self, machine: Machine) -> None:
+        """A linear layer, x W', and the gradient of its weight, half of each, by torch and by our own kernel where it
+        takes them: (flops, smallest dimension, near, far). Few columns are seven, as of classes: no vector is full of
+        them."""
+        gemm: Rows = []
+        own: Rows = []
+        best: list[float] = []
         for n, k, c in self.sizes.gemms:
-            if fits(n, n * k * c):
-                rates = self._linear(multiply, self.ones(n, k), self.ones(c, k), self.ones(n, c))
-                points.append((2.0 * n * k * c, float(min(n, k, c)), *rates))
-        return points
+            x, weight, grad = self.ones(n, k), self.ones(c, k), self.ones(n, c)
+            ways = [self._linear(torch.mm, x, weight, grad)]
+            if not self.card and native.library() is not None and tall.shape_of(x, weight.t(), None, None) == "tall":
+                ways.append(self._linear(tall.tall_product, x, weight, grad))
+            size = (2.0 * n * k * c, float(min(n, k, c)))
+            gemm.append((*size, *ways[0][:2]))
+            own.append((*size, *max(ways)[:2]))
+            best += [way.best for way in ways]
+        machine.gemm, machine.own_gemm = gemm, own
+        machine.peak_gemm = {"float32": max(best), **self._other_types()}
 
-    def _linear(
-        self, multiply: Callable[[Tensor, Tensor], Any], x: Tensor, weight: Tensor, grad: Tensor
-    ) -> list[float]:
-        """Flop/s, near and far."""
+    def _linear(self, multiply: Callable[[Tensor, Tensor], Any], x: Tensor, weight: Tensor, grad: Tensor) -> Rates:
+        """Flop/s."""
         calls = (lambda: multiply(x, weight.t()), lambda: multiply(grad.t(), x))
-        rates = [self.rates(2.0 * x.numel() * weight.size(0), call) for call in calls]
-        return [statistics.harmonic_mean(way) for way in zip(*rates, strict=True)]
+        near, far, best = zip(*(self.rates(2.0 * x.numel() * weight.size(0), call) for call in calls), strict=True)
+        return Rates(statistics.harmonic_mean(near), statistics.harmonic_mean(far), max(best))
+
+    def _other_types(self) -> dict[str, float]:
+        """Flop/s of the fastest product of types that are not fp32."""
+        side = SIDES[self.device.type]
+        result = {} if self.card else ceilings.half_products(torch.get_num_threads())
+        for dtype in (torch.float64, torch.bfloat16, torch.float16) if self.card else (torch.float64,):
+            a = self.ones(side, side).to(dtype)
+            result[str(dtype).removeprefix("torch.")] = self.rates(2.0 * side**3, partial(torch.mm, a, a)).best
+        return result
 
     def _rows(self, machine: Machine) -> None:
         """Rows at random places: read, added up, reduced by max, and read by a sparse product."""
-        tables: dict[str, list[tuple[float, ...]]] = {"gather": [], "scatter": [], "scatter_max": [], "spmm": []}
+        names = ("gather", "scatter", "scatter_max", "spmm", "peak_gather")
+        tables: dict[str, Rows] = {name: [] for name in names}
         sizes = self.sizes
         for span in sizes.spans:
             for row in ROWS:
@@ -233,10 +250,22 @@ class Probe:
                 }
                 if span == sizes.spans[1]:
                     calls["scatter_max"] = source, partial(total.scatter_reduce_, 0, where, source, "amax")
+                read = 0.0
                 for name, (rows, call) in calls.items():
-                    tables[name].append((float(row), float(span), *self.rates(float(rows.size(0) * row), call)))
+                    rates = self.rates(float(rows.size(0) * row), call)
+                    tables[name].append((float(row), float(span), *rates[:2]))
+                    read = max(read, rates.best) if name in ("gather", "spmm") else read
+                tables["peak_gather"].append((float(row), float(span), max(read, *self._read(table, index))))
         for name, points in tables.items():
             setattr(machine, name, points)
+
+    def _read(self, table: Tensor, index: Tensor) -> list[float]:
+        """Bytes a second of rows of whole cache lines that are read and no more."""
+        row = table.size(1) * 4
+        if self.card or native.library() is None or row % LINE:
+            return [0.0]
+        size, places = float(index.numel() * row), index.int()
+        return [self.rates(size, partial(cpu.gather_ceiling, table, places, ahead)).best for ahead in AHEAD]
 
     def _added(self, count: int, width: int, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sums, where the rows of a source go, and the source. A card adds rows up in order, wherever in the table that
@@ -250,12 +279,12 @@ class Probe:
 
     def _within_rows(self, machine: Machine) -> None:
         """Sums, softmax, masks: what depends on how long a row is."""
-        tall = [self.ones(rows, 64) for rows in self.sizes.tall]
-        machine.reduce = [(4.0 * t.numel(), *self.rates(4.0 * t.numel(), lambda t=t: t.sum(0))) for t in tall]  # type: ignore[misc]
+        sums = [self.ones(rows, 64) for rows in self.sizes.tall]
+        machine.reduce = [(4.0 * t.numel(), *self.rates(4.0 * t.numel(), partial(t.sum, 0))[:2]) for t in sums]
         flat = self.ones(self.sizes.values)
         part = flat[: self.sizes.values >> 4]
         machine.reduce_last = [
-            (float(size), *self.rates(4.0 * flat.numel(), lambda size=size: flat.view(-1, size // 4).sum(-1)))  # type: ignore[misc]
+            (float(size), *self.rates(4.0 * flat.numel(), partial(flat.view(-1, size // 4).sum, -1))[:2])
             for size in SUMS
         ]
         machine.softmax, machine.softmax_grad = [], []
@@ -264,10 +293,10 @@ class Probe:
             done = F.log_softmax(rows, 1)
             calls = (partial(F.log_softmax, rows, 1), partial(softmax_grad, rows, done, 1, rows.dtype))
             forward, back = (self.rates(part.numel(), call) for call in calls)
-            machine.softmax.append((float(width), *forward))
-            machine.softmax_grad.append((float(width), *back))
+            machine.softmax.append((float(width), *forward[:2]))
+            machine.softmax_grad.append((float(width), *back[:2]))
         masks = [torch.rand(size, device=self.device) < 0.6 for size in (1 << 12, 1 << 17)]
-        machine.mask = [(float(m.numel()), *self.rates(m.numel(), lambda m=m: m.nonzero())) for m in masks]  # type: ignore[misc]
+        machine.mask = [(float(m.numel()), *self.rates(m.numel(), m.nonzero)[:2]) for m in masks]
 
 
 def _product(table: Tensor, index: Tensor) -> Callable[[], Any]:

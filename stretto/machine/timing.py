@@ -142,7 +142,7 @@ def on_card(call: Callable[[], object]) -> float:
     call()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) * 1e-3
+    return float(start.elapsed_time(end)) * 1e-3
 
 
 def timed(call: Callable[[], R]) -> tuple[R, float]:
@@ -170,6 +170,9 @@ def ratio(slow: Timing, fast: Timing, *, level: float = 0.95, draws: int = 1000)
 
 # ---- clocks of one call ----
 
+Clock = Callable[[Callable[[], Any]], float]
+MOST_SAMPLES = 200
+
 
 def by_wall(call: Callable[[], Any]) -> float:
     """Seconds until a call returns."""
@@ -185,15 +188,35 @@ def until_idle(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def work_clock(device: torch.device | str) -> Callable[[Callable[[], Any]], float]:
+def work_clock(device: torch.device | str) -> Clock:
     """The clock for an op's own work on this device. A card has its own: the wall would count the host's part of a
     call, which in a step is hidden behind the calls before."""
     return on_card if torch.device(device).type == "cuda" else by_wall
 
 
-def call_clock(device: torch.device | str) -> Callable[[Callable[[], Any]], float]:
+def call_clock(device: torch.device | str) -> Clock:
     """The clock for an op from its call to its end, as a traced step has it."""
     return until_idle if torch.device(device).type == "cuda" else by_wall
+
+
+def repeated(
+    call: Callable[[], Any],
+    *,
+    least: int,
+    seconds: float = 0.0,
+    before: Callable[[], Any] | None = None,
+    clock: Clock = by_wall,
+) -> Timing:
+    """Samples of one call alone, after one that does not count: at least so many, and more until the seconds are over.
+    before: what runs between two calls, off the clock."""
+    call()
+    samples: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(samples) < least or (time.perf_counter() < end and len(samples) < MOST_SAMPLES):
+        if before is not None:
+            before()
+        samples.append(clock(call))
+    return Timing(tuple(samples))
 
 
 # ---- what is done before something is timed, and set while it is ----
@@ -225,11 +248,22 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def as_alone(name: str, call: Callable[[], object]) -> Callable[[], object]:
-    """The call with the allocator as a process has it: as it always was for stock, keeping freed memory for us."""
+@contextmanager
+def memory_as(keeps: bool) -> Iterator[None]:
+    """The allocator as a process has it that keeps freed memory, or does not; as it was at the end."""
+    before = allocator.is_kept()
+    allocator.switch(keeps)
+    try:
+        yield
+    finally:
+        allocator.switch(before)
+
+
+def as_alone(call: Callable[[], object], *, ours: bool) -> Callable[[], object]:
+    """The call with the allocator as a process has it: keeping freed memory for ours, as it always was for stock."""
 
     def go() -> object:
-        allocator.switch(not name.startswith("stock"))
+        allocator.switch(ours)
         return call()
 
     return go

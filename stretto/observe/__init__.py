@@ -5,5 +5,5 @@
 turns counts into time, `put_back` leaves a model as it was. `this_machine` is the machine file of this machine.
 """
 
-PUBLIC = ("agreement", "classify", "costs", "inputs", "layer", "lift", "look", "models", "peak_memory", "predict",
-          "put_back", "specs", "subject", "this_machine", "trace", "workload")  # fmt: skip
+PUBLIC = ("agreement", "classify", "costs", "inputs", "layer", "lift", "look", "models", "nested", "peak_memory",
+          "predict", "put_back", "specs", "subject", "this_machine", "trace", "workload")  # fmt: skip

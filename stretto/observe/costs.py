@@ -185,19 +185,19 @@ def _fixed(family: str, weight: int, depth: Callable[[Spec], Size]) -> Formula:
 
 
 def _weight_norm(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    """w = v g / |v|: squares, their sum, the product; a root and a division for each norm."""
+    """Count w = v g / |v|: squares, their sum, the product; a root and a division for each norm."""
     v, g = tensors(args)
     return Cost("norm", 3 * v.numel + 2 * g.numel, bytes_of(args) + bytes_of(out), depth=_whole(v))
 
 
 def _weight_norm_grad(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    """s = sum(grad v); g / |v| (grad - v s / |v|^2) and s / |v|: five for each value, four for each norm."""
+    """Count s = sum(grad v); g / |v| (grad - v s / |v|^2) and s / |v|: five for each value, four for each norm."""
     grad, _, g = tensors(args)[:3]
     return Cost("norm", 5 * grad.numel + 4 * g.numel, bytes_of(args) + bytes_of(out), depth=_whole(grad))
 
 
 def _self_attention(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    """query [B, L, D], key and value [B, M, D]: projections, scores, their softmax, the sum, one projection more."""
+    """Of query [B, L, D], key and value [B, M, D]: projections, scores, their softmax, the sum, one projection more."""
     (batch, rows, width), others, heads = args[0].shape, args[1].shape[1], args[4]
     more = dict(zip(("mask", "weights", "mean"), args[9:12], strict=False))
     scores = batch * heads * rows * others
@@ -212,8 +212,8 @@ def _self_attention(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> 
 
 
 def _lstm(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    """input [T, B, I], weights [4H, I] and [4H, H]: two products, their sum and the biases for each gate; of each unit
-    four gates are bent, and five more make its cell and its state."""
+    """Of input [T, B, I], weights [4H, I] and [4H, H]: two products, their sum and the biases for each gate; of each
+    unit four gates are bent, and five more make its cell and its state."""
     mode, biased = args[9], args[12]
     if mode != LSTM:
         return unknown(name, args, kwargs, out)

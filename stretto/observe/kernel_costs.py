@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stretto.observe.costs import TREE, Args, Cost, Formula, bytes_of, least, log2, pointwise, unknown
+from stretto.observe.costs import TREE, Args, Formula, bytes_of, least, log2, pointwise, unknown
 from stretto.observe.specs import Size, tensors
 from stretto.ops import KERNELS as DECLARED
+from stretto.ops.cost import Cost
 from stretto.ops.cost import Formula as Declared
 
 
@@ -22,7 +23,7 @@ def _declared(formula: Declared) -> Formula:
 
 
 def _tall_product(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    """x w, and an addition per value where a bias or another matrix is added: as torch's mm and addmm count."""
+    """Count x w, and an addition per value where a bias or another matrix is added: as torch's mm and addmm count."""
     (m, k), n = args[0].shape, args[1].shape[1]
     added, beside = kwargs.get("add"), kwargs.get("beside")
     flops = 2 * m * k * n + (m * n if added is not None or (args[2:] and args[2] is not None) else 0)
@@ -89,7 +90,7 @@ KERNELS: dict[str, Formula] = {
 
 
 def _device_product(name: str, args: Args, kwargs: dict[str, Any], out: Any) -> Cost:
-    """x w by rows, or over the rows of both; an addition per value where a bias or another matrix is added."""
+    """Count x w by rows, or over the rows of both; an addition per value where a bias or another matrix is added."""
     (m, k), n = args[0].shape, args[1].shape[1]
     more = sum(spec.numel == m * n or len(spec.shape) == 1 for spec in tensors((args[2:], kwargs)))
     flops = 2 * m * k * n + (m * n if more and not name.startswith("stretto::transposed") else 0)

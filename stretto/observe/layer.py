@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+LARGEST = ("hops", "width_in", "width_out", "aggregated", "learned_input", "constant_input", "bent", "norm")
 KINDS, TYPES = ("-", "C", "A", "MP"), ("-", "L", "P", "R")
 PICK = "pick"  # one message of all that are sorted, as a median is: what parts of the neighbours have is no partial one
 
@@ -39,6 +40,18 @@ class Layer:
             for hop in range(max(call.hops, 1))
         ]
 
+    def widen(self, kind: str) -> None:
+        """The layer is of this kind, unless it is of a more general one."""
+        self.kind = max(self.kind, kind, key=KINDS.index)
+
+    def aggregate(self, reduce: str, hops: int, grad: bool, bent: bool) -> None:
+        """Rows as wide as the layer's are added up, after so many hops before. grad: they need gradients; bent:
+        something non-linear came before."""
+        self.reduces.append(reduce)
+        self.later |= {hops: (self.aggregated, grad)} if hops else {}
+        self.hops = max(self.hops, hops + 1)
+        self.bent |= bent and hops > 0
+
     @property
     def name(self) -> str:
         """Class and type, as "C, L"."""
@@ -50,20 +63,11 @@ def together(layer: Layer, calls: list[Layer]) -> Layer:
     for call in calls:
         powers = call.hops > 1 and not call.bent  # with a GRU in between they are rounds, and no power of A
         call.type = "-" if not call.hops else call.type if call.type != "-" else "P" if powers else "L"
-        layer.kind = max(layer.kind, call.kind, key=KINDS.index)
+        layer.widen(call.kind)
         layer.type = max(layer.type, call.type, key=TYPES.index)
         layer.reduces += call.reduces
         layer.ops += call.ops
-        for maximum in (
-            "hops",
-            "width_in",
-            "width_out",
-            "aggregated",
-            "learned_input",
-            "constant_input",
-            "bent",
-            "norm",
-        ):
-            setattr(layer, maximum, max(getattr(layer, maximum), getattr(call, maximum)))
+        for largest in LARGEST:
+            setattr(layer, largest, max(getattr(layer, largest), getattr(call, largest)))
     layer.calls = calls
     return layer

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import fail
+from stretto.observe.nested import mapped
 from stretto.observe.specs import Matrix, Size, Spec, matrices, tensors
 from stretto.observe.trace import OpRecord, Trace
 from stretto.observe.workload import train_mask
@@ -120,14 +121,6 @@ def usable(data: Any, widths: set[int]) -> list[Sizes]:
     ]
 
 
-def probe(data: Any, widths: set[int]) -> tuple[Any, Sizes]:
-    """The data cut to probe sizes, with random edges; widths: numbers the sizes must differ from."""
-    result = usable(data, widths)
-    if not result:
-        fail(f"analyze: the model's widths {sorted(widths)} clash with every probe size")
-    return shrunk(data, result[0]), result[0]
-
-
 def shrunk(data: Any, sizes: Sizes) -> Any:
     """The data cut to these sizes: rows from its start, random edges in the order that its own are in."""
     small = copy.copy(data)
@@ -175,7 +168,7 @@ def _by_target(edge_index: Tensor) -> bool:
 
 
 def _edges(sizes: Sizes, generator: torch.Generator) -> Tensor:
-    """m distinct random edges, m - a of them self-loops; every node has at least one edge."""
+    """Make m distinct random edges, m - a of them self-loops; every node has at least one edge."""
     codes = torch.randperm(sizes.n * sizes.n, generator=generator)
     source, target = codes // sizes.n, codes % sizes.n
     chosen = codes[source != target][: sizes.a]
@@ -197,7 +190,7 @@ def rescale(trace: Trace, table: Table) -> Trace:
         new = dataclasses.replace(
             op,
             args=_put(op.args, table),
-            kwargs={k: _put(v, table) for k, v in op.kwargs.items()},
+            kwargs=_put(op.kwargs, table),
             out=_put(op.out, table),
             seconds=0.0,
         )
@@ -212,16 +205,15 @@ def rescale(trace: Trace, table: Table) -> Trace:
 
 
 def _put(value: Any, table: Table) -> Any:
-    if isinstance(value, Spec):
-        return dataclasses.replace(value, shape=tuple(_size(s, table) for s in value.shape))
-    if isinstance(value, Matrix):
-        sizes = {name: _size(getattr(value, name), table) for name in ("num_rows", "num_cols", "num_edges")}
-        return dataclasses.replace(value, **sizes)
-    if isinstance(value, tuple):
-        return tuple(_put(v, table) for v in value)
-    if isinstance(value, dict):
-        return {k: _put(v, table) for k, v in value.items()}
-    return value
+    def anew(leaf: Any) -> Any:
+        if isinstance(leaf, Spec):
+            return dataclasses.replace(leaf, shape=tuple(_size(s, table) for s in leaf.shape))
+        if isinstance(leaf, Matrix):
+            sizes = {name: _size(getattr(leaf, name), table) for name in ("num_rows", "num_cols", "num_edges")}
+            return dataclasses.replace(leaf, **sizes)
+        return leaf
+
+    return mapped(value, anew)
 
 
 def _size(size: Size, table: Table) -> Size:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stretto.kernels import Csr
+from stretto.observe.nested import leaves
 
 NEAR = 1 << 20  # bytes of rows after which one used again is no longer sure to be in a cache
 WINDOWS, WINDOW = 4, 1 << 13  # of an index that are looked at, and their entries
@@ -43,14 +44,6 @@ def index_of(args: Any) -> Tensor | None:
     """The places where an op reads or writes rows: the columns of a matrix, or the first index after the table."""
     if isinstance(args, (list, tuple)) and args and isinstance(args[0], Csr):
         return args[0].col
-    return _index(list(args)[1:])
-
-
-def _index(value: Any) -> Tensor | None:
-    if isinstance(value, Tensor):
-        if value.layout != torch.strided or not value.dim() or value.dtype not in (torch.int64, torch.int32):
-            return None
-        return value if value.dim() == 1 or not value.numel() else value.flatten(1)[:, 0]
-    if isinstance(value, (list, tuple)):
-        return next((result for result in map(_index, value) if result is not None), None)
-    return None
+    indices = (leaf for leaf in leaves(list(args)[1:]) if isinstance(leaf, Tensor) and leaf.layout == torch.strided)
+    index = next((t for t in indices if t.dim() and t.dtype in (torch.int64, torch.int32)), None)
+    return index if index is None or index.dim() == 1 or not index.numel() else index.flatten(1)[:, 0]

@@ -38,7 +38,8 @@ class Propagate(nn.Module):
         self.lin, self.conv = lin, conv
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.conv(self.lin(x), edge_index)
+        out: Tensor = self.conv(self.lin(x), edge_index)
+        return out
 
 
 def _stacked(conv: Callable[[int, int], nn.Module]) -> Callable[[int, int, int, int], nn.Module]:
@@ -57,7 +58,8 @@ HOPS, HEADS = 3, 4
 
 
 def _heads(a: int, b: int) -> nn.Module:
-    return pyg.GATConv(a, b, heads=HEADS, concat=False)
+    conv: nn.Module = pyg.GATConv(a, b, heads=HEADS, concat=False)
+    return conv
 
 
 # name -> make(inputs, hidden, outputs, layers)

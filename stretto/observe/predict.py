@@ -41,7 +41,7 @@ def _in_order(op: OpRecord, machine: Machine, far: float) -> Needs:
 
 def _product(op: OpRecord, machine: Machine, far: float) -> Needs:
     flops, narrow = float(op.cost.flops), float(op.cost.row)
-    own = op.name.startswith("stretto::") and machine.own_gemm
+    own = op.ours and machine.own_gemm
     return {"compute": flops / near_row(own or machine.gemm, flops, narrow, far), **_in_order(op, machine, far)}
 
 
@@ -206,7 +206,7 @@ def fresh_bytes(trace: Trace) -> dict[int, float]:
             new, high = min(size, live - high), live
             if not saved and size >= LEAST:
                 result[op] = result.get(op, 0.0) + new
-    return {op: size for op, size in result.items() if not trace.ops[op].name.startswith("stretto::")}
+    return {op: size for op, size in result.items() if not trace.ops[op].ours}
 
 
 def bound(op: OpRecord, machine: Machine) -> str:
@@ -220,7 +220,7 @@ def op_seconds(op: OpRecord, machine: Machine, far: float = 0.0, away: float = 0
     limits = needs(op, machine, far)
     work = max((s for kind, s in limits.items() if kind != "launch"), default=0.0)
     host = machine.host + (machine.host_far - machine.host) * away
-    if op.name.startswith("stretto::"):
+    if op.ours:
         host += machine.kernel + (machine.kernel_far - machine.kernel) * away
     return host + work
 
@@ -273,6 +273,9 @@ def _on_card(trace: Trace, machine: Machine) -> float:
     return max(host, card)
 
 
+CLOSE = 1 << 14  # bytes that stay in the nearest cache
+
+
 def least_seconds(op: OpRecord, machine: Machine) -> float:
     """The least time the ceilings allow for an op: as long as the one resource that needs most, all else free."""
     cost = op.cost
@@ -284,7 +287,7 @@ def least_seconds(op: OpRecord, machine: Machine) -> float:
         least.append(stream / ceilings.stream_rate(machine, stream))
     if random:
         row, span = float(cost.row), float(cost.span)
-        close = ceilings.gather_rate(machine, row, min(span, ceilings.SPANS[0]))
+        close = ceilings.gather_rate(machine, row, min(span, CLOSE))
         least.append(random * (op.close / close + (1 - op.close) / ceilings.gather_rate(machine, row, span)))
     if cost.family == "draw" and machine.peak_draw:
         least.append(sum(float(spec.numel) for spec in op.outputs) / machine.peak_draw)

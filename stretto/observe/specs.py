@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stretto.kernels import Csr
 from stretto.kernels.attention import TENSORS, Attention
+from stretto.observe.nested import leaves
 
 Size = Any  # int, or a sympy expression
 
@@ -83,7 +84,7 @@ def storage_key(tensor: Tensor) -> int:
     if tensor.layout != torch.strided:
         return id(tensor)
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # functional or meta wrappers own no storage
         return 0
 
@@ -119,21 +120,9 @@ def _sparse(value: Tensor) -> Matrix:
 
 def tensors(value: Any) -> list[Spec]:
     """Every Spec inside a described value, in order."""
-    if isinstance(value, Spec):
-        return [value]
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, tuple):
-        return [spec for v in value for spec in tensors(v)]
-    return []
+    return [leaf for leaf in leaves(value) if isinstance(leaf, Spec)]
 
 
 def matrices(value: Any) -> list[Matrix]:
     """Every Matrix inside a described value."""
-    if isinstance(value, Matrix):
-        return [value]
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, tuple):
-        return [m for v in value for m in matrices(v)]
-    return []
+    return [leaf for leaf in leaves(value) if isinstance(leaf, Matrix)]

@@ -1,7 +1,7 @@
-"""The machine file of this machine: its rates (stretto.machine), and what only ops, layers and processes show.
+"""The machine file of this machine: its rates (stretto.machine), and what only ops and layers show.
 
-That is our own dense products and fused attention, the host code around the ops of a model, and the link between two
-processes. Each is measured once per CPU, thread count and version, and kept beside the tuner's choices.
+That is the fused attention and the host code around the ops of a model. All of it is measured once per CPU, thread
+count and version, and kept beside the tuner's choices.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.dist import link as between
 from stretto.errors import StrettoError, fail
 from stretto.graph import Graph
-from stretto.kernels import tall
 from stretto.machine import facts, store
+from stretto.machine import link as between
 from stretto.machine.file import Machine, check
-from stretto.machine.probing import DEGREE, LEAST, Probe, Rows, probing, typical
-from stretto.machine.timing import call_clock
+from stretto.machine.probing import DEGREE, LEAST, Probe, Rows, probing
+from stretto.machine.timing import call_clock, repeated
 from stretto.observe.models import make
 from stretto.observe.workload import Workload
-from stretto.ops import OPS, attention, tall_product
+from stretto.ops import OPS, attention
 from stretto.plug.accelerate import accelerate
 
 logger = logging.getLogger("stretto")
 
-KIND = "analysis-16"
+KIND = "analysis-17"
 BUSY = 0.75  # share of the cores that others may take before a measurement is doubted
 HEADS = 4
 TINY = ("gcn", "sage", "gat")  # models whose steps on eight nodes are host code alone
@@ -82,29 +81,10 @@ def probe(threads: int | None = None, device: torch.device | str = "cpu") -> Mac
     """Measure this machine with `threads` threads (None: as many as torch uses now), or its card; about ten seconds."""
     with probing(threads, device) as probes:
         machine = probes.machine()
-        machine.own_gemm = _own_products(probes, machine)
         machine.attention, machine.attention_grad = _attention(probes)
-        machine.host, machine.host_far, machine.kernel, machine.kernel_far = _host(
-            probes
-        )  # last: it keeps freed memory
+        # Last, since it keeps freed memory.
+        machine.host, machine.host_far, machine.kernel, machine.kernel_far = _host(probes)
     return machine
-
-
-def _own_products(probes: Probe, machine: Machine) -> Rows:
-    """Dense products by whom accelerated layers call: torch where ours is not tried, else whichever is the faster."""
-    if probes.card:
-        return list(machine.gemm)
-    small = [
-        point
-        for point, (n, k, c) in zip(machine.gemm, probes.sizes.gemms, strict=True)
-        if n * k * c < tall_product.LEAST_WORK
-    ]
-    large = probes.products(_chosen, lambda rows, work: work >= tall_product.LEAST_WORK and rows >= tall.TALL)
-    return [*small, *large]  # a large one that is not tall is no example of what is tried
-
-
-def _chosen(x: Tensor, w: Tensor) -> Tensor:
-    return tall_product.tall_product(x, w, None, None, 1.0)
 
 
 def _attention(probes: Probe) -> tuple[Rows, Rows]:
@@ -129,8 +109,8 @@ def _attention(probes: Probe) -> tuple[Rows, Rows]:
                 return torch.autograd.grad(out, value, out.detach())
 
         ahead, whole = probes.rates(1.0, forward), probes.rates(1.0, both)
-        back = [1 / max(1 / w - 1 / a, 1e-9) for w, a in zip(whole, ahead, strict=True)]
-        forward_rates.append((per_edge, *(per_edge * edges * rate for rate in ahead)))
+        back = [1 / max(1 / w - 1 / a, 1e-9) for w, a in zip(whole[:2], ahead[:2], strict=True)]
+        forward_rates.append((per_edge, *(per_edge * edges * rate for rate in ahead[:2])))
         backward_rates.append((2 * per_edge, *(2 * per_edge * edges * rate for rate in back)))
     return forward_rates, backward_rates
 
@@ -164,10 +144,11 @@ def _tiny(probes: Probe, model: nn.Module) -> tuple[float, float, float, float]:
     for _ in range(LEAST):
         work.run()
     trace = work.trace(pooled=True)
-    kernels = sum(op.name.startswith("stretto::") for op in trace)
+    kernels = sum(op.ours for op in trace)
     clock = call_clock(probes.device)  # here it is the host that counts
-    far = typical(work.run, before=probes.touch, seconds=0.0, clock=clock)
-    return len(trace.ops), kernels, typical(work.run, seconds=0.05, clock=clock), far
+    far = repeated(work.run, least=LEAST, before=probes.touch, clock=clock)
+    near = repeated(work.run, least=LEAST, seconds=0.05, clock=clock)
+    return len(trace.ops), kernels, near.median, far.median
 
 
 def _sum(first: tuple[float, ...], second: tuple[float, ...]) -> tuple[float, float, float, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,10 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.machine.timing import waiter
 from stretto.observe import costs, kernel_costs, locality
-from stretto.observe.costs import Cost
+from stretto.observe.nested import mapped
 from stretto.observe.scratch import cast_bytes, scratch_bytes
 from stretto.observe.specs import Spec, describe, matrices, storage_key, tensors
 from stretto.observe.watched_kernels import watched_kernels
+from stretto.ops.cost import Cost
 
 # Under a dispatch mode autograd's formulas add out of place; a plain step writes into zeros it has just made. So does
 # a watched one: op -> (the formulas that do so, what they run in a plain step, its arguments beyond the op's own).
@@ -67,6 +68,16 @@ class OpRecord:
     runs: str = ""  # on a processor, where ops take memory for themselves: "kernel" (ours) or "aten"
 
     @property
+    def base(self) -> str:
+        """The name without its library, its overload and the mark of an op in place: "aten::add_.Tensor" -> "add"."""
+        return self.name.partition("::")[2].partition(".")[0].strip("_")
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is one of stretto's kernels."""
+        return self.name.startswith("stretto::")
+
+    @property
     def inputs(self) -> list[Spec]:
         """Every tensor that came in."""
         return tensors((self.args, self.kwargs))
@@ -93,7 +104,7 @@ class OpRecord:
 
     def recount(self) -> Cost:
         """The cost, counted from the sizes that the record holds now."""
-        if self.name.startswith("stretto::"):
+        if self.ours:
             return kernel_costs.of_kernel(self.name, self.args, self.kwargs, self.out)
         return costs.of_aten(self.name, self.tags, self.is_view, self.args, self.kwargs, self.out)
 
@@ -172,7 +183,8 @@ class Recorder(TorchDispatchMode):
         capture: frozenset[int] = frozenset(),
         device: torch.device | None = None,
     ) -> None:
-        super().__init__()
+        begin: Callable[[], None] = super().__init__
+        begin()
         self.full, self.capture = full, capture
         self.phase = "forward"
         self.trace = Trace()
@@ -262,7 +274,7 @@ class Recorder(TorchDispatchMode):
         deps = self._deps(args, kwargs) if self.full else ()
         if self._count in self.capture:
             self._inside = True  # copies are no part of the step
-            self.captured[self._count] = (function, _copied(args), _copied(kwargs))
+            self.captured[self._count] = (function, mapped(args, _copied), mapped(kwargs, _copied))
         self._inside = schema is None
         if self._sync is not None:
             self._sync()
@@ -303,40 +315,42 @@ class Recorder(TorchDispatchMode):
         return tuple(sorted(i for i in result if i is not None))
 
     def _record(
-        self, name: str, where: tuple[str, str, int | None], kept: Any, deps: Any, given: Any, out: Any, schema: Any
+        self, name: str, where: tuple[str, str, int | None], inputs: Any, deps: Any, args: Any, out: Any, schema: Any
     ) -> None:
+        """Note a call that has run. inputs: its arguments, described before it; schema: None of our kernels."""
         path, phase, site = where
-        tags = frozenset(str(tag).partition(".")[2] for tag in schema.tags) if schema is not None else frozenset()
-        returns = schema._schema.returns if schema is not None else ()
-        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-        args, kwargs = kept
-        record = OpRecord(
-            len(self.trace.ops), name, path, phase, args, kwargs, describe(out), tags, is_view, site, deps, Cost("?")
-        )
+        tags, is_view = (frozenset(), False) if schema is None else _declared(schema)
+        call, number = (*inputs, describe(out)), len(self.trace.ops)
+        record = OpRecord(number, name, path, phase, call[0], call[1], call[2], tags, is_view, site, deps, Cost("?"))
         record.cost, record.calls = record.recount(), tuple(self._stack)
         if record.cost.random:
             self._inside = True  # looking at an index is no part of the step
-            index = locality.index_of(given)
+            index = locality.index_of(args)
             record.close = 1.0 if index is None else locality.closeness(index, float(record.cost.row))
             self._inside = False
         if phase != "backward" or (self._again and self._again[-1]):
             number = torch._C._autograd._get_sequence_nr() - 1
             self._sites.setdefault(number, (record.index, path))
         self.trace.ops.append(record)
+        self._made(record, out)
+        record.runs = "" if self._sync is not None else "kernel" if schema is None else "aten"
+        self.trace.peak_bytes = max(self.trace.peak_bytes, self._live + record.scratch)
+
+    def _made(self, record: OpRecord, out: Any) -> None:
+        """Who made which memory, and how much of it is new."""
         results = [t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, Tensor)]
         made = [
             (t, spec, storage_key(t))
             for t, spec in zip(results, tensors(record.out), strict=False)
             if t.layout == torch.strided
         ]
-        if is_view:  # before any is noted: unbind and chunk have several outputs on one storage
-            record.deps = tuple(sorted({*deps, *(self._producer[key] for *_, key in made if key in self._producer)}))
+        if record.is_view:  # before any is noted: unbind and chunk have several outputs on one storage
+            before = {self._producer[key] for *_, key in made if key in self._producer}
+            record.deps = tuple(sorted({*record.deps, *before}))
         for tensor, spec, key in made:
             self._producer[key] = record.index
-            if not is_view:
+            if not record.is_view:
                 self._take(tensor, spec, key, record.index)
-        record.runs = "" if self._sync is not None else "kernel" if schema is None else "aten"
-        self.trace.peak_bytes = max(self.trace.peak_bytes, self._live + record.scratch)
 
     def _take(self, tensor: Tensor, spec: Spec, key: int, index: int) -> None:
         """Count a new storage until it is freed."""
@@ -358,19 +372,18 @@ class Recorder(TorchDispatchMode):
         self._alive[key] = weakref.ref(storage, gone)
 
 
-def _copied(value: Any) -> Any:
-    """The value with every tensor inside copied, for ops that write to their inputs and memory that is reused."""
-    if isinstance(value, Tensor):
-        if value.layout != torch.strided:
-            return value
-        # An expanded tensor stays expanded: kernels read its one entry again and again.
-        whole = tuple(
-            slice(0, 1) if not step and size else slice(None)
-            for size, step in zip(value.shape, value.stride(), strict=True)
-        )
-        return value.detach()[whole].clone().expand(value.shape)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_copied(v) for v in value)
-    if isinstance(value, dict):
-        return {k: _copied(v) for k, v in value.items()}
-    return value
+def _declared(schema: Any) -> tuple[frozenset[str], bool]:
+    """The tags of an ATen op, and whether what it returns lies in the memory of an argument."""
+    tags = frozenset(str(tag).partition(".")[2] for tag in schema.tags)
+    aliases = [r.alias_info for r in schema._schema.returns if r.alias_info is not None]
+    return tags, any(not alias.is_write for alias in aliases)
+
+
+def _copied(leaf: Any) -> Any:
+    """A copy of a tensor, for ops that write to their inputs and memory that is reused; anything else as it is."""
+    if not isinstance(leaf, Tensor) or leaf.layout != torch.strided:
+        return leaf
+    # An expanded tensor stays expanded: kernels read its one entry again and again.
+    sizes = zip(leaf.shape, leaf.stride(), strict=True)
+    whole = tuple(slice(0, 1) if not step and size else slice(None) for size, step in sizes)
+    return leaf.detach()[whole].clone().expand(leaf.shape)

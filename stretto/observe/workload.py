@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from stretto.errors import StrettoError, expect, fail
 from stretto.machine.timing import waiter
+from stretto.observe.nested import leaves
 from stretto.observe.peak_memory import unpooled
 from stretto.observe.put_back import put_back
 from stretto.observe.trace import Recorder, Trace, device_of
@@ -210,9 +211,7 @@ def labels_of(data: Any) -> tuple[int, int] | None:
 
 
 def _has_tensor(value: Any) -> bool:
-    if isinstance(value, (tuple, list, dict)):
-        return any(map(_has_tensor, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, Tensor)
+    return any(isinstance(leaf, Tensor) for leaf in leaves(value))
 
 
 def has_labels(out: Any, data: Any) -> bool:

@@ -120,7 +120,7 @@ _attention_layer: Any = _AttentionLayer.apply
 
 
 def aligned(grad: Tensor) -> Tensor:
-    """grad as the kernels read it: contiguous and aligned."""
+    """The gradient as kernels read it: contiguous and aligned."""
     return (
         grad
         if grad.is_contiguous() and grad.data_ptr() % 16 == 0

@@ -70,8 +70,8 @@ def _each(backward: Callable[..., Any], ctx: Any, grads: tuple[Any, ...]) -> Any
     size = next(p.size(0) for p in plain if p is not None)
     with several_times():
         pairs = list(zip(grads, plain, strict=True))
-        found = [backward(ctx, *(g if p is None else p[i] for g, p in pairs)) for i in range(size)]
-    several = isinstance(found[0], tuple)
-    columns = zip(*found, strict=True) if several else [tuple(found)]
+        result = [backward(ctx, *(g if p is None else p[i] for g, p in pairs)) for i in range(size)]
+    several = isinstance(result[0], tuple)
+    columns = zip(*result, strict=True) if several else [tuple(result)]
     stacked = [None if column[0] is None else add(torch.stack(column), 0, level) for column in columns]
     return tuple(stacked) if several else stacked[0]

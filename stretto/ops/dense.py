@@ -24,7 +24,7 @@ LARGE = 1 << 22  # values below which torch's one launch costs less than our two
 
 
 def column_sum(x: Tensor) -> Tensor:
-    """Sum over the rows; no autograd. x [n, k] -> [k]"""
+    """Sum over the rows; no autograd. x [n, k] -> [k]."""
     run = kernels.backend(x.device).column_sum if x.numel() >= LARGE else None
     if run is None or x.dtype not in kernels.DTYPES or type(x) is not Tensor:
         return taped.column_sum(x)
@@ -33,7 +33,7 @@ def column_sum(x: Tensor) -> Tensor:
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [n, i], weight [o, i], bias [o] -> [n, o]"""
+    """Multiply as torch's linear does. x [n, i], weight [o, i], bias [o] -> [n, o]."""
     own = bias is not None and kernels.backend(x.device).column_sum is not None and x.dim() == 2
     if not (own or _skinny(x, weight)) or library.traced(x) or kernels.autocasts(x):
         return F.linear(x, weight, bias)
@@ -48,28 +48,30 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def dense_of_sums(x: Tensor, weight: Tensor) -> Tensor:
-    """dense for an x that sums have moved to: a row has many terms, which may cancel, and gets few columns. What stock
-    adds up edge by edge is added up here one term after the other, if it is left to torch's GEMM.
+    """Multiply an x that sums have moved to: a row has many terms, which may cancel, and gets few columns.
+
+    What stock adds up edge by edge is added up here one term after the other, if it is left to torch's GEMM.
 
     x [n, i], weight [o, i] -> [n, o]
     """
     own = kernels.on_host(x) and x.dim() == 2 and x.dtype == weight.dtype and weight.size(0) < SKINNY
     if not own or library.traced(x) or kernels.autocasts(x):
         return dense(x, weight)
-    return _dense(_of_sums, x, weight) if library.recorded(x, weight) else narrow_product(x, weight.t())
+    out: Tensor = _dense(_of_sums, x, weight)
+    return out
 
 
 def add_bias(x: Tensor, bias: Tensor) -> Tensor:
-    """x [n, k] + bias [k]"""
+    """Add a bias to every row. x [n, k], bias [k] -> [n, k]."""
     own = kernels.backend(x.device).column_sum is not None and x.dim() == 2 and x.dtype == bias.dtype
-    if not own or library.traced(x) or not library.recorded(x, bias):
+    if not own or library.traced(x):
         return x + bias
     out: Tensor = _add_bias(None, x, bias)
     return out
 
 
 def plus_dense(total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """total + x W'. total [n, o], x [n, i], weight [o, i] -> [n, o]"""
+    """Add x W' to a total. total [n, o], x [n, i], weight [o, i] -> [n, o]."""
     plain = library.traced(x) or not library.recorded(x, weight) or kernels.autocasts(x)
     if plain or not _skinny(x, weight) or not total.dtype == x.dtype == weight.dtype:
         return torch.addmm(total, x, weight.t())
@@ -121,7 +123,7 @@ def _of_sums(x: Tensor, w: Tensor, bias: None) -> Tensor:
 
 
 def linear_grads(grad: Tensor, x: Tensor, need_weight: bool, need_bias: bool) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of W and b in x W' + b; differentiable where wanted. grad [n, o], x [n, i] -> [o, i], [o]"""
+    """The gradients of W and b in x W' + b; differentiable where wanted. grad [n, o], x [n, i] -> [o, i], [o]."""
     if not (need_weight and need_bias) or torch.is_grad_enabled():
         return weight_grad(grad, x) if need_weight else None, row_sum(grad) if need_bias else None
     weight, bias = product_and_sums(grad, x)
@@ -129,10 +131,10 @@ def linear_grads(grad: Tensor, x: Tensor, need_weight: bool, need_bias: bool) ->
 
 
 def weight_grad(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient of W in x W': differentiable where that is wanted. grad [n, o], x [n, i] -> [o, i]"""
+    """The gradient of W in x W': differentiable where that is wanted. grad [n, o], x [n, i] -> [o, i]."""
     return grad.t() @ x if torch.is_grad_enabled() else product(grad.t(), x)
 
 
 def row_sum(grad: Tensor) -> Tensor:
-    """The gradient of a bias: differentiable where that is wanted. grad [n, k] -> [k]"""
+    """The gradient of a bias: differentiable where that is wanted. grad [n, k] -> [k]."""
     return grad.sum(0) if torch.is_grad_enabled() else column_sum(grad)

@@ -54,18 +54,18 @@ def blocks(graph: Graph, block: int) -> Iterator[Block]:
 def _bounds(rowptr: Tensor, block: int) -> list[tuple[int, int, int, int, bool, bool]]:
     """(first row, row after the last, first edge, edge after the last, opens, closes) of every block."""
     pointers, num_rows = rowptr.cpu(), rowptr.numel() - 1
-    found: list[tuple[int, int, int, int, bool, bool]] = []
+    result: list[tuple[int, int, int, int, bool, bool]] = []
     first = 0
-    while first < num_rows or not found:
+    while first < num_rows or not result:
         begin = int(pointers[first])
         last = int(torch.searchsorted(pointers, begin + block, right=True)) - 1
         if last > first or not num_rows:
-            found.append((first, last, begin, int(pointers[last]), True, True))
+            result.append((first, last, begin, int(pointers[last]), True, True))
             first = last
             continue
         stop = int(pointers[first + 1])  # one row has more edges than a block
         for start in range(begin, stop, block):
             end = min(start + block, stop)
-            found.append((first, first + 1, start, end, start == begin, end == stop))
+            result.append((first, first + 1, start, end, start == begin, end == stop))
         first += 1
-    return found
+    return result

@@ -82,10 +82,8 @@ def edge_layer(graph: Graph, x: Tensor, attr: Tensor, before: Chain, edge: Chain
     """after(sum of messages). x [n, i], attr [E or P, d] -> [n, o], where `takes` agrees."""
     plan = (graph, (before.stages, edge.stages, after.stages), form)
     tensors = (x, attr, *before.tensors, *edge.tensors, *after.tensors)
-    if library.recorded(*tensors):
-        out: Tensor = _edge_layer(plan, *tensors)
-        return out
-    return _forward(plan, tensors, [])
+    out: Tensor = _edge_layer(plan, *tensors)
+    return out
 
 
 def gated_layer(
@@ -100,10 +98,8 @@ def gated_layer(
     both, or none. x [n, i], attr [E, d] -> [n, k], where `takes` agrees."""
     plan = (graph, ((("dense", 0),), (("dense", int(bool(biases))),), ()), Form("gate", root))
     tensors = (x, attr, *weights, *biases)
-    if library.recorded(*tensors):
-        out: Tensor = _edge_layer(plan, *tensors)
-        return out
-    return _forward(plan, _packed(plan, tensors), [])
+    out: Tensor = _edge_layer(plan, *tensors)
+    return out
 
 
 def _packed(plan: Any, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -117,11 +113,11 @@ def _packed(plan: Any, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return x, attr, torch.cat(ends), torch.cat([first[:, 2 * i :], second[:, 2 * i :]]), *joined
 
 
-def _unpacked(plan: Any, found: Sequence[Any]) -> Sequence[Any]:
+def _unpacked(plan: Any, gradients: Sequence[Any]) -> Sequence[Any]:
     """Gradients of the tensors from those of the packed ones."""
     if plan[2].act != "gate":
-        return found
-    dx, dattr, nodes, edges, *joined = found
+        return gradients
+    dx, dattr, nodes, edges, *joined = gradients
     weights: Any = (None, None)
     if nodes is not None:
         own, own2, other, other2 = nodes.chunk(4)
@@ -160,7 +156,7 @@ def _terms(form: Form, h: Tensor, e: Tensor) -> tuple[tuple[Tensor | None, ...],
 
 
 def _forward(plan: Any, tensors: Sequence[Tensor], kept: list[Tensor]) -> Tensor:
-    """kept gets before(x), edge(attr), and what the three chains keep."""
+    """The result; `kept` gets before(x), edge(attr), and what the three chains keep."""
     graph, (before, edge, after), form = plan
     x, attr, *parameters = tensors
     parts = list(_parts(plan, parameters))
@@ -209,7 +205,7 @@ def _messages_back(
         cpu_edge.edge_messages_grad(*csrs, terms, acts, g, (True,) * 6, into=_apart(dh, de))
         return dh, de
     first = form.act != "product"
-    found = cpu_edge.edge_messages_grad(
+    result = cpu_edge.edge_messages_grad(
         *csrs,
         terms,
         acts,
@@ -218,7 +214,7 @@ def _messages_back(
         root=None if form.root is None else (h, form.root),
         pairs=None if form.pairs is None else form.pairs.ends,
     )
-    return found[1], found[2] if first else found[5]
+    return result[1], result[2] if first else result[5]
 
 
 def _reference(plan: Any, tensors: Sequence[Tensor]) -> Tensor:
@@ -245,8 +241,8 @@ def _gradients(plan: Any, saved: Sequence[Any], grads: Sequence[Any], needs: Seq
     given = len(needs)
     made = len(_packed_needs(plan, needs)) if plan[2].act == "gate" else 0
     packed, kept = saved[given : given + made] if made else saved[:given], saved[given + made :]
-    found = _backward(plan, packed, kept, grads[0], _packed_needs(plan, needs))
-    return tuple(g if need else None for g, need in zip(_unpacked(plan, found), needs, strict=True))
+    result = _backward(plan, packed, kept, grads[0], _packed_needs(plan, needs))
+    return tuple(g if need else None for g, need in zip(_unpacked(plan, result), needs, strict=True))
 
 
 _edge_layer = differentiable(

@@ -43,7 +43,7 @@ def edge_messages(
     act2: str = "one",
     reduce: str = "sum",
 ) -> Tensor:
-    """sum (or mean) over neighbours of act(row_i + col_j + edge) * act2(row2_i + col2_j + edge2); absent terms are 0.
+    """Sum (or mean) over neighbours of act(row_i + col_j + edge) * act2(row2_i + col2_j + edge2); absent terms are 0.
 
     graph [n, m], row and row2 [n, k], col and col2 [m, k], edge and edge2 [E, k] in the order of edge_index -> [n, k].
     act, act2: identity, relu, sigmoid, softplus, silu, or one (act2 only): no second factor.
@@ -146,9 +146,9 @@ def flops(graph: Graph, *tensors: Any, **options: Any) -> int:
 
 def bytes_moved(graph: Graph, *tensors: Any, **options: Any) -> int:
     """One row of every column and edge term per edge, row terms and the result once."""
-    found = [(i % 3, t) for i, t in enumerate(tensors) if t is not None]
-    width = row_bytes(found[0][1])
-    per_edge = sum(1 for kind, _ in found if kind != 0)
+    result = [(i % 3, t) for i, t in enumerate(tensors) if t is not None]
+    width = row_bytes(result[0][1])
+    per_edge = sum(1 for kind, _ in result if kind != 0)
     return 8 * (graph.num_rows + 1) + graph.num_edges * (4 + per_edge * width) + 2 * graph.num_rows * width
 
 

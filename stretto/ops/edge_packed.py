@@ -23,8 +23,10 @@ from stretto.ops.rows import gather_rows
 
 def _native(graph: Graph, *tensors: Tensor | None) -> bool:
     """Whether the kernel's own forms may run: not on other devices, and not where torch.compile must see the op."""
-    found = [t for t in tensors if t is not None]
-    plain = not any(library.traced(t) or t.device != graph.device for t in found) and len({t.dtype for t in found}) == 1
+    result = [t for t in tensors if t is not None]
+    plain = (
+        not any(library.traced(t) or t.device != graph.device for t in result) and len({t.dtype for t in result}) == 1
+    )
     return plain and backend(graph.device).native
 
 
@@ -41,10 +43,8 @@ def gated_messages(graph: Graph, nodes: Tensor, edge: Tensor | None = None, *, a
     fit = fit and (edge is None or edge.shape == (graph.num_edges, width // 2))
     if not fit or not _native(graph, nodes, edge):
         return edge_messages(graph, *_apart(nodes, edge), act=act, act2=act2)
-    if library.recorded(nodes, edge):
-        out: Tensor = _gated((graph, (act, act2)), nodes, edge)
-        return out
-    return _run_gated((graph, (act, act2)), nodes, edge)
+    out: Tensor = _gated((graph, (act, act2)), nodes, edge)
+    return out
 
 
 def _apart(nodes: Tensor, edge: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -107,7 +107,7 @@ def product_messages(graph: Graph, x: Tensor, factor: Tensor, pairs: Pairs | Non
 def rooted_messages(
     graph: Graph, x: Tensor, edge: Tensor, scale: float, pairs: Pairs | None = None, *, act: str
 ) -> Tensor:
-    """scale * x_i + sum of act(x_j + e). x [n, k], edge [E, k], or [P, k] where edges share it -> [n, k]."""
+    """Sum of act(x_j + e), plus scale * x_i. x [n, k], edge [E, k], or [P, k] where edges share it -> [n, k]."""
     return _with_features(graph, (act, "one"), scale, x, edge, None, pairs)
 
 
@@ -127,10 +127,8 @@ def _with_features(
     if not fit or not _native(graph, x, edge, factor):
         out = edge_messages(graph, *_of(x, edge, factor, pairs), act=acts[0], act2=acts[1])
         return out if scale is None else out + scale * x
-    if library.recorded(x, edge, factor):
-        total: Tensor = _featured((graph, acts, scale, pairs), x, edge, factor)
-        return total
-    return _run_featured((graph, acts, scale, pairs), x, edge, factor)
+    total: Tensor = _featured((graph, acts, scale, pairs), x, edge, factor)
+    return total
 
 
 def _of(x: Tensor, edge: Tensor | None, factor: Tensor | None, pairs: Pairs | None = None) -> tuple[Tensor | None, ...]:
@@ -175,7 +173,9 @@ _featured = differentiable("Featured", _run_featured, _featured_gradients, again
 
 
 def linear_of_data(data: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """data's first d columns @ weight' + bias. data [E, d + 1], constant, ends in ones; weight [o, d] -> [E, o].
+    """Multiply the first d columns of data with weight', and add bias. data [E, d + 1], weight [o, d] -> [E, o].
+
+    The data are constant, and end in a column of ones.
 
     That column makes the bias and its gradient parts of the products: no pass over [E, o] for either.
     """
@@ -208,7 +208,8 @@ def shifted_softplus(x: Tensor, shift: float) -> Tensor:
     plain = not library.traced(x) and x.dtype in (torch.float32, torch.float64) and x.numel()
     if not plain or not backend(x.device).native:
         return torch.nn.functional.softplus(x) - shift
-    return _softplus(shift, x) if library.recorded(x) else cpu_edge.softplus(x, shift)
+    out: Tensor = _softplus(shift, x)
+    return out
 
 
 _softplus = differentiable(

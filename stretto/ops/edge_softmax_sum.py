@@ -27,7 +27,7 @@ def softmax_sum(
     shift: float = 0.0,
     detached: bool = False,
 ) -> Tensor:
-    """sum over neighbours of p * y with y = act(x_j + edge) + shift and p = softmax of temperature * y, per channel.
+    """Sum over neighbours of p * y with y = act(x_j + edge) + shift and p = softmax of temperature * y, per channel.
 
     graph [n, m], x [m, k], edge [E, k], temperature a number, [1] or [k] -> [n, k]; nodes without edges give 0.
     act: identity, relu, sigmoid, softplus, silu. detached: p counts as a constant (PyG's semi_grad).

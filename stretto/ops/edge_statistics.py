@@ -63,24 +63,24 @@ def _plain(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) 
 
 def _in_turn(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> Tensor:
     """The same from products with the graph, for devices without a kernel for it."""
-    wanted, found = set(names), dict[str, Tensor]()
+    wanted, result = set(names), dict[str, Tensor]()
     if wanted & {"sum", "mean"}:
         mean = spmm(graph, x, reduce="mean")
         if own is not None:
             mean = only_reached(graph, mean + own)
-        found["mean"] = mean
-        found["sum"] = mean * graph.degree.to(x.dtype).unsqueeze(1)
+        result["mean"] = mean
+        result["sum"] = mean * graph.degree.to(x.dtype).unsqueeze(1)
     for name in wanted & {"min", "max"}:
-        found[name] = extremum(graph, x, None, name, own)
+        result[name] = extremum(graph, x, None, name, own)
     if wanted & {"var", "std"}:
         # One centre for all rows: the variance does not change, and a large common mean costs no digits. What is not
         # finite must not reach other rows by way of it.
         centre = x.detach().mean(0) if x.size(0) else x.new_zeros(x.size(1))
         centred = x - torch.where(centre.isfinite(), centre, 0.0)
         first = spmm(graph, centred, reduce="mean")
-        found["var"] = (spmm(graph, centred * centred, reduce="mean") - first * first).clamp(min=0)
-        found["std"] = _root(found["var"])
-    return torch.stack([found[name] for name in names], dim=1)
+        result["var"] = (spmm(graph, centred * centred, reduce="mean") - first * first).clamp(min=0)
+        result["std"] = _root(result["var"])
+    return torch.stack([result[name] for name in names], dim=1)
 
 
 def _root(var: Tensor) -> Tensor:
@@ -100,18 +100,18 @@ def neighbour_statistics(
     if edge is None:
         return dict(zip(names, statistics(graph, x, names=names).unbind(1), strict=True))
     _check(graph, x, None, tuple(names))
-    wanted, found = set(names), dict[str, Tensor]()
+    wanted, result = set(names), dict[str, Tensor]()
     messages = gather_rows(x, graph.edge_index[0]) + edge if wanted & {"min", "max", "var", "std"} else edge
     if wanted & {"sum", "mean"}:
         scale = graph.mean_scale(torch.promote_types(edge.dtype, torch.float32)).to(edge.dtype).unsqueeze(1)
-        found["mean"] = spmm(graph, x, reduce="mean") + sum_edges(graph, edge) * scale
-        found["sum"] = found["mean"] * graph.degree.to(edge.dtype).unsqueeze(1)
+        result["mean"] = spmm(graph, x, reduce="mean") + sum_edges(graph, edge) * scale
+        result["sum"] = result["mean"] * graph.degree.to(edge.dtype).unsqueeze(1)
     for name in wanted & {"min", "max"}:
-        found[name] = segment_reduce(messages, graph, reduce=name)
+        result[name] = segment_reduce(messages, graph, reduce=name)
     if wanted & {"var", "std"}:
-        found["var"] = segment_reduce(messages, graph, reduce="var")
-        found["std"] = _root(found["var"])
-    return {name: found[name] for name in names}
+        result["var"] = segment_reduce(messages, graph, reduce="var")
+        result["std"] = _root(result["var"])
+    return {name: result[name] for name in names}
 
 
 def _check(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> None:
@@ -124,7 +124,7 @@ def _check(graph: Graph, x: Tensor, own: Tensor | None, names: tuple[str, ...]) 
 
 
 def reference(graph: Graph, x: Tensor, own: Tensor | None = None, *, names: Sequence[str]) -> Tensor:
-    """statistics in plain PyTorch."""
+    """The same in plain PyTorch."""
     return reference_statistics.statistics(graph.csr, x, own, tuple(names))
 
 

@@ -36,12 +36,12 @@ def run(
 
 
 def with_own(graph: Graph, most: Tensor, own: Tensor | None) -> Tensor:
-    """The extremum of the messages plus own_i; 0 for rows without neighbours. most, own [n, ...]"""
+    """The extremum of the messages plus own_i; 0 for rows without neighbours. most [n, ...], own like it."""
     return most if own is None else only_reached(graph, most + own)
 
 
 def shares(out: Tensor, most: Tensor, ties: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """What each entry that attains the extremum gets of grad, and the extremum to compare entries with. [n, ...] each
+    """What each entry that attains the extremum gets of grad, and the extremum to compare entries with.
 
     out: the result; most: the extremum without own, which is out itself where there is no own.
     """
@@ -71,7 +71,7 @@ def gradient(
 
 
 def saves(tensors: Sequence[Any], results: Sequence[Any], needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """x and weight, what has own's shape, and the results."""
+    """Save x and weight, what has own's shape, and the results."""
     x, weight, own = tensors
     return x, weight, None if own is None else results[0], *results
 

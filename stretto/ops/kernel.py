@@ -39,7 +39,7 @@ class Sample:
         return ",".join(shapes + options)
 
 
-def differentiable(
+def step_of_autograd(
     name: str,
     run: Callable[..., Any],
     gradient: Gradient,
@@ -77,6 +77,24 @@ def differentiable(
     function: Any = types.new_class(name, (torch.autograd.Function,), exec_body=lambda scope: scope.update(body))
     apply: Callable[..., Any] = function.apply
     return apply
+
+
+def differentiable(name: str, run: Callable[..., Any], gradient: Gradient, **options: Any) -> Callable[..., Any]:
+    """A function whose calls are steps of autograd (step_of_autograd) where it must see them, else run alone."""
+    apply = step_of_autograd(name, run, gradient, **options)
+    count, shown = options.get("tensors"), options.get("shown", 1)
+
+    def call(first: Any, *arguments: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            return apply(first, *arguments)
+        if torch.is_grad_enabled():
+            for tensor in arguments[:count]:
+                if tensor is not None and tensor.requires_grad:
+                    return apply(first, *arguments)
+        results = run(first, *arguments)
+        return results[0] if shown == 1 and type(results) is tuple else results
+
+    return call
 
 
 def through(plain: Callable[..., Any]) -> Gradient:
@@ -140,7 +158,7 @@ class Kernel:
         if self.run is None:
             return
         assert self.gradient is not None
-        self.step = differentiable(
+        self.step = step_of_autograd(
             self.name,
             self.run,
             self.gradient,
@@ -241,7 +259,7 @@ class Kernel:
         if self.again is not None:
             grad_node = getattr(torch.ops.stretto, f"{self.name}_grad")
             made = grad_node(*over, saved, list(grads), list(ctx.needs), *options)
-            found = [g if need else None for g, need in zip(made, ctx.needs, strict=True)]
+            result = [g if need else None for g, need in zip(made, ctx.needs, strict=True)]
         else:  # made of ops, which make nodes of their own where they are traced
             graph: Any = None
             like = next(g for g in grads if g is not None)
@@ -250,8 +268,8 @@ class Kernel:
                 traced = TracedGraph(handle, num_rows, num_cols, num_edges, like.device)
                 graph = traced if library.traced(like) else library.graph_of(handle)
             assert self.gradient is not None
-            found = list(self.gradient(graph, saved, grads, ctx.needs, *_with_tuples(options)))
-        return (*[None for _ in over], *found, *[None for _ in options])
+            result = list(self.gradient(graph, saved, grads, ctx.needs, *_with_tuples(options)))
+        return (*[None for _ in over], *result, *[None for _ in options])
 
 
 def _with_tuples(options: Sequence[Any]) -> list[Any]:

@@ -97,14 +97,14 @@ class Picker:
     def offer(self, key: Hashable, variants: tuple[Variant, ...]) -> tuple[Variant, bool]:
         """The variant to run now by a caller that takes the time itself (over a forward and a backward pass, say), and
         whether `told` waits for that time."""
-        found = self.known(key)
-        if found is not None:
-            return found, False
+        result = self.known(key)
+        if result is not None:
+            return result, False
         if len(variants) == 1 or torch.are_deterministic_algorithms_enabled() or not settings.tuning():
             return variants[0], False
-        found = self.recall(key, variants)
-        if found is not None:
-            return found, False
+        result = self.recall(key, variants)
+        if result is not None:
+            return result, False
         unsettled()
         with self._lock:
             state = self._exploring.setdefault(key, _Exploration(list(variants), variants[0]))
@@ -133,10 +133,10 @@ class Picker:
             self._threads = torch.get_num_threads()
         with self._lock:
             kept = self._load().get(_text(key))
-            found = next((v for v in variants if isinstance(kept, dict) and v.name == kept.get("variant")), None)
-            if found is not None:
-                self._decided[key] = found
-            return found
+            result = next((v for v in variants if isinstance(kept, dict) and v.name == kept.get("variant")), None)
+            if result is not None:
+                self._decided[key] = result
+            return result
 
     def decided(self, key: Hashable) -> Variant | None:
         """What was chosen for a signature, if it was."""
@@ -176,22 +176,11 @@ class Picker:
         wait: Callable[[], None] | None,
     ) -> R:
         unsettled()
+        recalled = self.recall(key, variants)
+        if recalled is not None:
+            return call(recalled)
         with self._lock:
-            kept = self._load().get(_text(key))
-            if isinstance(kept, dict):
-                for variant in variants:
-                    if variant.name == kept.get("variant"):
-                        self._decided[key] = variant
-                        break
-            if key in self._decided:
-                found: Variant | None = self._decided[key]
-                state = None
-            else:
-                found = None
-                state = self._exploring.setdefault(key, _Exploration(list(variants), variants[0]))
-        if found is not None:
-            return call(found)
-        assert state is not None
+            state = self._exploring.setdefault(key, _Exploration(list(variants), variants[0]))
         if state.warm < WARM:
             state.warm += 1
             return call(state.default)

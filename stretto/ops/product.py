@@ -26,7 +26,7 @@ LEAST_SUMS = (32, 128)  # columns of two tall matrices from which our product ov
 def product(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, add: Tensor | None = None, factor: float = 1.0
 ) -> Tensor:
-    """x w + bias, or factor x w + add, which may be overwritten with the result; no autograd.
+    """Multiply: x w + bias, or factor x w + add, which may be overwritten with the result; no autograd.
 
     x [m, k], w [k, n] -> [m, n]. A factor only together with add.
     """
@@ -49,14 +49,14 @@ def product(
 
 
 def two_products(x: Tensor, w: Tensor, y: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x w + y v + bias; no autograd. x [m, k], w [k, n], y [m, l], v [l, n] -> [m, n]"""
+    """Multiply twice: x w + y v + bias; no autograd. x [m, k], w [k, n], y [m, l], v [l, n] -> [m, n]."""
     if kernels.backend(x.device).product is None and kernels.on_host(x):
         return tall.two_products(x, w, y, v, bias)
     return product(y, v, add=product(x, w, bias))
 
 
 def product_and_sums(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """grad' x; and the sums of grad over its rows, where they come with it; no autograd.
+    """The product grad' x; and the sums of grad over its rows, where they come with it; no autograd.
 
     grad [m, k], x [m, n] -> [k, n], [k]
     """
@@ -71,9 +71,9 @@ def _choose(key: Hashable, x: Tensor, w: Tensor, bias: Tensor | None, add: Tenso
     tuned = settings.tuning() and not torch.are_deterministic_algorithms_enabled()
     if not tuned:
         return variants[0]
-    found = picker.recall(key, variants)
-    if found is not None:
-        return found
+    result = picker.recall(key, variants)
+    if result is not None:
+        return result
     backend = kernels.backend(x.device)
     backend.tape.unsettled()
     if torch.cuda.is_current_stream_capturing():

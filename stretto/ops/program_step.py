@@ -57,8 +57,8 @@ def _by_long_way(ctx: Any, grad: Tensor, *, again: bool) -> list[Tensor | None]:
     """The gradients of the layer's long way. again: they are to be differentiated themselves."""
     out = ctx.again()
     wanted = [t for t, need in zip(ctx.inputs, ctx.needs_input_grad[2:], strict=True) if need]
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again, allow_unused=True))
-    return [next(found) if need else None for need in ctx.needs_input_grad[2:]]
+    result = iter(torch.autograd.grad(out, wanted, grad, create_graph=again, allow_unused=True))
+    return [next(result) if need else None for need in ctx.needs_input_grad[2:]]
 
 
 # What Function.apply does in the end. Before, it looks for transforms of torch.func, of which a bound step has none.

@@ -23,21 +23,20 @@ Map = tuple[Tensor, Tensor | None]  # weight [o, i], bias [o]
 
 
 def projections(x: Tensor, maps: Sequence[Map]) -> tuple[Tensor, ...]:
-    """x W' + b for every (W, b). x [n, i] -> [n, o] each."""
+    """Return x W' + b for every (W, b). x [n, i] -> [n, o] each."""
     weights, biases = [weight for weight, _ in maps], [bias for _, bias in maps]
     if not _pooled(x, *weights, *biases):
         return tuple(dense(x, weight, bias) for weight, bias in maps)
-    if not library.recorded(x, *weights, *biases):
-        return _forward(x, weights, biases)
     results: tuple[Tensor, ...] = _projections(len(maps), x, *weights, *biases)
     return results
 
 
 def plus(x: Tensor, y: Tensor) -> Tensor:
-    """x [n, k] + y [n, k] or [k], in a kept buffer on the CPU."""
+    """Add y [n, k] or [k] to x [n, k], in a kept buffer on the CPU."""
     if not _pooled(x, y):
         return add_bias(x, y) if y.dim() == 1 else x + y
-    return _plus(None, x, y, y.dim() == 1) if library.recorded(x, y) else _sum(None, x, y)
+    out: Tensor = _plus(None, x, y, y.dim() == 1)
+    return out
 
 
 def _pooled(x: Tensor, *others: Tensor | None) -> bool:
@@ -56,17 +55,13 @@ def _empty(x: Tensor, *shape: int) -> Tensor:
     return pool.empty(shape, x.dtype) if kernels.on_host(x) else x.new_empty(shape)
 
 
-def _forward(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    return tuple(product(x, weight.t(), bias) for weight, bias in zip(weights, biases, strict=True))
-
-
-def _sum(_: None, x: Tensor, y: Tensor) -> Tensor:
+def _sum(_: None, x: Tensor, y: Tensor, bias: bool) -> Tensor:
     return torch.add(x.detach(), y.detach(), out=_empty(x, *x.shape))
 
 
 def _run(count: int, x: Tensor, *parameters: Any) -> tuple[Tensor, ...]:
-    plain = [None if t is None else t.detach() for t in parameters]
-    return _forward(x.detach(), plain[:count], plain[count:])  # type: ignore[arg-type]
+    x, plain = x.detach(), [None if t is None else t.detach() for t in parameters]
+    return tuple(product(x, w.t(), bias) for w, bias in zip(plain[:count], plain[count:], strict=True) if w is not None)
 
 
 def _gradients(count: int, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple[Any, ...]:
@@ -107,7 +102,7 @@ _projections = differentiable(
 )
 _plus = differentiable(
     "Plus",
-    lambda _, x, y, bias: _sum(_, x, y),
+    _sum,
     _plus_gradients,
     tensors=2,
     saves=lambda tensors, result, needs: (),

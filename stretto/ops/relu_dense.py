@@ -21,15 +21,13 @@ from stretto.ops.kernel import differentiable
 
 
 def relu_dense(z: Tensor, weight: Tensor, bias: Tensor | None = None, z_bias: Tensor | None = None) -> Tensor:
-    """z [n, i], weight [o, i], bias [o], z_bias [i] -> [n, o]"""
+    """Return relu(z + z_bias) W' + bias. z [n, i], weight [o, i], bias [o], z_bias [i] -> [n, o]."""
     if z_bias is None and relu_product.takes(z, weight, bias):
         return relu_product.relu_product(z, weight, bias)
     if not joined(z, weight, bias, z_bias) or weight.dim() != 2 or weight.size(1) != z.size(1):
         return dense(F.relu(z if z_bias is None else add_bias(z, z_bias)), weight, bias)
-    if library.recorded(z, weight, bias, z_bias):
-        out: Tensor = _relu_dense(None, z, z_bias, weight, bias)
-        return out
-    return cpu_dense.relu_dense(z, z_bias, weight, bias)
+    out: Tensor = _relu_dense(None, z, z_bias, weight, bias)
+    return out
 
 
 def joined(z: Tensor, *parameters: Tensor | None) -> bool:

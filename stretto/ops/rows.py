@@ -61,7 +61,7 @@ def all_reached(graph: Graph) -> bool:
 
 
 def only_reached(graph: Graph, value: Tensor) -> Tensor:
-    """value, and 0 for nodes without edges, whatever it is there; free where there are none. [n, ...]"""
+    """The value, and 0 for nodes without edges, whatever it is there; free where there are none."""
     if all_reached(graph):
         return value
     return torch.where(has_edges(graph, torch.bool).view(-1, *([1] * (value.dim() - 1))), value, 0.0)
@@ -79,10 +79,8 @@ def sum_segments(segments: Graph, index: Tensor, src: Tensor, scale: Tensor | No
         flat = src.reshape(src.shape[0], -1)
         out: Tensor = torch.ops.stretto.spmm(segments.handle, *sizes, flat, None, scale, None, None, 1.0)
         return out.reshape(sizes[0], *src.shape[1:])
-    if library.recorded(src):
-        total: Tensor = _sum_rows(segments, src, scale, index)
-        return total
-    return run_sum(segments, src, scale)
+    total: Tensor = _sum_rows(segments, src, scale, index)
+    return total
 
 
 def run_gather(x: Tensor, index: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ def _check(graph: Graph, a: Tensor, b: Tensor, op: str) -> None:
 
 
 def reference_sddmm(graph: Graph, a: Tensor, b: Tensor, *, op: str = "dot") -> Tensor:
-    """sddmm in plain PyTorch."""
+    """The same in plain PyTorch."""
     if a.dim() < (3 if op == "dot" else 2):
         return reference_sddmm(graph, a.unsqueeze(1), b.unsqueeze(1), op=op).squeeze(1)
     kernel = reference.sddmm if op == "dot" else reference.sddmm_add

@@ -1,4 +1,8 @@
-"""spmm: combine the rows of a node's neighbours. Backward is the same op on graph.T."""
+"""spmm: combine the rows of a node's neighbours. Backward is the same op on graph.T.
+
+A GCN of it trains 44 times as fast as stock on rmat:17, 8 times as fast as torch's own sparse product
+(benchmarks/results/models.csv).
+"""
 
 from __future__ import annotations
 
@@ -109,11 +113,11 @@ def run(
 
 def chosen(width: int, device: str) -> list[str]:
     """Names of the variants the tuner has settled on so far for aggregations of this width, on any graph."""
-    found = set()
+    result = set()
     for key, variant in picker.choices():
         if key[0] == "spmm" and math.prod(key[3]) == width and (*key[7:], "cpu")[0] == device:
-            found.add(variant.name)
-    return sorted(found)
+            result.add(variant.name)
+    return sorted(result)
 
 
 # Gathered values below which no variant differs enough to be worth a look.
@@ -122,7 +126,7 @@ _PLAIN_TYPES = (torch.float32, torch.float64)
 
 
 def saves(tensors: Sequence[Any], result: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """x for the gradient of the weight, the weight for that of x, and the scales."""
+    """Save x for the gradient of the weight, the weight for that of x, and the scales."""
     x, weight, row_scale, col_scale, _ = tensors
     return x if needs[1] else None, weight if needs[0] else None, row_scale, col_scale
 
@@ -139,7 +143,7 @@ def gradient(
 
 
 def weight_grad(graph: Graph, grad: Tensor, x: Tensor, row_scale: Tensor | None, col_scale: Tensor | None) -> Tensor:
-    """d weight[e, h] = row_scale[i] col_scale[j] grad[i, h] . x[j, h]; without heads: [E]."""
+    """The gradient of weight[e, h], row_scale[i] col_scale[j] grad[i, h] . x[j, h]; without heads: [E]."""
     if row_scale is not None:
         grad = grad * _rowwise(row_scale, grad)
     if col_scale is not None:
@@ -233,7 +237,7 @@ def reference_spmm(
     y: Tensor | None = None,
     beta: float = 1.0,
 ) -> Tensor:
-    """spmm in plain PyTorch."""
+    """The same in plain PyTorch."""
     csr: Csr = graph.edge_csr
     if x.dim() == 1:
         columns = {"y": None if y is None else y.unsqueeze(1), "beta": beta}

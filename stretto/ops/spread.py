@@ -37,11 +37,11 @@ class Spread:
         return self.first.numel() + self.owner.numel()
 
     def places(self, nodes: Tensor, edges: Tensor) -> Tensor:
-        """Where edges, by number, add to their nodes. [B], [B] -> [B]"""
+        """Where edges, by number, add to their nodes. [B], [B] -> [B]."""
         return self.first[nodes] + edges % self.count[nodes]
 
     def collected(self, sums: Tensor) -> Tensor:
-        """The sums of all nodes; overwrites. [num_places, ...] -> [m, ...]"""
+        """The sums of all nodes; overwrites. [num_places, ...] -> [m, ...]."""
         out, several = sums[: self.first.numel()], sums[self.first.numel() :]
         wide = several.new_zeros(self.nodes.numel(), *several.shape[1:], dtype=torch.float64)
         return out.index_copy_(0, self.nodes, wide.index_add_(0, self.owner, several.double()).to(out.dtype))
@@ -49,8 +49,8 @@ class Spread:
 
 def spread_of(graph: Graph) -> Spread | None:
     """The places of a graph's sources; None: one each. Kept."""
-    found: Spread | None = graph.derived("spread", lambda: _spread(graph))
-    return found
+    result: Spread | None = graph.derived("spread", lambda: _spread(graph))
+    return result
 
 
 def _spread(graph: Graph) -> Spread | None:

@@ -25,15 +25,18 @@ SAMPLE_WORK = 1 << 28  # products of what is measured: a few milliseconds a call
 
 
 def tall_product(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, factor: float) -> Tensor:
-    """x w + bias, or factor x w + add, which is overwritten; no autograd. x [m, k], w [k, n] -> [m, n]"""
+    """Multiply: x w + bias, or factor x w + add, which is overwritten; no autograd. x [m, k], w [k, n] -> [m, n]."""
     if _own_shape(x, w, bias, add) is None:
         return cpu_dense.product(x, w, bias, add=add, factor=factor)
     return tall.tall_product(x, w, bias, add=add, factor=factor)
 
 
 def narrow_product(x: Tensor, w: Tensor) -> Tensor:
-    """x w of many terms and few columns by our kernel, which adds up a block of terms at a time: torch's GEMM adds them
-    one after the other. By torch where our kernel does not take them; no autograd. x [m, k], w [k, n] -> [m, n]"""
+    """Multiply x w of many terms and few columns by our kernel; no autograd. x [m, k], w [k, n] -> [m, n].
+
+    It adds up a block of terms at a time, where torch's GEMM adds them one after the other. What it does not take is
+    torch's.
+    """
     plain = not kernels.backend(x.device).native or x.dtype not in WIDE or x.stride(1) != 1
     if plain or x.size(1) < TERMS or x.size(0) < TERMS or w.size(1) >= cpu_dense.SKINNY or not w.numel():
         return x @ w
@@ -45,14 +48,14 @@ def narrow_product(x: Tensor, w: Tensor) -> Tensor:
 
 
 def two_products(x: Tensor, w: Tensor, y: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """x w + y v + bias; no autograd. By our kernel the result is written once."""
+    """Multiply twice: x w + y v + bias; no autograd. By our kernel the result is written once."""
     if _own_shape(x, w, bias, None) == "tall" and _own_shape(y, v, None, None) == "tall":
         return tall.tall_product(x, w, bias, beside=(y, v))
     return tall_product(y, v, None, tall_product(x, w, bias, None, 1.0), 1.0)
 
 
 def product_and_sums(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """grad' x, and by our kernel, which reads grad once for both, the sums of grad over its rows; no autograd.
+    """The product grad' x, and by our kernel, which reads grad once for both, the sums over its rows; no autograd.
 
     What a Linear's weight and bias get. grad [m, k], x [m, n] -> [k, n], [k]
     """
@@ -88,9 +91,9 @@ def _choose(key: Hashable, shape: str, x: Tensor, w: Tensor) -> Variant:
     variants = legal("product", "cpu", width=w.size(1), plain=True)
     if torch.are_deterministic_algorithms_enabled():
         return variants[0]
-    found = picker.recall(key, variants)
-    if found is not None:
-        return found
+    result = picker.recall(key, variants)
+    if result is not None:
+        return result
     unsettled()
     small = x.size(1) * w.size(1) if shape == "tall" else x.size(0) * w.size(1)
     rows = max(SAMPLE_WORK // small, tall.TALL)

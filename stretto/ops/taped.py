@@ -21,7 +21,7 @@ def recorder(device: torch.device) -> Callable[..., None] | None:
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """a b + bias. a [m, k], b [k, n], bias [n] -> [m, n]"""
+    """Return a b + bias. a [m, k], b [k, n], bias [n] -> [m, n]."""
     call = recorder(a.device)
     if call is None:
         return a @ b if bias is None else torch.addmm(bias, a, b)
@@ -34,7 +34,7 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, factor: float = 1.0, *, in_place: bool) -> Tensor:
-    """total + factor a b, in its place or not. total [m, n], a [m, k], b [k, n]"""
+    """Add factor a b to a total, in its place or not. total [m, n], a [m, k], b [k, n]."""
     call = recorder(a.device)
     if call is None:
         return total.addmm_(a, b, alpha=factor) if in_place else torch.addmm(total, a, b, alpha=factor)
@@ -47,7 +47,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, factor: float = 1.0, *, in_
 
 
 def add(total: Tensor, other: Tensor, factor: float = 1.0, *, in_place: bool) -> Tensor:
-    """total + factor other, in its place or not. other: like total, or a row for all."""
+    """Add factor other to a total, in its place or not. other: like total, or a row for all."""
     call = recorder(total.device)
     if call is None:
         return total.add_(other, alpha=factor) if in_place else torch.add(total, other, alpha=factor)
@@ -60,7 +60,7 @@ def add(total: Tensor, other: Tensor, factor: float = 1.0, *, in_place: bool) ->
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
-    """factor x"""
+    """Return factor x."""
     call = recorder(x.device)
     if call is None:
         return x * factor
@@ -70,7 +70,7 @@ def scaled(x: Tensor, factor: float) -> Tensor:
 
 
 def column_sum(x: Tensor) -> Tensor:
-    """Sum over the rows. x [n, k] -> [k]"""
+    """Sum over the rows. x [n, k] -> [k]."""
     call = recorder(x.device)
     if call is None:
         return x.sum(0)

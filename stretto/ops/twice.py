@@ -16,7 +16,7 @@ def gradients(
     needs: Sequence[bool],
     captured: int = 0,
 ) -> tuple[Any, ...]:
-    """d results / d tensors, themselves differentiable; results: make(*tensors), by differentiable operations.
+    """The gradients of make(*tensors), itself differentiable, by the tensors; they can be differentiated again.
 
     captured: how many of the last tensors make() knows by itself and is not handed.
 
@@ -33,11 +33,11 @@ def gradients(
     if not pairs or not wanted:
         return tuple(None for _ in tensors)
     gate.closed = True
-    found = torch.autograd.grad(
+    result = torch.autograd.grad(
         [r for r, _ in pairs], wanted, [g for _, g in pairs], create_graph=True, allow_unused=True
     )
     gate.closed = False
-    by_id = {id(t): g for t, g in zip(wanted, found, strict=True)}
+    by_id = {id(t): g for t, g in zip(wanted, result, strict=True)}
     return tuple(by_id.get(id(t)) if need and t is not None else None for t, need in zip(own, needs, strict=True))
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from stretto.page.frame import card
 
+OF_ROOFLINES = (
+    "Each dot is an op, larger where it takes longer. The dashed lines are the most that this machine can do: the "
+    "further below them, the more there is to gain."
+)
+OF_OPS = "The longest coloured bars are the ops to look at first; grey is all the rest of the step."
+OF_LAYERS = "What the ops of each layer take, without those of the layers inside it; grey is all the rest of the step."
 CAPTIONS = {
-    "Roofline, predicted": "Each dot is an op, larger where it takes longer. The dashed lines are the most that this "
-    "machine can do: the further below them, the more there is to gain.",
-    "Roofline, measured": "Each dot is an op, larger where it takes longer. The dashed lines are the most that this "
-    "machine can do: the further below them, the more there is to gain.",
-    "Predicted time by op": "The longest coloured bars are the ops to look at first; grey is all the rest of the step.",
-    "Predicted time by layer": "What the ops of each layer take, without those of the layers inside it; grey is all "
-    "the rest of the step.",
-    "Time by op": "The longest coloured bars are the ops to look at first; grey is all the rest of the step.",
-    "Time by layer": "What the ops of each layer take, without those of the layers inside it; grey is all "
-    "the rest of the step.",
+    "Roofline, predicted": OF_ROOFLINES,
+    "Roofline, measured": OF_ROOFLINES,
+    "Predicted time by op": OF_OPS,
+    "Predicted time by layer": OF_LAYERS,
+    "Time by op": OF_OPS,
+    "Time by layer": OF_LAYERS,
     "Work and traffic by plan": "What the layers compute (above) and move (below) as they run, and by the best equal "
     "formula.",
     "Scaling": "Where a line falls, more workers make the step faster; no exact way can be below the dashed ones.",
@@ -30,12 +32,9 @@ CAPTIONS = {
     "by constants, A by attention, MP by networks; L, P, R: linear, polynomial, rational in the adjacency matrix.",
     "Work and depth by layer": "Depth is the longest chain of steps that wait for one another; work over depth is how "
     "many processors could be busy.",
-    "Brent's bounds, in flops of one processor": "Between what bounds the time must lie on so many processors, if "
-    "nothing counted but work and depth.",
     "Graph": "What the cost of a step depends on besides the model.",
     "Memory": "What a step needs, part by part.",
     "Sparse and dense work": "How much of the step runs over edges.",
-    "Staleness plan (stretto.dist)": "What may be read as it was some steps before, and how far that may lead astray.",
     "Partitions": "The graph in parts: halo rows are sent to other parts in every round; uneven is the largest part "
     "over the mean.",
     "Predicted, counted, measured": "What was predicted beside what was counted and timed here: a ratio of 1 is exact.",

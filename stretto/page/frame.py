@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from stretto.page.text import short
+from stretto.page.text import shown
 
 STYLE = Path(__file__).with_name("report.css").read_text()
 SCRIPT = Path(__file__).with_name("report.js").read_text()
@@ -52,27 +51,17 @@ def items(sentences: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(s)}</li>" for s in sentences) + "</ul>"
 
 
-SHARES = ("share", "attainable")  # columns shown in per cent
 LONG = 40  # characters
 
 
-def _cell(value: Any, column: str = "") -> str:
-    if isinstance(value, tuple):  # from, to
-        low, high = value
-        return f'<td class="num" data-value="{_sorts_as(low)}">{short(low)}\u00a0to\u00a0{short(high)}</td>'
-    if isinstance(value, float) and math.isnan(value):
-        return '<td class="num"></td>'
-    if column in SHARES and isinstance(value, float):
-        return f'<td class="num" data-value="{_sorts_as(value)}">{value:.1%}</td>'
-    if isinstance(value, bool):
-        return f"<td>{'yes' if value else 'no'}</td>"
-    if value is None or isinstance(value, str):
-        # On a phone the browser would make a long text a column of single words.
-        return f"<td{' class=long' if value and len(value) > LONG else ''}>{escape(value or '')}</td>"
-    if isinstance(value, (int, float)):
-        shown = f"{value:,}" if isinstance(value, int) and abs(value) < 1e6 else short(float(value))
-        return f'<td class="num" data-value="{_sorts_as(value)}">{shown}</td>'
-    return f"<td>{escape(str(value))}</td>"
+def _cell(value: Any, column: str) -> str:
+    text = escape(shown(value, column))
+    number = value[0] if isinstance(value, tuple) else value
+    if isinstance(number, (int, float)) and not isinstance(number, bool):
+        sorts = f' data-value="{_sorts_as(number)}"' if text else ""
+        return f'<td class="num"{sorts}>{text}</td>'
+    # On a phone the browser would make a long text a column of single words.
+    return f"<td{' class=long' if len(text) > LONG else ''}>{text}</td>"
 
 
 def _sorts_as(value: float) -> str:

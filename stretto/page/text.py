@@ -33,6 +33,24 @@ def with_unit(value: float, unit: str) -> str:
     return f"{short(value)}{unit}" if unit in ("B", "x", "flop") else f"{short(value)} {unit}".strip()
 
 
+SHARES = ("share", "attainable")  # columns that are shown in per cent
+
+
+def shown(value: Any, column: str = "") -> str:
+    """A value as a table has it, on a page and on a terminal; "" where there is none."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.1%}" if column in SHARES else short(value)
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < 1e6 else short(value)
+    if isinstance(value, tuple):  # from, to
+        return "\u00a0to\u00a0".join(map(short, value))
+    return str(value)
+
+
 def finite(value: Any) -> Any:
     """The value with null for every number that JSON has no word for."""
     if isinstance(value, float):

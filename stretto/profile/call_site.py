@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stretto.observe.nested import mapped
 from stretto.profile.captured import operands
 from stretto.profile.surroundings import Surroundings
 
@@ -41,24 +42,28 @@ class Site(NamedTuple):
         return cls(module, detached(args), detached(kwargs), around=Surroundings.now(), grads={})
 
     def answered(self, out: Any) -> None:
-        """Keep the gradients that will come back to this result."""
+        """Note the gradients that will come back to this result."""
         grads = {} if self.grads is None else self.grads
         for place, tensor in enumerate(learned(out)):
             tensor.register_hook(lambda grad, place=place: grads.__setitem__(place, grad.detach()))
 
-    def backward(self, out: Any) -> None:
-        """The backward pass from a result, with the gradients it had in the model: rows without a loss are zeros, and a
-        sum would hand out one number for all. Ones, where none was seen."""
-        ends, grads = learned(out), {} if self.grads is None else self.grads
-        for place, tensor in enumerate(ends):
-            if place not in grads or grads[place].shape != tensor.shape:
-                grads[place] = torch.ones_like(tensor)
-        if ends:
-            torch.autograd.backward(ends, [grads[place] for place in range(len(ends))])
+    def gradients(self, out: Any) -> list[tuple[Tensor, Tensor]]:
+        """The tensors of a result that gradients come back to, each with the one it had in the model: rows without a
+        loss are zeros, and a sum would hand out one number for all. Ones, where none was seen."""
+        ends, seen = learned(out), self.grads or {}
+        if not seen:
+            return [(end, torch.ones_like(end)) for end in learned(out[0] if isinstance(out, tuple) else out)]
+        pairs = [(end, seen[place]) for place, end in enumerate(ends) if place in seen]
+        return [(end, grad if grad.shape == end.shape else torch.ones_like(end)) for end, grad in pairs]
 
     def again(self) -> AbstractContextManager[None]:
         """The block runs in what was set around the call."""
         return nullcontext() if self.around is None else self.around.again()
+
+    def called(self) -> Any:
+        """What the module answers to the same call, in what was set around it."""
+        with self.again():
+            return self.module(*self.args, **self.kwargs)
 
     def others(self, args: Any, kwargs: Any) -> frozenset[int]:
         """`changing`, after a call with these arguments."""
@@ -69,7 +74,13 @@ class Site(NamedTuple):
 
 def learned(out: Any) -> list[Tensor]:
     """The tensors of a result that ask for gradients; several of a layer of nodes of several types."""
-    return [t for t in operands(out[0] if isinstance(out, tuple) else out) if t.requires_grad]
+    return [t for t in operands(out) if t.requires_grad]
+
+
+def backward(ends: list[tuple[Tensor, Tensor]]) -> None:
+    """The backward pass from tensors with their gradients."""
+    if ends:
+        torch.autograd.backward([end for end, _ in ends], [grad for _, grad in ends])
 
 
 def detached(value: Any) -> Any:
@@ -79,15 +90,7 @@ def detached(value: Any) -> Any:
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The value with every tensor inside changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(each_tensor(v, change) for v in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(each_tensor(v, change) for v in value)
-    if isinstance(value, dict):
-        return {k: each_tensor(v, change) for k, v in value.items()}
-    return value
+    return mapped(value, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
 def indices(args: Any, kwargs: Any) -> list[Tensor]:

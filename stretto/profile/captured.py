@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stretto.kernels.attention import TENSORS, Attention
+from stretto.observe.nested import leaves
 from stretto.observe.trace import Recorder
 
 if TYPE_CHECKING:
@@ -38,10 +39,7 @@ def is_index(value: Any) -> bool:
 
 def operands(value: Any) -> list[Tensor]:
     """Every dense tensor inside a value, in the order in which a trace lists them."""
-    if isinstance(value, Tensor):
-        return [value] if value.layout == torch.strided else []
-    if isinstance(value, Attention):
-        return [t for t in (getattr(value, name) for name in TENSORS) if t is not None]
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    return [t for v in value for t in operands(v)] if isinstance(value, (list, tuple)) else []
+    inside: list[Any] = []
+    for leaf in leaves(value):
+        inside += [getattr(leaf, name) for name in TENSORS] if isinstance(leaf, Attention) else [leaf]
+    return [t for t in inside if isinstance(t, Tensor) and t.layout == torch.strided]

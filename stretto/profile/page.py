@@ -1,4 +1,4 @@
-"""The page of stretto.profile: why is it slow?"""
+"""The page of stretto.profile, which answers why a model is slow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stretto.page.charts import BOUNDS, TOP, Bar, by_place, longest, on_roofline
 from stretto.page.frame import card, grid, items, numbers, page, table
 from stretto.page.svg import COLOURS, bars
 from stretto.page.text import duration, short
-from stretto.profile.words import PLANS, advice_line, plan_bars, plans_alike
+from stretto.profile.words import PLANS, REPLAY, REPLAYS, advice_line, plan_bars, plans_alike, replay_rows
 
 if TYPE_CHECKING:
     from stretto.profile.profiling import Profile
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 TOP_PLANNED = 4  # layers whose plans are drawn
 OPS = ("op", "ms", "share", "bound", "attainable", "phase", "shapes", "modules", "calls", "flops", "bytes", "dtypes",
        "strides")  # fmt: skip
-REPLAYS = ("op", "phase", "shapes", "in model ms", "real ms", "ratio", "shuffled ms", "shuffled ratio")
 
 
 def profile_page(profile: Profile) -> str:
@@ -40,10 +39,7 @@ def profile_page(profile: Profile) -> str:
         grid([*_pictures(profile, groups), *_gains(profile)]),
         card("Advice", _advice(profile)),
         told("Ops", table("ops", ops, OPS)),
-        told(
-            "Replay with real and shuffled indices",
-            table("replays", [_replay(row) for row in profile.replays], REPLAYS),
-        ),
+        told(REPLAY, table("replays", replay_rows(profile.replays), REPLAYS)),
     ]
     subtitle = ". ".join([f"{values['mode']}; {profile.machine.name}, {threads(profile.machine)}", *profile.remarks])
     return page(f"Why is it slow? {profile.model}", subtitle, parts)
@@ -104,9 +100,3 @@ def _note(text: str) -> str:
 
 def _more(count: int) -> str:
     return _note(f"{count} more, which save less, are in the advice." if count > 0 else "")
-
-
-def _replay(row: dict[str, Any]) -> dict[str, Any]:
-    real, other = row["real indices"], row.get("shuffled indices", {})
-    shuffled = {"shuffled ms": other.get("median_ms"), "shuffled ratio": other.get("ratio")}
-    return {**row, "real ms": real["median_ms"], **shuffled}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,8 @@ from stretto.observe.put_back import no_optimizer, put_back
 from stretto.observe.specs import matrices
 from stretto.observe.trace import OpRecord, Trace
 from stretto.observe.workload import MODES, Workload
-from stretto.page.text import duration, finite
+from stretto.page.document import Document
+from stretto.page.text import duration
 from stretto.profile.surroundings import anomaly_remarks
 
 HOT = 0.9
@@ -64,7 +64,7 @@ class Group:
 
 
 @dataclass(repr=False)
-class Profile:
+class Profile(Document):
     """A timed trace, grouped. The stages follow one another: hot, roofline, replay, recommend, apply."""
 
     workload: Workload
@@ -78,6 +78,7 @@ class Profile:
     share: float = HOT  # of the time inside ops, views aside, that the hot groups take
     new_graphs: bool = False  # each step has another graph, which an accelerated layer must sort first
     remarks: list[str] = field(default_factory=list)  # what one must know before believing the numbers
+    failure: BaseException | None = None  # that ended a script before enough was seen
 
     def hot(self, share: float | None = None) -> list[Group]:
         """The smallest set of groups that covers `share` of the time inside ops, views aside. None: the profile's."""
@@ -180,18 +181,11 @@ class Profile:
             "machine": self.machine.to_dict(),
         }
 
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The same as JSON, also written to `path`."""
-        text = json.dumps(finite(self.to_dict()), indent=1, default=str)
-        if path is not None:
-            Path(path).write_text(text + "\n")
-        return text
-
-    def to_html(self, path: str | Path) -> None:
-        """One self-contained page."""
+    def page(self) -> str:
+        """The page of the profile."""
         from stretto.profile.page import profile_page
 
-        Path(path).write_text(profile_page(self))
+        return profile_page(self)
 
     def __str__(self) -> str:
         lines = [

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from stretto.compile.choose import MOST_STEPS
-from stretto.machine.timing import Timing, as_alone, measure, ratio
+from stretto.machine.timing import Timing, as_alone, measure, memory_as, ratio
 from stretto.memory import allocator
-from stretto.observe.agreement import relative_error
+from stretto.observe.agreement import difference, worst
 from stretto.observe.classify import layer_paths
 from stretto.observe.put_back import put_back
 from stretto.observe.trace import device_of
@@ -27,7 +27,7 @@ from stretto.observe.workload import Workload
 from stretto.page.text import duration
 from stretto.plug.explain import explain
 from stretto.profile import in_step
-from stretto.profile.call_site import Site, each_tensor, indices
+from stretto.profile.call_site import Site, backward, each_tensor, indices
 from stretto.profile.captured import operands
 from stretto.profile.in_step import with_new_graph
 from stretto.profile.words import ALIKE
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 REPEATS = 20
 TIE = 1.05  # a winner leads by more than this, at the lower end of its interval
 SETTLE = 5  # steps of a script in which the tuner tries its variants; few, for a script may have few
-# Relative error of outputs, ours against stock's, by type; of any other type as of fp32.
-ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 ROUNDED = 5e-3  # two predictions as near as this are told by the same digits
 WHOLE = "stock, the step"
 FORWARD = ", forward alone"  # behind the name of a site: its calls without gradients
@@ -95,7 +93,7 @@ def _layer_step(layer: nn.Module, site: Site, train: bool) -> Callable[[], objec
                 out = layer(*args, **kwargs)
             if train:
                 layer.zero_grad(set_to_none=True)
-                site.backward(out)
+                backward(site.gradients(out))
         return out
 
     return step
@@ -105,12 +103,9 @@ def _in_turns(
     steps: dict[str, Callable[[], object]], repeats: int, budget: float | None, device: torch.device
 ) -> dict[str, Timing]:
     """Time the steps, then leave the allocator as it was."""
-    kept = allocator.is_kept()
-    allocator.give_back()  # large blocks kept from before would serve stock too
-    try:
+    with memory_as(allocator.is_kept()):
+        allocator.give_back()  # large blocks kept from before would serve stock too
         return measure(steps, repeats=repeats, warmup=2, budget=budget, device=device)
-    finally:
-        allocator.switch(kept)
 
 
 def recommend(profile: Profile, *, repeats: int = REPEATS, budget: float | None = 60.0) -> list[dict[str, Any]]:
@@ -149,7 +144,7 @@ def layer_advice(
     if not steps:
         return rows
     if workload is not None:
-        steps[WHOLE] = as_alone(WHOLE, workload.run)
+        steps[WHOLE] = as_alone(workload.run, ours=False)
     _judge(rows, tried, _in_turns(steps, repeats, budget, device_of(next(iter(sites.values()))[0])), train)
     return rows
 
@@ -169,7 +164,7 @@ def _layer_steps(
         stock = copy.deepcopy(site.module).train(grads)
         fast = accelerate(copy.deepcopy(site.module)).train(grads)
         for side, one in (("stock", stock), ("accelerated", fast)):
-            steps[f"{side}, {name}{extra}"] = as_alone(side, _layer_step(one, call, grads))
+            steps[f"{side}, {name}{extra}"] = as_alone(_layer_step(one, call, grads), ours=one is fast)
         graph = (extra, *(id(index) for index in indices(call.args, call.kwargs)))
         key = f"accelerated, {name}{extra}"
         if site.new_graph and graph not in made:
@@ -211,8 +206,8 @@ def _of_layer(path: str, layer: nn.Module) -> dict[str, Any]:
 
 def unchanged(path: str, site: Site, why: str) -> dict[str, Any]:
     """The row of advice for a layer that is left as it is, with the reason."""
-    kept = {"best": "as it is", "advice": "nothing to gain", "reason": why, "saves_ms": 0.0, "share": 0.0}
-    return _of_layer(path, site.module) | kept
+    same = {"best": "as it is", "advice": "nothing to gain", "reason": why, "saves_ms": 0.0, "share": 0.0}
+    return _of_layer(path, site.module) | same
 
 
 def verdict(low: float, high: float) -> str:
@@ -282,22 +277,6 @@ def outputs(workload: Workload) -> list[Tensor]:
         return operands(workload._forward())
 
 
-def difference(stock: list[Tensor], fast: list[Tensor]) -> str:
-    """Why two lists of outputs are not the same; "" if they are."""
-    if not stock or len(stock) != len(fast):
-        return "there are no outputs to compare" if not stock else "the outputs are other ones"
-    for a, b in zip(stock, fast, strict=True):
-        error = relative_error(b, a.double())
-        if not error <= ALLOWED.get(a.dtype, ALLOWED[torch.float32]):  # not a number is not equal either
-            return f"outputs differ by {error:.1e}"
-    return ""
-
-
-def worst(stock: list[Tensor], fast: list[Tensor]) -> float:
-    """The largest relative error among the outputs."""
-    return max((relative_error(b, a.double()) for a, b in zip(stock, fast, strict=True)), default=0.0)
-
-
 def accelerate_sites(model: nn.Module, chosen: list[dict[str, Any]]) -> str:
     """Accelerate the layers that rows of advice name, in place; the name of one that is not there, or ""."""
     from stretto import accelerate
@@ -330,7 +309,7 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
     run = with_new_graph(fast.run) if profile.new_graphs else fast.run
     for _ in range(MOST_STEPS):
         run()
-    steps = {"stock": as_alone("stock", workload.run), "accelerated": as_alone("accelerated", run)}
+    steps = {"stock": as_alone(workload.run, ours=False), "accelerated": as_alone(run, ours=True)}
     timings = _in_turns(steps, repeats, None, workload.device)
     done = realised(timings, chosen)
     if done["applied"]:

@@ -7,17 +7,15 @@ the small ops of the model are missing, so that an op of tens of microseconds ma
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from stretto.errors import expect
 from stretto.kernels import has_own_memory
 from stretto.machine.timing import Timing, in_a_row, measure
+from stretto.observe.nested import mapped
 from stretto.profile.captured import capture, is_index, operands, slowest
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ def replay(profile: Profile, *, share: float = 0.9, repeats: int = REPEATS) -> l
     milliseconds. An op whose inputs do not go with other indices has no shuffled side."""
     groups, device = profile.hot(share), profile.workload.device
     calls: dict[str, Callable[[], object]] = {}
-    indices: dict[int, Tensor] = {}
     with torch.no_grad(), torch.random.fork_rng(devices=[device] if has_own_memory(device) else []):
         inputs = capture(profile, groups)
         expect(bool(inputs), "replay: the step did not run its hot ops again")
@@ -44,7 +41,6 @@ def replay(profile: Profile, *, share: float = 0.9, repeats: int = REPEATS) -> l
             calls[f"{REAL} {place}"] = _call(function, args, kwargs)
             index = next(filter(is_index, operands((args, kwargs))), None)
             if group.family in ("gather", "scatter") and index is not None:
-                indices[place] = index if index.dim() == 1 or not index.numel() else index.select(-1, 0)
                 other = _call(function, shuffled(args), kwargs)
                 if _runs(other):
                     calls[f"{SHUFFLED} {place}"] = other
@@ -54,13 +50,11 @@ def replay(profile: Profile, *, share: float = 0.9, repeats: int = REPEATS) -> l
         if f"{REAL} {place}" in timings:
             inside = profile.trace.ops[slowest(profile, group)].typical
             row = {"op": group.name, "phase": group.phase, "shapes": group.shapes, "calls": len(group.ops),
-                   "in model ms": inside * 1e3, "index": None}  # fmt: skip
+                   "in model ms": inside * 1e3}  # fmt: skip
             for side in (REAL, SHUFFLED):
                 if f"{side} {place}" in timings:
                     row[side] = _numbers(timings[f"{side} {place}"], inside)
             row["ratio"] = row[REAL]["ratio"]  # type: ignore[index]
-            if place in indices:
-                row["index"] = fingerprint(indices[place])
             rows.append(row)
     return rows
 
@@ -83,31 +77,12 @@ def _numbers(timing: Timing, inside: float) -> dict[str, Any]:
 
 def shuffled(value: Any) -> Any:
     """The value with every index tensor inside in a random order; an expanded one stays expanded."""
-    if is_index(value):
-        order = torch.randperm(value.size(0), generator=torch.Generator().manual_seed(0)).to(value.device)
-        narrow = value[:, :1] if value.dim() == 2 and not value.stride(1) else value
-        return narrow[order].expand(value.shape) if value.stride(0) else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(shuffled(v) for v in value)
-    return value
 
+    def anew(leaf: Any) -> Any:
+        if not is_index(leaf):
+            return leaf
+        order = torch.randperm(leaf.size(0), generator=torch.Generator().manual_seed(0)).to(leaf.device)
+        narrow = leaf[:, :1] if leaf.dim() == 2 and not leaf.stride(1) else leaf
+        return narrow[order].expand(leaf.shape) if leaf.stride(0) else leaf
 
-def fingerprint(index: Tensor, size: int | None = None) -> dict[str, Any]:
-    """What decides the speed of an op that follows this index: sizes, counts, order, reuse. index [E]."""
-    flat = index.detach().cpu().reshape(index.size(0), -1)[:, 0].numpy() if index.numel() else np.zeros(0, np.int64)
-    first = min(0, int(flat.min())) if flat.size else 0
-    flat = flat - first  # places counted from the end are as far from one another, whatever the end is
-    rows = size if size is not None else (int(flat.max()) + 1 if flat.size else 0)
-    counts = np.bincount(flat, minlength=rows) if flat.size else np.zeros(rows, np.int64)
-    order = np.argsort(flat, kind="stable")
-    gaps = np.diff(order)[np.diff(flat[order]) == 0] if flat.size else np.zeros(0)
-    steps = np.diff(flat)
-    return {
-        "entries": int(flat.size),
-        "rows": int(rows),
-        "degrees": np.bincount(np.minimum(counts, 64)).tolist(),
-        "sorted": float((steps >= 0).mean()) if steps.size else 1.0,
-        "reuse": float(np.median(gaps)) if gaps.size else None,
-        "bandwidth": float(np.abs(steps).mean()) if steps.size else 0.0,
-        "hash": hashlib.sha256(flat.tobytes()).hexdigest()[:16],
-    }
+    return mapped(value, anew)

@@ -48,7 +48,7 @@ class Rounds:
         return tuple(kind.signature for kind in self._kinds)
 
     def stepped(self, optimizer: Any) -> str:
-        """ "ends" if a round ends here, "anew" if rounds are other ones from here on, else ""."""
+        """Say "ends" if a round ends here, "anew" if rounds are other ones from here on, else ""."""
         known = len(self._kinds)
         place = self._place(optimizer)
         if place is None:

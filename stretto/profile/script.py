@@ -15,6 +15,7 @@ from stretto.machine.file import Machine
 from stretto.machine.timing import Timing
 from stretto.memory import allocator
 from stretto.observe import this_machine
+from stretto.observe.agreement import difference, worst
 from stretto.observe.put_back import put_back
 from stretto.observe.trace import Recorder, Trace
 from stretto.observe.workload import Workload, merge_times, same_ops
@@ -26,13 +27,11 @@ from stretto.profile.recommend import (
     REPEATS,
     SETTLE,
     accelerate_sites,
-    difference,
     layer_advice,
     outputs,
     realised,
     set_shares,
     unchanged,
-    worst,
 )
 from stretto.profile.rounds import Signature
 from stretto.profile.script_steps import WARMUP, Enough, Steps, Watched, run
@@ -56,7 +55,6 @@ class _Script(Workload):
         self.rounds: tuple[Signature, ...] = ()  # optimizers that a step is a round of
         self.imported: frozenset[str] = frozenset()  # modules that the script has taken from its own folder
         self.grouped = False  # whether it has left a process group behind, which its models may need
-        self.failure: BaseException | None = None  # that ended the script before enough was seen
 
     def run(self, recorder: Recorder | None = None) -> None:
         raise StrettoError("profile: the step of a script cannot be run again here; use stretto.profile(model, data)")
@@ -153,9 +151,10 @@ def profile_script(
     train = watcher.by_optimizer if alone is None else alone.mode == "train"
     computer = this_machine.get(machine, device=watcher.device)
     workload = _Script(alone, "train" if train else "infer")
-    workload.rounds, workload.imported, workload.failure = watcher.rounds.kinds, watcher.imported, failure
+    workload.rounds, workload.imported = watcher.rounds.kinds, watcher.imported
     workload.grouped = _grouped() and not grouped
     result = make(workload, trace, computer, Path(script).name)
+    result.failure = failure
     result.remarks = _remarks(watcher, trace, failure)
     if not isinstance(failure, KeyboardInterrupt):
         _advise(result, watcher, train, budget)
@@ -164,7 +163,7 @@ def profile_script(
 
 def alone(profile: Profile, *, repeats: int = 5) -> Profile:
     """What a script's step asks of its models, profiled for itself: it can be replayed."""
-    workload = getattr(profile.workload, "alone", None)
+    workload = profile.workload.alone if isinstance(profile.workload, _Script) else None
     if workload is None:
         fail(f"profile: {profile.model} calls no model, so that there is nothing to replay")
     with put_back(workload.model):
@@ -235,22 +234,22 @@ def apply_script(profile: Profile, script: str, arguments: list[str]) -> dict[st
     if not chosen:
         return dict(NOTHING)
     workload = profile.workload
+    assert isinstance(workload, _Script)
 
     def unapplied(reason: str) -> dict[str, Any]:
         predicted = sum(row["saves_ms"] for row in chosen)
         return {"applied": False, "reason": f"not applied: {reason}", "predicted_ms": predicted}
 
-    failure = getattr(workload, "failure", None)
-    if failure is not None:
-        return unapplied(f"the script ended with {type(failure).__name__}")
-    if getattr(workload, "grouped", False) and _grouped():
+    if profile.failure is not None:
+        return unapplied(f"the script ended with {type(profile.failure).__name__}")
+    if workload.grouped and _grouped():
         torch.distributed.destroy_process_group()  # the script will make its own again
-    turns = _Turns(chosen, getattr(workload, "rounds", ()), getattr(workload, "imported", frozenset()))
+    turns = _Turns(chosen, workload.rounds, workload.imported)
     failure = _run_until_it_fails(script, arguments, turns)
     if turns.problem:
         return unapplied(turns.problem)
     if failure is not None:
-        workload.failure = failure  # type: ignore[attr-defined]
+        profile.failure = failure
         return unapplied(f"run again, the script ended with {named(failure)}")
     pairs = min(len(samples) for samples in turns.samples.values())
     if pairs < FEWEST:

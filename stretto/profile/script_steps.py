@@ -15,12 +15,11 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -33,10 +32,10 @@ from stretto.graph import Graph
 from stretto.machine.timing import waiter
 from stretto.observe.trace import Recorder
 from stretto.observe.workload import Workload
-from stretto.profile.call_site import Site, detached, indices, learned
+from stretto.profile.call_site import Site, backward, indices, learned
 from stretto.profile.captured import operands
 from stretto.profile.rounds import Rounds, Signature
-from stretto.profile.surroundings import Surroundings, imported_beside, process_kept
+from stretto.profile.surroundings import imported_beside, process_kept
 
 WARMUP = 3
 
@@ -45,33 +44,17 @@ class Enough(BaseException):
     """Ends the script; not an Exception, so that no handler of the script's own catches it."""
 
 
-@dataclass
-class Call:
-    """One call of a model from outside any other: its arguments, and the gradients that its outputs got."""
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    around: Surroundings
-    grads: dict[int, Tensor] = field(default_factory=dict)  # position among the output's tensors -> gradient
-
-    def again(self) -> Any:
-        """What the model answers to the same call, in what was set around it."""
-        with self.around.again():
-            return self.module(*self.args, **self.kwargs)
-
-
 class Watched(Workload):
     """What a script's step asks of its models, without the loss, the optimizer and all else around it."""
 
-    def __init__(self, model: nn.Module, calls: list[Call]) -> None:
+    def __init__(self, model: nn.Module, calls: list[Site]) -> None:
         super().__init__(model, None, "train" if any(call.grads for call in calls) else "infer")
         self.calls = calls
 
     def copied(self) -> Watched:
         model = copy.deepcopy(self.model)
         copies = {id(one): other for one, other in zip(self.model.modules(), model.modules(), strict=True)}
-        return Watched(model, [replace(call, module=copies[id(call.module)]) for call in self.calls])
+        return Watched(model, [call._replace(module=copies[id(call.module)]) for call in self.calls])
 
     def run(self, recorder: Recorder | None = None) -> None:
         """The calls, then the gradients of all of them from those that their outputs had in the script."""
@@ -80,19 +63,13 @@ class Watched(Workload):
             outs = self._forward()
         if recorder is not None and self.mode == "train":
             recorder.phase = "backward"
-        ends = [
-            (tensor, call.grads[place])
-            for call, out in zip(self.calls, outs, strict=True)
-            for place, tensor in enumerate(operands(out))
-            if place in call.grads and tensor.requires_grad
-        ]
-        if ends and self.mode == "train":
-            torch.autograd.backward([t for t, _ in ends], [g for _, g in ends])
+        if self.mode == "train":
+            backward([end for call, out in zip(self.calls, outs, strict=True) for end in call.gradients(out)])
             if recorder is not None:
                 recorder.backward_ended()
 
     def _forward(self) -> Any:
-        return [call.again() for call in self.calls]
+        return [call.called() for call in self.calls]
 
 
 class Roots(nn.Module):
@@ -145,7 +122,7 @@ class Steps:
         self.rounds = Rounds(known)
         self.device = torch.device("cpu")
         self.by_optimizer = False  # one was made
-        self.calls: list[Call] = []  # of the last step to warm up
+        self.calls: list[Site] = []  # of the last step to warm up
         self._roots: list[nn.Module] = []
         self._layers: dict[int, Site] = {}  # by id of the layer
         self._evaluations: dict[int, Site] = {}  # by id of the layer, of calls without gradients
@@ -261,15 +238,11 @@ class Steps:
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if self.steps <= WARMUP and self._depth == 1:
-            self.calls.append(Call(module, detached(args), detached(kwargs), Surroundings.now()))
+            self.calls.append(Site.of(module, args, kwargs))
 
     def _answered(self, module: nn.Module, args: Any, out: Any) -> None:
-        if self.steps > WARMUP or not self.calls or self.calls[-1].module is not module:
-            return
-        grads = self.calls[-1].grads
-        for place, tensor in enumerate(operands(out)):
-            if tensor.requires_grad:
-                tensor.register_hook(lambda grad, place=place: grads.__setitem__(place, grad.detach()))
+        if self.steps <= WARMUP and self.calls and self.calls[-1].module is module:
+            self.calls[-1].answered(out)
 
     def _unhook(self) -> None:
         for hook in self._hooks:

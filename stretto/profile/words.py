@@ -39,3 +39,17 @@ def plans_alike(advice: Sequence[dict[str, Any]]) -> str:
     result = [(row["site"], [p["plan"] for p in row.get("plans", ()) if p["by"] == ALIKE]) for row in advice]
     told = [f"{site}: {', '.join(names)}" for site, names in result if names]
     return f"Not measured, and {ALIKE}: {'; '.join(told)}." if told else ""
+
+
+REPLAY = "Replay with real and shuffled indices"
+REPLAYS = ("op", "phase", "shapes", "in model ms", "real ms", "ratio", "shuffled ms", "shuffled ratio")
+
+
+def replay_rows(replays: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a replay told, under REPLAYS."""
+    rows = []
+    for row in replays:
+        real, other = row["real indices"], row.get("shuffled indices", {})
+        shuffled = {"shuffled ms": other.get("median_ms"), "shuffled ratio": other.get("ratio")}
+        rows.append({**row, "real ms": real["median_ms"], **shuffled})
+    return rows

@@ -7,8 +7,8 @@ import torch
 
 from stretto import datasets
 from stretto.machine import ceilings as peaks
-from stretto.machine.file import Machine
-from stretto.machine.timing import by_wall
+from stretto.machine import probing
+from stretto.machine.file import Machine, check
 from stretto.observe.locality import closeness, index_of
 from stretto.observe.models import as_data, make
 from stretto.observe.predict import bound, least_seconds, op_seconds
@@ -100,22 +100,24 @@ def test_a_trace_knows_how_close_rows_are():
     assert gather(data).close < 0.9 * ordered
 
 
-def test_measured_ceilings():
-    found = Machine()
+def test_measured_ceilings(needs_native, monkeypatch):
     half = peaks.half_products(1)  # a type that the machine cannot run ends a process, not this one
     assert set(half) <= {"float16", "bfloat16"}
     assert all(rate > 0 for rate in half.values())
-    with torch.no_grad():
-        peaks.measure(found)
-    assert set(found.peak_gemm) >= {"float32", "float64"}
-    rates = [p[-1] for p in (*found.peak_stream, *found.peak_gather)] + [*found.peak_gemm.values(), found.peak_launch]
-    rates.append(found.peak_draw)
-    assert all(rate > 0 for rate in rates)
-
-
-def test_our_own_products_are_among_the_ways(monkeypatch, needs_native):
-    """What accelerated layers multiply by may be faster than torch's library: a ceiling of torch's alone is too low."""
-    how = (torch.float32, torch.device("cpu"), peaks.PROCESSOR, by_wall)
-    usual = peaks._gemm(*how)
-    monkeypatch.setattr(peaks.tall, "tall_product", lambda a, b: None)
-    assert peaks._gemm(*how) > 100 * usual  # a product that does nothing at all
+    monkeypatch.setattr(probing, "SECONDS", 0.0)
+    monkeypatch.setattr(probing, "LEAST", 1)
+    with probing.probing(1) as probes:
+        machine = probes.machine()
+    check(machine.to_dict(), "the machine")
+    assert set(machine.peak_gemm) >= {"float32", "float64"}
+    for name, peak in (("stream", machine.peak_stream), ("gather", machine.peak_gather)):
+        usual = {point[:-2]: point[-2] for point in getattr(machine, name)}
+        assert {point[:-1] for point in peak} == usual.keys()
+        assert all(point[-1] >= usual[point[:-1]] for point in peak)  # the fastest call is no slower than most
+    assert max(point[2] for point in machine.gemm) <= machine.peak_gemm["float32"]
+    assert machine.peak_launch <= machine.launch
+    assert machine.peak_draw >= machine.draw
+    # What accelerated layers multiply by may be faster than torch's library, and is never slower.
+    for ours, torchs in zip(machine.own_gemm, machine.gemm, strict=True):
+        assert ours[:2] == torchs[:2]
+        assert ours[2] >= torchs[2]

@@ -54,11 +54,11 @@ def test_self_contained(pages, name):
 def test_the_analysis_shows_all_that_was_found(pages):
     text = (pages / "analysis.html").read_text()
     for title in (
-        "Strategies that do not apply", "Work and depth by layer", "Brent&#x27;s bounds", "Graph", "Memory",
+        "Strategies that do not apply", "Work and depth by layer", "Graph", "Memory",
         "Sparse and dense work",
     ):  # fmt: skip
         assert f"<h2>{title}" in text, title
-    for column in ("fits", "where", "W/D", "steps", "note", "T_P at least"):
+    for column in ("fits", "where", "W/D", "steps", "note"):
         assert re.search(rf"<th[^>]*>{column}</th>", text), column
     for said in (
         "best re-association",

@@ -11,7 +11,7 @@ from torch_geometric.nn import GCNConv
 import stretto.analyze
 from stretto import datasets
 from stretto.analyze import Machine
-from stretto.analyze.terminal import show
+from stretto.analyze.terminal import show_analysis
 from stretto.observe.models import as_data
 
 
@@ -31,7 +31,7 @@ def printed(name, width):
     data = as_data(datasets.load_graph("er:100:400"), width=8)
     report = stretto.analyze(Named(name), data, machine=Machine(), procs=[1, 2])
     out = io.StringIO()
-    show(Console(file=out, width=width), report)
+    show_analysis(Console(file=out, width=width), report)
     return report, out.getvalue()
 
 
@@ -39,8 +39,8 @@ def printed(name, width):
 def test_strategies_are_legible(width):
     """Neither the name of one nor a word of its reason is cut."""
     report, text = printed("conv", width)
-    part = text[text.index("strategies, fastest first") :]
-    words = " ".join(part.replace("│", " ").split())
+    part = text[text.index("Strategies, fastest first") :]
+    words = " ".join(part.replace("│", " ").replace("┃", " ").split())
     assert "…" not in part
     for s in report.strategies:
         assert s.name.split()[0] in words
@@ -51,5 +51,5 @@ def test_strategies_are_legible(width):
 @pytest.mark.parametrize("name", ["conv[bold]", "[/b]", "[x]y"])
 def test_brackets_in_a_name_are_printed(name):
     _, text = printed(name, 160)
-    depths = text[text.index("work and depth by layer") :]
+    depths = text[text.index("Work and depth by layer") :]
     assert f"layers.{name}" in depths[: depths.index("└")]

@@ -14,7 +14,7 @@ import torch
 
 from stretto import StrettoError
 from stretto.dist import launch
-from stretto.dist.launch import own_cores
+from stretto.machine.ranks import own_cores
 from tests.conftest import ROOT
 from tests.dist.ranks import (
     cores,

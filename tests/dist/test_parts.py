@@ -119,10 +119,8 @@ def test_what_cannot_be_split_is_refused(alone):
 
 
 def test_settings_name_the_ten_numbers():
-    assert Staleness().synchronous
-    assert not Staleness.halo(1).synchronous
-    assert list(Staleness().vector().values()) == [0, 1] * 5
-    assert Staleness.halo(2).vector()["T^R"] == 2
+    assert set(Staleness().bounds.values()) == {Age()}
+    assert Staleness.halo(2).bounds["remote"] == Age(2)
     assert Age(1, 1).within(Age(1, 2))
     assert not Age(1, 2).within(Age(2, 1))
     for wrong in ({"steps": -1}, {"layers": 0}):

@@ -9,12 +9,15 @@ import pytest
 def sums(monkeypatch):
     """Widths of all sums over neighbours since it was cleared."""
     module, found = importlib.import_module("stretto.ops.spmm"), []
-    plain = module.run
 
-    def run(graph, x, *args):
-        found.append(x.size(1))
-        return plain(graph, x, *args)
+    def noted(function):
+        def run(graph, x, *args):
+            found.append(x.size(1))
+            return function(graph, x, *args)
 
-    monkeypatch.setattr(module, "run", run)
-    monkeypatch.setattr("stretto.compile.execute.run_spmm", run)
+        return run
+
+    for name in ("step", "plainly"):
+        monkeypatch.setattr(module.KERNEL, name, noted(getattr(module.KERNEL, name)))
+    monkeypatch.setattr("stretto.compile.adjacency.run_spmm", noted(module.run))
     return found

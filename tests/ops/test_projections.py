@@ -51,7 +51,7 @@ def test_differentiable_twice():
 
 
 def test_what_is_not_plain_goes_to_torch(monkeypatch):
-    monkeypatch.setattr(module, "_forward", None)  # calling it would raise
+    monkeypatch.setattr(module, "_projections", None)  # calling it would raise
     x = torch.randn(3, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert projections(x, maps(torch.float32))[0].dtype == torch.bfloat16

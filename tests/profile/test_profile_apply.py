@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from stretto.layers.layer import stock_of
 from stretto.machine.timing import Timing
 from stretto.observe.models import as_data, make
 from stretto.observe.put_back import put_back
+from stretto.page.text import finite
 from stretto.profile import recommend
 from stretto.profile.call_site import Site
 from stretto.profile.captured import operands
@@ -160,7 +162,7 @@ def test_other_outputs_are_noticed(monkeypatch):
 def test_numbers_without_a_word_in_json_are_null():
     once = graph_stats(torch.tensor([[0, 1], [1, 2]]), 3)  # no row is used twice
     assert once.reuse_distance == math.inf
-    assert json.loads(json.dumps(once.to_dict(), allow_nan=False))["reuse_distance"] is None
+    assert json.loads(json.dumps(finite(asdict(once)), allow_nan=False))["reuse_distance"] is None
     profile = stretto.profile(make("sage", 12, 8, 8), data(), machine=Machine(), repeats=1)
     profile.replays = [{"op": "a", "ratio": math.inf, "interval": (math.nan, 1.0)}]
     assert json.loads(profile.to_json())["replays"] == [{"op": "a", "ratio": None, "interval": [None, 1.0]}]

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from stretto import cli
-from stretto.analyze import Machine, workers
+from stretto import cli, dist
+from stretto.analyze import Machine
 from stretto.errors import fail
 from stretto.profile.terminal import show_advice
 
@@ -34,17 +34,17 @@ def test_command(tmp_path):
     result = CliRunner().invoke(cli.app, [*words, "--html", str(tmp_path / "p.html")])
     assert result.exit_code == 0, result.output
     assert "groups take 100%" in result.output
-    replayed = result.output.partition("replay, ms")[2].partition("nothing to gain")[0]
+    replayed = result.output.partition("Replay with real and shuffled indices")[2].partition("nothing to gain")[0]
     assert "forward" in replayed
     assert "backward" in replayed  # of ops of one name and shape
     assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
 
 
 def test_analyze_command(tmp_path, monkeypatch):
-    """--validate asks for two workers; that they run is shown by test_validate_runs_two_workers (slow)."""
+    """--validate asks for two workers; that they run is shown by tests/dist/test_analyzer.py."""
     asked = []
-    for name in ("run_engine",):
-        monkeypatch.setattr(workers, name, lambda *args, name=name, **options: asked.append(name) or fail("none here"))
+    for name in ("train",):
+        monkeypatch.setattr(dist, name, lambda *args, name=name, **options: asked.append(name) or fail("none here"))
     machine, made = tmp_path / "machine.json", tmp_path / "mine.py"
     MACHINE.save(machine)
     made.write_text(
@@ -57,10 +57,10 @@ def test_analyze_command(tmp_path, monkeypatch):
         cli.app, [*words, "--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html")]
     )
     assert result.exit_code == 0, result.output
-    assert "strategies, fastest first" in result.output
+    assert "Strategies, fastest first" in result.output
     checks = json.loads((tmp_path / "a.json").read_text())["checks"]
     assert checks[0]["ratio"] == 1
-    assert asked == ["run_engine"] * 3  # in turn, overlapped, stale
+    assert asked == ["train"] * 3  # in turn, overlapped, stale
     assert [row["note"] for row in checks if row["note"]] == ["failed: none here"] * 3
     bad = CliRunner().invoke(cli.app, ["analyze", "gcn", "--procs", "two"])
     assert "'--procs' is 'two'" in str(bad.exception)

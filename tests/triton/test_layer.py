@@ -293,7 +293,7 @@ def test_without_gradients(graph, device, forced):
 
 def test_what_is_still_being_chosen_is_not_kept(graph, device, forced, monkeypatch):
     tape = import_module("stretto.kernels.triton.tape")
-    spmm = import_module("stretto.compile.execute").run_spmm
+    spmm = import_module("stretto.compile.adjacency").run_spmm
     undecided = [True]
 
     def choosing(*args):
@@ -301,7 +301,7 @@ def test_what_is_still_being_chosen_is_not_kept(graph, device, forced, monkeypat
             tape.unsettled()
         return spmm(*args)
 
-    monkeypatch.setattr(import_module("stretto.compile.execute"), "run_spmm", choosing)
+    monkeypatch.setattr(import_module("stretto.compile.adjacency"), "run_spmm", choosing)
     for call in range(8):
         check("sage", adjacency("sage", graph), operands("sage", device, call))
     assert tapes(graph) == [1, 1]

@@ -8,6 +8,7 @@ ranks whose parent or folder is gone end themselves and remove what they find.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import shutil
@@ -25,16 +26,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from stretto.dist.gloo_threads import calm_gloo
 from stretto.errors import expect, fail
+from stretto.memory import allocator
 
+logger = logging.getLogger("stretto")
+
+Rows = list[tuple[int, Tensor]]  # peer, tensor
 LIMIT = 300.0  # seconds until ranks that do not end are ended
 # What a process starts with: the caller's places to import from, before anything is imported.
 ENTRY = """import pickle, sys
 with open(sys.argv[1] + "/path.pickle", "rb") as file:
     sys.path[:] = pickle.load(file)
-from stretto.dist.launch import run_rank
+from stretto.machine.ranks import run_rank
 run_rank(*sys.argv[1:])"""
 POLL, GRACE = 0.02, 0.5  # seconds between looks, and for other ranks' messages after the first failure
 
@@ -58,7 +63,7 @@ def launch(
     with _sigterm_noted() as noted, tempfile.TemporaryDirectory(prefix="stretto-") as folder:
         try:
             Path(folder, "path.pickle").write_bytes(pickle.dumps(sys.path))
-            torch.save((function, args, timeout, threads), Path(folder, "given.pt"))
+            torch.save((function, args, timeout, threads), Path(folder, "inputs.pt"))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             fail(f"launch: the ranks cannot be given their arguments: {error}")
         return _Ranks(Path(folder), ranks, noted).results(time.monotonic() + limit, limit)
@@ -161,8 +166,9 @@ def run_rank(place: str, count: str, parent: str, number: str) -> None:
     _settle(rank, int(count))  # before any thread is made: threads start with their maker's cores
     threading.Thread(target=_end_with, args=(int(parent), folder), daemon=True).start()
     try:
-        function, args, timeout, threads = torch.load(folder / "given.pt", weights_only=False)
+        function, args, timeout, threads = torch.load(folder / "inputs.pt", weights_only=False)
         torch.set_num_threads(threads)
+        allocator.switch(True)  # nobody waits in every step for memory that the system clears anew
         wait = timedelta(seconds=timeout)
         dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=int(count), timeout=wait)
         calm_gloo()
@@ -177,3 +183,32 @@ def run_rank(place: str, count: str, parent: str, number: str) -> None:
             beside.rename(folder / f"error{rank}.pickle")
         sys.stdout.flush()
         os._exit(1)  # threads that wait for other ranks must not keep this one
+
+
+def swap(sends: Rows, receives: Rows, *, group: dist.ProcessGroup | None = None, tag: int = 0) -> None:
+    """Send and receive at once, and wait for all of it."""
+    handles = [dist.irecv(tensor, peer, group=group, tag=tag) for peer, tensor in receives]
+    handles += [dist.isend(tensor, peer, group=group, tag=tag) for peer, tensor in sends]
+    for handle in handles:
+        if handle is not None:
+            handle.wait()
+
+
+def calm_gloo() -> int:
+    """Let gloo's threads that there are now interrupt nobody; how many there are.
+
+    While a message is handed over under a lock, gloo's thread asks for that lock again and again without sleeping.
+    Where a message that comes in wakes it up on the core of the thread that holds the lock, it runs for a whole turn of
+    the scheduler, milliseconds, before the holder can go on. As a batch thread it waits until the core is free or its
+    turn comes (Linux 6.18, two cores, a training step of two ranks: 7 ms so, 16 to 20 ms otherwise). As an idle thread
+    it is no faster, and never has a turn where other programs keep the cores busy: 62 ms instead of 24.
+    """
+    count = 0
+    for comm in Path("/proc/self/task").glob("*/comm"):
+        try:
+            if hasattr(os, "SCHED_BATCH") and comm.read_text().startswith("gloo"):
+                os.sched_setscheduler(int(comm.parent.name), os.SCHED_BATCH, os.sched_param(0))
+                count += 1
+        except OSError as error:  # a thread that has ended meanwhile, or a system that does not allow it
+            logger.debug("stretto: thread %s stays as it is: %s", comm.parent.name, error)
+    return count

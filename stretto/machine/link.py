@@ -1,10 +1,8 @@
-"""The link between two processes of this machine, measured: how long messages take, and how much of them passes unseen."""
+"""The link between two processes of this machine: how long messages take, and how much of them passes unseen."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from math import ceil
@@ -14,9 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stretto.memory import allocator
-from stretto.dist.launch import launch
-from stretto.dist.traffic import swap
+from stretto.machine.ranks import launch, swap
+from stretto.machine.timing import by_wall
 
 LIMIT = 60.0  # seconds
 SWAPS, PAYLOAD, LONG = 60, 1 << 22, 8  # exchanges of eight bytes; bytes of long ones, and how many
@@ -25,7 +22,6 @@ ROWS, WIDTH, TURNS = 1 << 13, 64, 12  # work as a step's: rows gathered, added u
 
 def converse() -> dict[str, float]:
     """One side of a conversation as steps have it: work, then both send and receive at once, and wait."""
-    allocator.switch(True)
     rank, table = dist.get_rank(), torch.ones(ROWS, WIDTH)
     index, square = torch.randint(ROWS, (4 * ROWS,)), torch.ones(WIDTH, WIDTH)
 
@@ -36,18 +32,13 @@ def converse() -> dict[str, float]:
     def exchange(mine: Tensor, other: Tensor) -> None:
         swap([(1 - rank, mine)], [(1 - rank, other)])
 
-    def seconds(call: Callable[[], None]) -> float:
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-
     taken = {}
     for name, values, turns in (("short", 2, SWAPS), ("long", PAYLOAD // 4, LONG)):
         rows = torch.zeros(values), torch.zeros(values)
         samples = []
         for _ in range(turns + 2):
             work()
-            samples.append(seconds(partial(exchange, *rows)))
+            samples.append(by_wall(partial(exchange, *rows)))
         # a mean, since a step is the sum of some; the worst are not its
         taken[name] = statistics.mean(sorted(samples[2:])[: ceil(0.9 * turns)])
 
@@ -63,16 +54,15 @@ def converse() -> dict[str, float]:
             for who, name, call in parts:
                 dist.barrier()
                 if rank in who:
-                    times[name].append(seconds(call))
-    return taken | {name: statistics.median(found) for name, found in times.items()}
+                    times[name].append(by_wall(call))
+    return taken | {name: statistics.median(samples) for name, samples in times.items()}
 
 
 @cache
 def link() -> dict[str, Any]:
     """Between two processes of this machine, as fields of a machine file; measured once."""
-    found = launch(converse, 2, limit=LIMIT)
-    taken = {name: statistics.mean(one[name] for one in found) for name in found[0]}
-    return fields_of(taken)
+    sides = launch(converse, 2, limit=LIMIT)
+    return fields_of({name: statistics.mean(side[name] for side in sides) for name in sides[0]})
 
 
 def fields_of(taken: dict[str, float]) -> dict[str, Any]:
