@@ -203,8 +203,8 @@ def linear(
         lowered = {name: t.to(low) for name, t in tensors.items()}
         with kernels.in_given_types(tensors[names[0]]):
             low_bias = None if bias is None else bias.to(low)
-            options = {"scalars": scalars, "note": note, "stock": stock, "hoist": hoist}
-            return linear(expression, lowered, sparse, bias=low_bias, **options)  # type: ignore[arg-type]
+            options: dict[str, Any] = {"scalars": scalars, "note": note, "stock": stock, "hoist": hoist}
+            return linear(expression, lowered, sparse, bias=low_bias, **options)
     first = tensors[names[0]]
     as_stock = settings.get("STRETTO_PLAN") == "stock"
     hoist, powers = hoist and not as_stock, not as_stock

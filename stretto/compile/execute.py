@@ -19,7 +19,7 @@ from stretto.compile.adjacency import Adjacency
 from stretto.compile.expr import Add, Clenshaw, Diagonal, Horner, Leaf, MatMul, Node, Scaled, Sparse, Step, Transpose
 from stretto.compile.plan import Plan
 from stretto.compile.powers import FORMED
-from stretto.compile.together import Groups, worth_it
+from stretto.compile.together import Group, Groups, worth_it
 from stretto.ops import taped
 from stretto.ops.product import product, product_and_sums, two_products
 from stretto.ops.rows import all_reached
@@ -58,7 +58,7 @@ class Evaluation:
         self.known: dict[Node, Tensor] = {}
         self.groups: Groups = {}  # products of the forward pass that may be taken together
         self.sums: Tensor | None = None  # of the result's gradient, where WANTED: the gradient of a bias
-        self.beside: dict[tuple[MatMul, ...], Tensor] = {}  # what gradients taken together multiply, side by side
+        self.beside: dict[Group, Tensor] = {}  # what gradients taken together multiply, side by side
 
     def forward(self) -> tuple[Tensor, list[Tensor]]:
         bias = self.leaves.get("bias")
@@ -237,7 +237,8 @@ class Evaluation:
         two = [t for t in products[:2] if isinstance(t, MatMul)]
         if len(two) < 2:
             return products
-        x, w, y, v = (self.value(side) for t in two for side in (t.left, t.right))  # type: ignore[arg-type]
+        sides: list[Any] = [side for t in two for side in (t.left, t.right)]
+        x, w, y, v = map(self.value, sides)
         total.value, total.ours, total.bias = two_products(x, w, y, v, total.bias), True, None
         return products[2:]
 
@@ -263,33 +264,31 @@ class Evaluation:
         for group in dict.fromkeys(groups.values()):
             self._gradients_together(group)
 
-    def _together(self, group: tuple[MatMul, ...]) -> bool:
+    def _together(self, group: Group) -> bool:
         """Computes all products of a group as one, if that pays."""
-        tall = self.value(group[0].left)  # type: ignore[arg-type]
-        weights = [self.value(node.right.of) for node in group]  # type: ignore[union-attr]
+        tall, weights = self.value(group.shared), [self.value(other) for other in group.others]
         widths = [weight.size(0) for weight in weights]
         if not worth_it(tall, weights, widths):
             return False
-        self.known.update(zip(group, product(tall, torch.cat(weights).t()).split(widths, 1), strict=True))
+        parts = product(tall, torch.cat(weights).t()).split(widths, 1)
+        self.known.update(zip(group.products, parts, strict=True))
         return True
 
-    def _gradients_together(self, group: tuple[MatMul, ...]) -> None:
-        tall = self.value(group[0].right)
-        thin = [self.value(node.left.of) for node in group]  # type: ignore[union-attr]
+    def _gradients_together(self, group: Group) -> None:
+        tall, thin = self.value(group.shared), [self.value(other) for other in group.others]
         widths = [t.size(1) for t in thin]
         if not worth_it(tall, thin, widths):
             return
         beside = self.beside[group] = torch.cat(thin, 1)
         parts = product(beside.t(), tall).split(widths)
-        self.known.update((node, part.clone()) for node, part in zip(group, parts, strict=True))
+        self.known.update((node, part.clone()) for node, part in zip(group.products, parts, strict=True))
 
     def _beside_each_other(self, products: list[Node]) -> Tensor | None:
         """The sum of products whose left operands lie side by side already, as one product; else None."""
-        result = {node.left: node.right for node in products if isinstance(node, MatMul)}
+        rights: dict[Any, Node] = {node.left: node.right for node in products if isinstance(node, MatMul)}
         for group, beside in self.beside.items():
-            lefts = [node.left.of for node in group]  # type: ignore[union-attr]
-            if len(result) == len(products) == len(lefts) and all(left in result for left in lefts):
-                weights = [self.value(result[left]) for left in lefts]
+            if len(rights) == len(products) == len(group.others) and all(left in rights for left in group.others):
+                weights = [self.value(rights[left]) for left in group.others]
                 if len(weights) == 2:  # one of them may be zero where nodes have no neighbours
                     x, y = beside.split([weight.size(0) for weight in weights], 1)
                     return two_products(x, weights[0], y, weights[1])

@@ -24,11 +24,12 @@ class One:
     """One object for equal values: equality is identity. To compare or hash a chain of hops link by link would take
     longer than to price it, and nodes are looked up on every call of a layer."""
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     _made: ClassVar[dict[tuple[Any, ...], Any]] = {}
 
     def __new__(cls, *values: Any, **named: Any) -> Any:
-        if named or len(values) < len(cls.__dataclass_fields__):  # type: ignore[attr-defined]
-            places = list(cls.__dataclass_fields__.values())[len(values) :]  # type: ignore[attr-defined]
+        if named or len(values) < len(cls.__dataclass_fields__):
+            places = list(cls.__dataclass_fields__.values())[len(values) :]
             values = (*values, *(named.get(field.name, field.default) for field in places))
         key = (cls, *values)
         result = One._made.get(key)
@@ -254,12 +255,12 @@ def gradient(expression: Expression, leaf: str) -> Expression:
     upstream = Leaf("G", rows, cols)
     result = []
     for term, place in _places(expression)[leaf]:
-        before = tuple(transpose(f) for f in reversed(term.factors[:place]))
+        before: tuple[Any, ...] = tuple(transpose(f) for f in reversed(term.factors[:place]))
         after = tuple(transpose(f) for f in reversed(term.factors[place + 1 :]))
         product = (*before, upstream, *after)
         if isinstance(term.factors[place], Transpose):
             product = tuple(transpose(f) for f in reversed(product))
-        result.append(Term(product, term.scale))  # type: ignore[arg-type]
+        result.append(Term(product, term.scale))
     return tuple(result)
 
 

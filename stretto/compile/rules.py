@@ -92,8 +92,9 @@ def _from_the_left(left: Factor, right: Factor) -> Node | None:
 
 def _one_transpose(left: Factor, right: Factor) -> Node | None:
     """One node for both transposes."""
-    both = isinstance(left, Transpose) and isinstance(right, Transpose)
-    return Transpose(MatMul(right.of, left.of)) if both else None  # type: ignore[union-attr]
+    if isinstance(left, Transpose) and isinstance(right, Transpose):
+        return Transpose(MatMul(right.of, left.of))
+    return None
 
 
 def _as_chain(left: Factor, right: Node) -> Node | None:

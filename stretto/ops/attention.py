@@ -97,7 +97,8 @@ def _results(
     learns = bias is not None and bias.requires_grad
     for tensor in tensors:
         if tensor is not None and library.traced(tensor):
-            return KERNEL.node(graph, *tensors, seed, form, *numbers)[:3]  # type: ignore[return-value]
+            out, out_attr, alpha, *_ = KERNEL.node(graph, *tensors, seed, form, *numbers)
+            return out, out_attr, alpha
         learns = learns or (tensor is not None and tensor.requires_grad)
     learns = learns and torch.is_grad_enabled()
     fused = bias if bias is not None and takes_bias(tensors, bias, learns) else None

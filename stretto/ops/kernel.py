@@ -45,22 +45,23 @@ def step_of_autograd(
     gradient: Gradient,
     *,
     again: Gradient | None = None,
-    saves: Saves | None = None,
+    saves: Saves | int | None = None,
     tensors: int | None = None,
     shown: int | None = 1,
 ) -> Callable[..., Any]:
     """A step of autograd, to be called as run(first, *tensors, *options); first is a graph, or whatever is no tensor.
 
     gradient makes the gradients; if it cannot be differentiated, again makes them where that is wanted. tensors: their
-    number; None: all that follows `first` are. saves: what gradients read; None: the tensors. shown: how many of run's
-    results are handed out; None: all.
+    number; None: all that follows `first` are. saves: what gradients read, or how many of the tensors; None: all.
+    shown: how many of run's results are handed out; None: all.
     """
 
     def forward(ctx: Any, first: Any, *arguments: Any) -> Any:
         results = run(first, *arguments)
         inputs = arguments if tensors is None else arguments[:tensors]
         ctx.first, ctx.count, ctx.options = first, len(inputs), arguments[len(inputs) :]
-        ctx.save_for_backward(*(inputs if saves is None else saves(inputs, results, ctx.needs_input_grad[1:])))
+        saved = saves(inputs, results, ctx.needs_input_grad[1:]) if callable(saves) else inputs[:saves]
+        ctx.save_for_backward(*saved)
         if type(results) is not tuple:
             return results
         if shown == 1:
@@ -71,7 +72,7 @@ def step_of_autograd(
     def backward(ctx: Any, *grads: Any) -> Any:
         needs = ctx.needs_input_grad[1 : 1 + ctx.count]
         made = gradient if again is None or not torch.is_grad_enabled() else again
-        return None, *made(ctx.first, ctx.saved_tensors, grads, needs, *ctx.options), *[None for _ in ctx.options]
+        return None, *made(ctx.first, ctx.saved_tensors, grads, needs, *ctx.options), *([None] * len(ctx.options))
 
     body = {"forward": staticmethod(forward), "backward": staticmethod(one_by_one(backward))}
     function: Any = types.new_class(name, (torch.autograd.Function,), exec_body=lambda scope: scope.update(body))
@@ -269,7 +270,7 @@ class Kernel:
                 graph = traced if library.traced(like) else library.graph_of(handle)
             assert self.gradient is not None
             result = list(self.gradient(graph, saved, grads, ctx.needs, *_with_tuples(options)))
-        return (*[None for _ in over], *result, *[None for _ in options])
+        return (*([None] * len(over)), *result, *([None] * len(options)))
 
 
 def _with_tuples(options: Sequence[Any]) -> list[Any]:

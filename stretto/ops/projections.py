@@ -105,5 +105,5 @@ _plus = differentiable(
     _sum,
     _plus_gradients,
     tensors=2,
-    saves=lambda tensors, result, needs: (),
+    saves=0,
 )

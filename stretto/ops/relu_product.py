@@ -60,4 +60,4 @@ def _gradients(_: None, saved: Sequence[Any], grads: Sequence[Any], needs: Seque
     return dz, *backend.transposed_product(grad, z, relu=True, sums=need_bias)
 
 
-_relu_product = differentiable("ReluProduct", _run, _gradients, saves=lambda tensors, result, needs: tensors[:2])
+_relu_product = differentiable("ReluProduct", _run, _gradients, saves=2)

@@ -34,18 +34,19 @@ def segment_reduce(
     softmax.
     """
     reduce = Reduce.of(reduce, "segment_reduce")
-    of_graph = isinstance(index, (Graph, TracedGraph))
-    if not of_graph:
-        index = plain(index)
-        check_index("segment_reduce", "index", index, src.device if isinstance(src, Tensor) else CPU)
-    check_values("segment_reduce", "src", src, index.device)
-    size = index.num_edges if of_graph else index.numel()  # type: ignore[union-attr]
+    where: Any = index
+    whole: Any = index if isinstance(index, (Graph, TracedGraph)) else None
+    if whole is None:
+        where = plain(index)
+        check_index("segment_reduce", "index", where, src.device if isinstance(src, Tensor) else CPU)
+    check_values("segment_reduce", "src", src, where.device)
+    size = where.numel() if whole is None else whole.num_edges
     if not src.dim() or src.size(0) != size:
         fail(f"segment_reduce: 'src' has shape {list(src.shape)}, wanted {size} rows, one per entry of 'index'")
-    if isinstance(index, Graph) and torch.compiler.is_compiling():
-        index = TracedGraph.standing_for(index)  # type: ignore[assignment]
-    graph = index.segments if of_graph else Graph.of_segments(index, num_segments)  # type: ignore[union-attr, arg-type]
-    where: Tensor = graph.segment_index if of_graph else index  # type: ignore[assignment]
+    if isinstance(whole, Graph) and torch.compiler.is_compiling():
+        whole = TracedGraph.standing_for(whole)
+    graph = Graph.of_segments(where, num_segments) if whole is None else whole.segments
+    where = where if whole is None else whole.segment_index
     flat = src.reshape(size, row_values(src))
     out = _REDUCTIONS[reduce](graph, where, flat)
     return out if src.dim() == 2 else out.reshape(out.size(0), *src.shape[1:])  # no view where none is needed

@@ -240,9 +240,9 @@ def reference_spmm(
     """The same in plain PyTorch."""
     csr: Csr = graph.edge_csr
     if x.dim() == 1:
-        columns = {"y": None if y is None else y.unsqueeze(1), "beta": beta}
-        scales = {"row_scale": row_scale, "col_scale": col_scale}
-        return reference_spmm(graph, x.unsqueeze(1), weight, reduce=reduce, **scales, **columns).squeeze(1)  # type: ignore[arg-type]
+        added = None if y is None else y.unsqueeze(1)
+        options: dict[str, Any] = {"reduce": reduce, "row_scale": row_scale, "col_scale": col_scale, "beta": beta}
+        return reference_spmm(graph, x.unsqueeze(1), weight, y=added, **options).squeeze(1)
     if reduce == "mean":
         mean = graph.mean_scale(accumulate_type(x.dtype))
         row_scale = mean if row_scale is None else mean * row_scale
