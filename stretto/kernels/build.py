@@ -27,15 +27,8 @@ def minmax(index: Tensor) -> tuple[int, int]:
         return int(least), int(most)
     index = index.contiguous()
     least_c, most_c = ctypes.c_int64(), ctypes.c_int64()
-    native.call(
-        "stretto_minmax",
-        index.data_ptr(),
-        index.element_size(),
-        index.numel(),
-        torch.get_num_threads(),
-        ctypes.addressof(least_c),
-        ctypes.addressof(most_c),
-    )
+    ends = ctypes.addressof(least_c), ctypes.addressof(most_c)
+    native.call("stretto_minmax", index, index.element_size(), index.numel(), torch.get_num_threads(), *ends)
     return least_c.value, most_c.value
 
 
@@ -71,20 +64,8 @@ def compress(
     out_id = torch.empty(n, dtype=dtype, device=CPU)
     pages.written_at_random(out_col, out_id)
     in_order_c = ctypes.c_int()
-    native.call(
-        "stretto_csr_build",
-        row.data_ptr(),
-        None if col is None else col.data_ptr(),
-        row.element_size(),
-        n,
-        num_rows,
-        torch.get_num_threads(),
-        rowptr.data_ptr(),
-        None if out_col is None else out_col.data_ptr(),
-        out_id.data_ptr(),
-        out_id.element_size(),
-        ctypes.addressof(in_order_c),
-    )
+    pairs, results = (row, col, row.element_size(), n), (rowptr, out_col, out_id, out_id.element_size())
+    native.call("stretto_csr_build", *pairs, num_rows, torch.get_num_threads(), *results, ctypes.addressof(in_order_c))
     return rowptr, out_col, None if in_order_c.value else out_id
 
 
@@ -115,14 +96,7 @@ def transpose(csr: Csr) -> tuple[Tensor, Tensor, Tensor]:
     rowptr = torch.empty(csr.num_cols + 1, dtype=torch.int64, device=CPU)
     col, ids = torch.empty(csr.num_edges, dtype=dtype, device=CPU), torch.empty(csr.num_edges, dtype=dtype, device=CPU)
     pages.written_at_random(col, ids)
-    native.call(
-        "stretto_csr_transpose",
-        cpu.struct(csr),
-        torch.get_num_threads(),
-        rowptr.data_ptr(),
-        col.data_ptr(),
-        ids.data_ptr(),
-    )
+    native.call("stretto_csr_transpose", cpu.struct(csr), torch.get_num_threads(), rowptr, col, ids)
     return rowptr, col, ids
 
 
@@ -153,15 +127,11 @@ def schedule(rowptr: Tensor, num_rows: int, num_edges: int) -> tuple[Tensor, Ten
     if not is_native(rowptr):  # other devices cut their work themselves, without a copy to the host
         return torch.empty(0, 5, dtype=torch.int64, device=CPU), torch.empty(0, 3, dtype=torch.int64, device=CPU), 0
     counts = torch.zeros(3, dtype=torch.int64, device=CPU)
-    native.call("stretto_schedule", rowptr.data_ptr(), num_rows, grain, counts.data_ptr(), None, None)
+    native.call("stretto_schedule", rowptr, num_rows, grain, counts, None, None)
     num_tasks, num_hubs, num_slots = counts.tolist()
-    tasks, hubs = (
-        torch.empty(num_tasks, 5, dtype=torch.int64, device=CPU),
-        torch.empty(num_hubs, 3, dtype=torch.int64, device=CPU),
-    )
-    native.call(
-        "stretto_schedule", rowptr.data_ptr(), num_rows, grain, counts.data_ptr(), tasks.data_ptr(), hubs.data_ptr()
-    )
+    tasks = torch.empty(num_tasks, 5, dtype=torch.int64, device=CPU)
+    hubs = torch.empty(num_hubs, 3, dtype=torch.int64, device=CPU)
+    native.call("stretto_schedule", rowptr, num_rows, grain, counts, tasks, hubs)
     return tasks, hubs, num_slots
 
 
@@ -179,27 +149,12 @@ def of_few(
     grain, grain_t = _grain(num_rows + n), _grain(num_cols + n)
     most = max(3 * (num_rows + n) // grain, 3 * (num_cols + n) // grain_t) + 3  # a row that is cut ends the task before
     at = num_rows + num_cols + 2  # of the tasks; those of the transpose and the hubs of both follow
-    pointers, entries = (
-        torch.empty(at + 16 * most, dtype=torch.int64, device=CPU),
-        torch.empty(4, n, dtype=torch.int32, device=CPU),
-    )
+    pointers = torch.empty(at + 16 * most, dtype=torch.int64, device=CPU)
+    entries = torch.empty(4, n, dtype=torch.int32, device=CPU)
     row, col = row.contiguous(), col.contiguous()
     facts = (ctypes.c_int64 * 12)()
-    native.call(
-        "stretto_batch_graph",
-        row.data_ptr(),
-        col.data_ptr(),
-        row.element_size(),
-        n,
-        num_rows,
-        num_cols,
-        grain,
-        grain_t,
-        most,
-        pointers.data_ptr(),
-        entries.data_ptr(),
-        ctypes.addressof(facts),
-    )
+    sizes, results = (n, num_rows, num_cols, grain, grain_t, most), (pointers, entries, ctypes.addressof(facts))
+    native.call("stretto_batch_graph", row, col, row.element_size(), *sizes, *results)
     rows, cols, (in_order, same, *counts) = (facts[0], facts[1]), (facts[2], facts[3]), facts[4:]
     if rows[0] < 0 or rows[1] >= num_rows or cols[0] < 0 or cols[1] >= num_cols:
         return rows, cols, None, None
@@ -218,11 +173,8 @@ def _cut(
     pointers: Tensor, tasks: int, hubs: int, num_tasks: int, num_hubs: int, num_slots: int
 ) -> tuple[Tensor, Tensor, int]:
     """tasks [T, 5] and hubs [H, 3] at these places among the pointers."""
-    return (
-        pointers.as_strided((num_tasks, 5), (5, 1), tasks),
-        pointers.as_strided((num_hubs, 3), (3, 1), hubs),
-        num_slots,
-    )
+    cut = pointers.as_strided((num_tasks, 5), (5, 1), tasks), pointers.as_strided((num_hubs, 3), (3, 1), hubs)
+    return *cut, num_slots
 
 
 def content_hash(tensor: Tensor) -> tuple[int, int] | None:
@@ -234,7 +186,7 @@ def content_hash(tensor: Tensor) -> tuple[int, int] | None:
         digest = hashlib.blake2b(tensor.view(-1).view(torch.uint8).numpy().tobytes(), digest_size=16).digest()
         return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
     out = (ctypes.c_int64 * 2)()
-    native.call("stretto_hash", tensor.data_ptr(), tensor.nbytes, torch.get_num_threads(), ctypes.addressof(out))
+    native.call("stretto_hash", tensor, tensor.nbytes, torch.get_num_threads(), ctypes.addressof(out))
     return out[0], out[1]
 
 

@@ -31,20 +31,9 @@ def struct(csr: Csr, *, in_row_order: bool = False) -> int:
         index = csr.col if csr.col is not None else csr.edge_id
         assert csr.tasks is not None
         assert csr.hubs is not None
-        fields = abi.CSR(
-            csr.rowptr.data_ptr(),
-            pointer(csr.col),
-            None if in_row_order else pointer(csr.edge_id),
-            csr.tasks.data_ptr(),
-            csr.hubs.data_ptr(),
-            csr.num_rows,
-            csr.num_cols,
-            csr.num_edges,
-            csr.tasks.size(0),
-            csr.hubs.size(0),
-            csr.num_slots,
-            index.element_size() if index is not None else 4,
-        )
+        arrays = csr.rowptr, csr.col, None if in_row_order else csr.edge_id, csr.tasks, csr.hubs
+        sizes = csr.num_rows, csr.num_cols, csr.num_edges, csr.tasks.size(0), csr.hubs.size(0), csr.num_slots
+        fields = abi.CSR(*map(pointer, arrays), *sizes, index.element_size() if index is not None else 4)
         # Of two threads' structs the first: the other is freed while nobody holds its address.
         kept = csr.cache.setdefault(key, (ctypes.addressof(fields), fields))
     if recorder.program is not None:

@@ -22,7 +22,7 @@ Stage = tuple[str, Any]
 
 
 def chain(stages: Sequence[Stage], rows: Tensor, tensors: Sequence[Tensor], kept: list[Tensor]) -> Tensor:
-    """The chain's result; kept gets one tensor a stage, what backward needs. rows [n, i] -> [n, o]"""
+    """The chain's result; kept gets one tensor a stage, what backward needs. rows [n, i] -> [n, o]."""
     if not stages:
         return rows
     rows = rows.contiguous()

@@ -30,7 +30,7 @@ RESULTS = 1 << 22  # bytes of the results of blocks that are added up together
 def product(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, add: Tensor | None = None, factor: float = 1.0
 ) -> Tensor:
-    """x w + bias, or factor x w + add, which is overwritten; no autograd. x [m, k], w [k, n] -> [m, n]"""
+    """x w + bias, or factor x w + add, which is overwritten; no autograd. x [m, k], w [k, n] -> [m, n]."""
     if not (matter(x) or matter(w)):
         return _product(x, w, bias, add, factor)
     with DenormalsAreZero():
@@ -52,7 +52,7 @@ def _product(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None, fact
 
 
 def product_in_blocks(x: Tensor, w: Tensor) -> Tensor:
-    """x w, where every block of terms is summed by itself. x [m, k], w [k, n] -> [m, n]"""
+    """x w, where every block of terms is summed by itself. x [m, k], w [k, n] -> [m, n]."""
     k, size = x.size(1), x.size(0) * w.size(1)
     at_once = SUMMED * max(RESULTS // max(size * x.element_size(), 1), 1)
     if k <= at_once:
@@ -71,7 +71,7 @@ def _sum_of_blocks(x: Tensor, w: Tensor) -> Tensor:
 
 
 def relu_dense(z: Tensor, z_bias: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """z [n, i], weight [o, i] -> [n, o]"""
+    """z [n, i], weight [o, i] -> [n, o]."""
     out = pool.empty((z.size(0), weight.size(0)), z.dtype)
     if _narrow(z, weight):
         z, turned = z.contiguous(), weight.t().contiguous()

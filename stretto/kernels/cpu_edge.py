@@ -49,7 +49,7 @@ def _rooted(root: tuple[Tensor, float] | None) -> tuple[int, int, float]:
 def edge_messages(
     csr: Csr, tensors: Terms, acts: tuple[str, str], *, root: tuple[Tensor, float] | None = None
 ) -> Tensor:
-    """Sum of act(row_i + col_j + edge) * act2(row2_i + col2_j + edge2), plus c * r_i of root (r, c). -> [n, k]"""
+    """Sum of act(row_i + col_j + edge) * act2(row2_i + col2_j + edge2), plus c * r_i of root (r, c). -> [n, k]."""
     tensors = tuple(map(_rows, tensors))
     pages.read_at_random(tensors[1], tensors[4])
     first = next(t for t in tensors if t is not None)

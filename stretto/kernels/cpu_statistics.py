@@ -14,7 +14,7 @@ from stretto.memory.pool import empty
 
 
 def statistics(csr: Csr, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> Tensor:
-    """Statistics of x_j + own_i over neighbours. -> [n, s, k]"""
+    """Statistics of x_j + own_i over neighbours. -> [n, s, k]."""
     x, own = x.contiguous(), None if own is None else own.contiguous()
     pages.read_at_random(x)
     out = empty((csr.num_rows, len(names), x.size(1)), x.dtype)

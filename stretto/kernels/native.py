@@ -67,7 +67,11 @@ def call(name: str, *arguments: object) -> int:
     if library() is None:
         raise StrettoError(f"{name}: libstretto is not loaded: {_why_not}")
     lib = here()
-    status: int | None = getattr(lib, name)(*[a.data_ptr() if isinstance(a, Tensor) else a for a in arguments])
+    values = list(arguments)
+    for k, value in enumerate(values):  # no comprehension, which is a call of its own: mini-batches are made of these
+        if isinstance(value, Tensor):
+            values[k] = value.data_ptr()
+    status: int | None = getattr(lib, name)(*values)
     if status is not None and status < 0:
         raise StrettoError(f"{name}: {lib.stretto_error().decode()}")
     return status or 0
@@ -75,7 +79,10 @@ def call(name: str, *arguments: object) -> int:
 
 def kernel(name: str, *arguments: object) -> None:
     """Call a kernel of csrc/kernels.def, tensors by their addresses, with as many threads as torch uses."""
-    values = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
+    values = list(arguments)
+    for k, value in enumerate(values):
+        if isinstance(value, Tensor):
+            values[k] = value.data_ptr()
     check(getattr(here(), name)(*values, torch.get_num_threads()))
 
 

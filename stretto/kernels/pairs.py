@@ -37,7 +37,7 @@ def find(csr: Csr, reverse: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def alike(rows: Tensor, first: Tensor, second: Tensor) -> Tensor | None:
-    """rows at first, if rows at second are the same, bit by bit; else None. rows [E, ...] -> [P, ...]"""
+    """rows at first, if rows at second are the same, bit by bit; else None. rows [E, ...] -> [P, ...]."""
     rows = rows.contiguous()
     out = torch.empty(first.numel(), *rows.shape[1:], dtype=rows.dtype, device=CPU)
     width = rows.element_size() * (rows.numel() // max(rows.size(0), 1))

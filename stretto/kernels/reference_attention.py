@@ -105,7 +105,7 @@ def softmax(score: Tensor, rows: Tensor, num_rows: int) -> Tensor:
 
 
 def mask(seed: int, num_edges: int, heads: int, dropout: float, like: Tensor) -> Tensor:
-    """Dropout factors of every edge and head, in the user's order: 0 or 1 / (1 - dropout). [E, h]
+    """Dropout factors of every edge and head, in the user's order: 0 or 1 / (1 - dropout). [E, h].
 
     A function of (seed, edge, head) alone, so that forward and backward agree whatever order they walk the edges in.
     """

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 def chain(stages: Sequence[tuple[str, Any]], rows: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """Linears and activations one after the other, as kernels/cpu_chain.py takes them. rows [n, i] -> [n, o]"""
+    """Linears and activations one after the other, as kernels/cpu_chain.py takes them. rows [n, i] -> [n, o]."""
     at = 0
     for name, detail in stages:
         if name == "dense":

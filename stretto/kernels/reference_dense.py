@@ -9,14 +9,14 @@ from torch import Tensor
 def product(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, add: Tensor | None = None, factor: float = 1.0
 ) -> Tensor:
-    """x w + bias, or factor x w + add. x [m, k], w [k, n] -> [m, n]"""
+    """x w + bias, or factor x w + add. x [m, k], w [k, n] -> [m, n]."""
     if add is not None:
         return torch.addmm(add, x, w, alpha=factor)
     return x @ w if bias is None else torch.addmm(bias, x, w)
 
 
 def relu_dense(z: Tensor, z_bias: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """relu(z + z_bias) W' + bias. z [n, i], weight [o, i] -> [n, o]"""
+    """relu(z + z_bias) W' + bias. z [n, i], weight [o, i] -> [n, o]."""
     return torch.nn.functional.linear(torch.relu(z if z_bias is None else z + z_bias), weight, bias)
 
 
@@ -30,5 +30,5 @@ def relu_dense_grad(
 
 
 def product_in_blocks(x: Tensor, w: Tensor) -> Tensor:
-    """x w. x [m, k], w [k, n] -> [m, n]"""
+    """x w. x [m, k], w [k, n] -> [m, n]."""
     return x @ w

@@ -24,7 +24,7 @@ _FUNCTIONS = {
 
 
 def edge_messages(csr: Csr, tensors: tuple[Tensor | None, ...], acts: tuple[str, str]) -> Tensor:
-    """Sum of act(row_i + col_j + edge) * act2(row2_i + col2_j + edge2). -> [n, k]"""
+    """Sum of act(row_i + col_j + edge) * act2(row2_i + col2_j + edge2). -> [n, k]."""
     rows, columns = csr.rows(), csr.columns()
     dtype = next(t.dtype for t in tensors if t is not None)
     acc = accumulate_type(dtype)
@@ -61,7 +61,7 @@ def edge_messages_grad(
 def softmax_sum(
     csr: Csr, x: Tensor, edge: Tensor | None, temperature: Tensor, act: str, shift: float, detached: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Softmax aggregation, channel by channel, and two empty tensors: backward computes again. [n, k]"""
+    """Softmax aggregation, channel by channel, and two empty tensors: backward computes again. [n, k]."""
     rows = csr.rows()
     acc = accumulate_type(x.dtype)
     u = x.to(acc)[csr.columns()]

@@ -14,7 +14,7 @@ LEAST_VAR = 1e-5  # PyG's: a variance up to this has deviation 0
 
 
 def statistics(csr: Csr, x: Tensor, own: Tensor | None, names: tuple[str, ...]) -> Tensor:
-    """Statistics of x_j + own_i over neighbours; 0 for rows without. -> [n, s, k]"""
+    """Statistics of x_j + own_i over neighbours; 0 for rows without. -> [n, s, k]."""
     rows, acc = csr.rows(), accumulate_type(x.dtype)
     message = x.to(acc)[csr.columns()]
     if own is not None:

@@ -68,7 +68,7 @@ def tall_product(
 
 def sum_product(x: Tensor, w: Tensor, *, sums: bool = False) -> tuple[Tensor, Tensor | None]:
     """x w where shape_of says "sum", and if asked for the sums of x over the rows that are summed. x [m, k], w [k, n]
-    -> [m, n], [m]"""
+    -> [m, n], [m]."""
     (m, k), n = x.shape, w.size(1)
     tasks = min(-(-k // ROWS_PER_SUM), MOST_SUM_TASKS)
     parts = pool.empty((tasks, m, n), x.dtype)

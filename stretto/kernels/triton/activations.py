@@ -33,7 +33,7 @@ def log_one_plus(t):
 
 @jit
 def value_of(u, ACT: tl.constexpr):
-    """act(u)"""
+    """act(u)."""
     if ACT == IDENTITY:
         return u
     elif ACT == RELU:

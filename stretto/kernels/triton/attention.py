@@ -194,12 +194,12 @@ def weights_of(csr: Csr, call: Call, stats: Tensor, *, dropped: bool) -> Tensor:
 
 
 def sum_attr(csr: Csr, weight: Tensor, attr: Tensor) -> Tensor:
-    """Weighted sum of the attributes of a row's edges. weight [E, h], attr [E, d] -> [n, h, d]"""
+    """Weighted sum of the attributes of a row's edges. weight [E, h], attr [E, d] -> [n, h, d]."""
     return weighted(by_edge(csr), weight, attr.unsqueeze(1))
 
 
 def weighted(csr: Csr, weight: Tensor, v: Tensor, into: Tensor | None = None) -> Tensor:
-    """Sum over a row's edges of weight[e, h] * v[j, h or 0]. weight [E, h], v [m, h or 1, f] -> [n, h, f]"""
+    """Sum over a row's edges of weight[e, h] * v[j, h or 0]. weight [E, h], v [m, h or 1, f] -> [n, h, f]."""
     shape = (csr.num_rows, weight.size(1), v.size(2))
     out = v.new_empty(shape) if into is None else into.view(shape)
     if out.numel():

@@ -73,7 +73,7 @@ def plus_halves(acc, acc2, factor, rows, rows2, TWO: tl.constexpr, WIDE: tl.cons
 
 @jit
 def halves(at, mask, mask2, TWO: tl.constexpr, ACC: tl.constexpr, BLOCK_F: tl.constexpr):
-    """Rows at these places, and their second half, where there are TWO. [edges, heads, columns]"""
+    """Rows at these places, and their second half, where there are TWO. [edges, heads, columns]."""
     rows = tl.load(at, mask=mask, other=0.0).to(ACC)
     rows2 = rows
     if TWO:
@@ -160,7 +160,7 @@ def highest(
     FORM: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr, INT: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """The largest score of a piece, for scores that are sums of scalars. [heads]"""
+    """The largest score of a piece, for scores that are sums of scalars. [heads]."""
     most = tl.full((BLOCK_S, BLOCK_H), float("-inf"), ACC)
     j = at_entry(col, start + tl.arange(0, BLOCK_S), start + tl.arange(0, BLOCK_S) < end, INT)
     for base in range(start, end, BLOCK_S):

@@ -213,7 +213,7 @@ def _transposed(
 
 
 def _left(csr: Csr, call: Call, dscore: Tensor) -> Tensor:
-    """By destination: the sum of dscore * leaky_relu'(z), without the factor att. [n, h, k]"""
+    """By destination: the sum of dscore * leaky_relu'(z), without the factor att. [n, h, k]."""
     assert call.left is not None
     assert call.right is not None
     cut, h, width = pieces(csr), call.heads, call.score_width
@@ -298,7 +298,7 @@ def _sum_parts(att: Tensor, parts: list[Tensor]) -> Tensor:
 
 
 def _attributes(csr: Csr, call: Call, stats: Tensor, dscore: Tensor | None, grad_attr: Tensor | None) -> Tensor:
-    """Gradient of the edge attributes. [E, d]"""
+    """Gradient of the edge attributes. [E, d]."""
     assert call.attr is not None
     cut, d = pieces(csr), call.attr.size(1)
     dattr = torch.empty_like(call.attr)
@@ -315,7 +315,7 @@ def _attributes(csr: Csr, call: Call, stats: Tensor, dscore: Tensor | None, grad
 def _more(
     csr: Csr, out_attr: Tensor | None, alpha: Tensor | None, grad_attr: Tensor | None, grad_alpha: Tensor | None
 ) -> Tensor | None:
-    """What attributes and weights that were handed out add to the row sums of alpha * d alpha. [n, h]"""
+    """What attributes and weights that were handed out add to the row sums of alpha * d alpha. [n, h]."""
     total = None
     if grad_attr is not None and out_attr is not None:
         total = row_dot(grad_attr, out_attr)

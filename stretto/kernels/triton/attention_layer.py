@@ -282,7 +282,7 @@ def _few_kernel(
     x, ldx, dright, dleft, part, rows, inner, rows_each,
     HEADS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Sums over a block of rows of dright[r, h] * x[r], and of dleft. [2, heads, columns]"""
+    """Sums over a block of rows of dright[r, h] * x[r], and of dleft. [2, heads, columns]."""
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     live = k < inner // 4 * 4
     h = tl.arange(0, BLOCK_H)

@@ -64,7 +64,7 @@ def _column_sum(x: Tensor) -> tuple[Tensor]:
 
 
 def sum_few(part: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
-    """column_sum of a few hundred rows in one launch, or that added to out. part [n, k] contiguous -> [k]"""
+    """column_sum of a few hundred rows in one launch, or that added to out. part [n, k] contiguous -> [k]."""
     n, width = part.shape
     out = part.new_empty(width) if out is None else out
     block = power(width, 8)  # few rows: spread over columns

@@ -25,7 +25,7 @@ TILE = 256  # values of a tile; two terms and their gradients are alive at once
 
 @jit
 def argument(near, far, edge, own, at_far, at_edge, inside, ACC: tl.constexpr):
-    """The sum of the terms that are there. [edges, columns]"""
+    """The sum of the terms that are there. [edges, columns]."""
     u = tl.where(inside, 0.0, 0.0).to(ACC)
     if near is not None:
         u += own[None, :]
@@ -38,7 +38,7 @@ def argument(near, far, edge, own, at_far, at_edge, inside, ACC: tl.constexpr):
 
 @jit
 def own_row(near, at, live, ACC: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The row's own term. [columns]"""
+    """The row's own term. [columns]."""
     if near is not None:
         return tl.load(near + at, mask=live, other=0.0).to(ACC)
     else:
@@ -133,7 +133,7 @@ def blocks(width: int) -> tuple[int, int]:
 
 
 def merge(cut: Pieces, part: Tensor | None, into: Tensor | None) -> None:
-    """Sums of the hubs' slots, in order, into their rows. part [windows, k], into [rows, k]"""
+    """Sums of the hubs' slots, in order, into their rows. part [windows, k], into [rows, k]."""
     if cut.windows and part is not None and into is not None:
         width = part.size(1)
         block = power(width, 128)

@@ -173,7 +173,7 @@ def half(a):
 
 
 def split(w: Tensor) -> Tensor:
-    """The columns of w as sums of two tf32 numbers. w [k, n] -> [2, n, k]"""
+    """The columns of w as sums of two tf32 numbers. w [k, n] -> [2, n, k]."""
     k, n = w.shape
     out = w.new_empty(2, n, k)
     _split[(tiles(n, 32), tiles(k, 32))](w, w.stride(1), w.stride(0), out, n, k, BLOCK=32, num_warps=4)
@@ -195,7 +195,7 @@ def product(
     warps: int = 8,
     stages: int = 3,
 ) -> Tensor:
-    """x w + bias or + add, into `out` where given, which may be `add` itself. x [m, k], w [k, n], both fp32 -> [m, n]
+    """x w + bias or + add, into `out` where given, which may be `add` itself. x [m, k], w [k, n], both fp32 -> [m, n].
 
     The row stride of x, k and n are divisible by 4; the rows of x are contiguous. relu: of relu(x) instead of x; gate
     [m, n]: only where it is above 0, elsewhere 0.
@@ -232,7 +232,7 @@ def _product(
 
 
 def product_with_scores(x: Tensor, w: Tensor, att: Tensor, att2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x w, and what every head of it makes with two vectors. x [m, k], w [k, h * f], att [.., h, f] -> [m, h], twice
+    """x w, and what every head of it makes with two vectors. x [m, k], w [k, h * f], att [.., h, f] -> [m, h], twice.
 
     f is divisible by 4 and at most 128.
     """
@@ -274,7 +274,7 @@ def _transposed_product(relu: bool, sums: bool, a: Tensor, b: Tensor) -> tuple[T
 
 
 def weight_grad(grad: Tensor, x: Tensor) -> Tensor:
-    """grad' x, by torch's kernel where x is narrow. grad [r, o], x [r, i] -> [o, i]"""
+    """grad' x, by torch's kernel where x is narrow. grad [r, o], x [r, i] -> [o, i]."""
     if x.size(1) >= WIDE and grad.size(1) >= NARROW:
         return _transposed_product(False, False, grad, x)[0]
     out = grad.new_empty(grad.size(1), x.size(1))

@@ -73,7 +73,7 @@ def _sums(
 
 
 def row_sums(csr: Csr, score: Tensor) -> Tensor:
-    """Sums of a row's edges. score [E, h] in the user's order, in the accumulation type -> [n, h]"""
+    """Sums of a row's edges. score [E, h] in the user's order, in the accumulation type -> [n, h]."""
     heads = score.size(1)
     if heads > NARROW:
         return spmm(by_edge(csr), score)[0]
@@ -90,7 +90,7 @@ def row_sums(csr: Csr, score: Tensor) -> Tensor:
 
 
 def merge(cut: Pieces, part: Tensor, into: Tensor) -> None:
-    """Sums of the hubs' slots, in order, into their rows. part [slots, ...], into [rows, ...]"""
+    """Sums of the hubs' slots, in order, into their rows. part [slots, ...], into [rows, ...]."""
     width = part.stride(0)
     block = power(width, 128)
     if cut.windows and part.numel():

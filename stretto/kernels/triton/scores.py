@@ -68,7 +68,7 @@ def leaky(z, slope):
 
 @jit
 def read_row(rows, ld, step, i, mi, h, mh, columns, width, EVEN: tl.constexpr, ACC: tl.constexpr):
-    """rows[i] at some columns of the heads. [edges, heads, columns]"""
+    """rows[i] at some columns of the heads. [edges, heads, columns]."""
     c = columns[None, None, :]
     at = (i * ld)[:, None, None] + (h * step)[None, :, None] + c
     return tl.load(rows + at, mask=mi[:, None, None] & mh[None, :, None] & ((c < width) | EVEN), other=0.0).to(ACC)
@@ -80,7 +80,7 @@ def inner(
     EVEN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """left[i] and right[j] (and their sum with edge[e]) at some columns of the heads; `mine` where one is not given.
-    [edges, heads, columns]"""
+    [edges, heads, columns]."""
     p, q = mine, mine
     if left is not None:
         p = read_row(left, ldl, score_width, i, mi, h, mh, columns, score_width, EVEN, ACC)
@@ -120,7 +120,7 @@ def own_terms(
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """What all scores of a program have in common, read once: the scalar of its own end (SUM) [1, heads], or that end's
-    row, where ONE tile holds it, and its second half, where it has TWO. [1, heads, columns]"""
+    row, where ONE tile holds it, and its second half, where it has TWO. [1, heads, columns]."""
     if FORM == SUM:
         mine = tl.load(terms + (own * ld)[:, None] + h[None, :], mask=mh[None, :], other=0.0)
         return mine, mine

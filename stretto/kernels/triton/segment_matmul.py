@@ -42,7 +42,7 @@ def _tiles(
 
 @functools.lru_cache(maxsize=64)
 def _places(bounds: tuple[int, ...], device: torch.device) -> Tensor:
-    """Segment, first row and the row after the segment's last, of every tile. [tiles, 3] int64"""
+    """Segment, first row and the row after the segment's last, of every tile. [tiles, 3] int64."""
     listed = [
         (s, first, bounds[s + 1])
         for s in range(len(bounds) - 1)

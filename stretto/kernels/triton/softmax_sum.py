@@ -32,7 +32,7 @@ def _shift(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 @jit
 def fold(m, total, acc):
-    """The lanes of a tile into one. [columns] each"""
+    """The lanes of a tile into one. [columns] each."""
     most = tl.max(m, 0)
     factor = rescale(m, most[None, :])
     return most, tl.sum(total * factor, 0), tl.sum(acc * factor, 0)

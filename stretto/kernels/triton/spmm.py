@@ -29,7 +29,7 @@ SUM, MAX, MIN, MUL = (tl.constexpr(REDUCES[name]) for name in ("sum", "max", "mi
 
 @jit
 def identity(REDUCE: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """What changes nothing when combined. -> [ROWS, COLS]"""
+    """What changes nothing when combined. -> [ROWS, COLS]."""
     if REDUCE == SUM:
         return tl.full((ROWS, COLS), 0.0, ACC)
     elif REDUCE == MAX:
