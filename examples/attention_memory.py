@@ -41,7 +41,7 @@ class Point:
 
 
 def graph(num_nodes: int) -> torch.Tensor:
-    """A power-law graph of any number of nodes: R-MAT of the next power of two, some neighbours made one. -> [2, E]"""
+    """A power-law graph of any number of nodes: R-MAT of the next power of two, some neighbours made one -> [2, E]."""
     scale = (num_nodes - 1).bit_length()
     return rmat(scale, 10 * num_nodes)[0] * num_nodes >> scale
 

@@ -71,12 +71,12 @@ def run(graph: str, model: str, i: int, o: int, train: bool, *, compiled: bool =
         got, first_calls[name] = timed(step)
         truth = got if truth is None else truth
         errors[name] = max(models.relative(a, b) for a, b in zip(got, truth, strict=True))
-        calls[name] = as_alone(name, step)
+        calls[name] = as_alone(step, ours=not name.startswith("stock"))
         ours = net if name == models.OURS else ours
     _settle(calls[models.OURS], ours)
     decision = _decision(ours)
     for number, plan in enumerate(_others(decision)):
-        calls[f"plan {number}: {plan.name}"] = as_alone("plan", _with_plan(decision, plan, calls[models.OURS]))
+        calls[f"plan {number}: {plan.name}"] = as_alone(_with_plan(decision, plan, calls[models.OURS]), ours=True)
     seconds = {name: _warm_up(call, first_calls.get(name, 0.0)) for name, call in calls.items()}
     rivals = _rivals(seconds)
     timings = measure({name: calls[name] for name in rivals}, repeats=_rounds([seconds[n] for n in rivals]), warmup=0)

@@ -168,7 +168,7 @@ def run(
         if label == OURS:
             result.plan = _plans(net)
         if call is not None:
-            calls[label] = as_alone(label, call)
+            calls[label] = as_alone(call, ours=not label.startswith("stock"))
             after(label)
     truth.clear()
     timings = measure(calls, repeats=repeats, warmup=2, sample_seconds=0.05, lead_in=True, after=after)

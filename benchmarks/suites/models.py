@@ -180,7 +180,7 @@ def run(
         if outcome.error > 1e-3:
             outcome.reason = f"differs from stock by {outcome.error:.1e}"
             continue
-        calls[name] = as_alone(name, _within(environment, step))
+        calls[name] = as_alone(_within(environment, step), ours=not name.startswith("stock"))
         if after is not None:
             after(name)
     for name, call in calls.items():

@@ -94,7 +94,7 @@ def both(model: nn.Module, *task: Any, **options: Any) -> dict[str, Run]:
 
 def race(runs: dict[str, Run], after: Callable[[str], None], **options: Any) -> None:
     """Time steps of the models in turns."""
-    steps = {name: as_alone("stock" if name == STOCK else name, run.step) for name, run in runs.items()}
+    steps = {name: as_alone(run.step, ours=name != STOCK) for name, run in runs.items()}
     for name, timing in measure(steps, after=after, **options).items():
         runs[name].timing = timing
 

@@ -16,7 +16,7 @@ QUARTERS = (0.57, 0.19, 0.19, 0.05)
 
 
 def rmat(scale: int, edges: int, *, seed: int = 0) -> tuple[Tensor, int]:
-    """Power-law graph of 2**scale nodes from `edges` draws; hubs have the low ids. -> (edge_index, num_nodes)"""
+    """Power-law graph of 2**scale nodes from `edges` draws; hubs have the low ids. -> (edge_index, num_nodes)."""
     expect(1 <= scale <= 30, f"rmat: 'scale' is {scale}, wanted 1 to 30")
     expect(edges >= 0, f"rmat: 'edges' is {edges}, wanted at least 0")
     rng = np.random.default_rng(seed)
@@ -33,7 +33,7 @@ def rmat(scale: int, edges: int, *, seed: int = 0) -> tuple[Tensor, int]:
 
 
 def er(num_nodes: int, edges: int, *, seed: int = 0) -> tuple[Tensor, int]:
-    """Uniformly random graph from `edges` draws of a pair. -> (edge_index, num_nodes)"""
+    """Uniformly random graph from `edges` draws of a pair. -> (edge_index, num_nodes)."""
     expect(num_nodes >= 1, f"er: 'num_nodes' is {num_nodes}, wanted at least 1")
     expect(edges >= 0, f"er: 'edges' is {edges}, wanted at least 0")
     rng = np.random.default_rng(seed)
@@ -42,14 +42,14 @@ def er(num_nodes: int, edges: int, *, seed: int = 0) -> tuple[Tensor, int]:
 
 
 def star(num_nodes: int) -> tuple[Tensor, int]:
-    """Node 0 joined to all others. -> (edge_index, num_nodes)"""
+    """Node 0 joined to all others. -> (edge_index, num_nodes)."""
     expect(num_nodes >= 1, f"star: 'num_nodes' is {num_nodes}, wanted at least 1")
     leaves = np.arange(1, num_nodes)
     return _undirected(np.zeros_like(leaves), leaves, num_nodes), num_nodes
 
 
 def grid(side: int) -> tuple[Tensor, int]:
-    """side x side nodes, each joined to its up to four neighbours. -> (edge_index, num_nodes)"""
+    """side x side nodes, each joined to its up to four neighbours. -> (edge_index, num_nodes)."""
     expect(side >= 1, f"grid: 'side' is {side}, wanted at least 1")
     ids = np.arange(side * side).reshape(side, side)
     source = np.concatenate([ids[:, :-1].ravel(), ids[:-1].ravel()])
@@ -58,7 +58,7 @@ def grid(side: int) -> tuple[Tensor, int]:
 
 
 def hub(num_nodes: int, edges: int, *, share: float = 0.3, seed: int = 0) -> tuple[Tensor, int]:
-    """`edges` directed edges, a `share` of them into node 0, the rest uniformly random. -> (edge_index, num_nodes)
+    """`edges` directed edges, a `share` of them into node 0, the rest uniformly random. -> (edge_index, num_nodes).
 
     The row of node 0 is what a split of the work by rows cannot balance.
     """

@@ -61,7 +61,7 @@ def split_of(conv: nn.Module) -> Split | None:
 
 
 def graph_op(conv: Any, split: Split, part: Part, rows: str, sources: Tensor) -> Tensor:
-    """What the rows of this name gather from their sources. -> [rows, k]"""
+    """What the rows of this name gather from their sources, [rows, k]."""
     sources = sources if split.sent is None else split.sent(conv, sources)
     if not split.normalised:
         return _aggregate(conv, part.piece(rows), sources)
@@ -71,7 +71,7 @@ def graph_op(conv: Any, split: Split, part: Part, rows: str, sources: Tensor) ->
 
 
 def neural_op(conv: Any, split: Split, part: Part, rows: str, gathered: Tensor, own: Tensor) -> Tensor:
-    """What the layer makes of it. gathered, own [rows, k] -> [rows, o]"""
+    """What the layer makes of gathered and own rows [rows, k]: [rows, o]."""
     if split.normalised:
         scale, piece = _normalised(conv, part, own.dtype).own, part.piece(rows)
         gathered = gathered if scale is None else gathered + scale[piece.first : piece.last, None] * own

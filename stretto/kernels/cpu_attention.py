@@ -25,7 +25,9 @@ class _Call:
         v = by_rows(a.values)
         self.dtype = v.dtype
         self.acc = accumulate_type(v.dtype)
-        rows = a.form in ("gatv2", "dot")
+        self.a = a
+        self.rows = rows = a.form in ("gatv2", "dot")
+        self.scalar_edge = a.edge is not None and not rows
         self.heads, self.width = a.heads, v.size(2)
         self.kept: list[Tensor | None] = [v]
         self.fields = f = abi.ATTENTION(
@@ -59,6 +61,14 @@ class _Call:
             f.query = self.keep(a.query.contiguous())
         if a.scores is not None:
             f.scores = self.keep(a.scores)
+
+    def gradients(self, need: dict[str, bool]) -> dict[str, Tensor | None]:
+        """An array for the gradient of each tensor that needs one: in its type, or that of the sums for scalars."""
+        scalars = ("att",) if self.rows else ("att", "left", "right", "edge")
+        return {
+            name: empty(t.shape, self.acc if name in scalars else self.dtype) if t is not None and need[name] else None
+            for name, t in zip(TENSORS, self.a.tensors, strict=True)
+        }
 
     def scalars(self, t: Tensor) -> Tensor:
         return t.to(self.acc).contiguous()
@@ -124,32 +134,14 @@ def attention_grad(
         f.row_sum = call.keep(total)
     elif a.bias is not None:
         dbias = grad.sum(0).flatten()
-    rows = a.form in ("gatv2", "dot")
     by_row = need["left"] or need["query"]
-    scalar_edge = a.edge is not None and not rows
-    found: dict[str, Tensor | None] = dict.fromkeys(TENSORS)
-    if a.v is not None and need["v"]:
-        found["v"] = empty(a.v.shape, call.dtype)
-    for name in ("left", "right", "att", "attr", "query"):
-        tensor = getattr(a, name)
-        if tensor is not None and need[name]:
-            scalar = name == "att" or (name in ("left", "right") and not rows)
-            found[name] = empty(tensor.shape, acc if scalar else call.dtype)
-    if rows and a.edge is not None and need["edge"]:
-        found["edge"] = empty(a.edge.shape, call.dtype)
-    dscore = None
-    if by_row or (scalar_edge and need["edge"]):
+    found = call.gradients(need)
+    dscore = found["edge"] if call.scalar_edge else None
+    if by_row and dscore is None:
         dscore = empty((csr.num_edges, h), acc)
-        if scalar_edge and need["edge"]:
-            found["edge"] = dscore
     f.dv = pointer(found["right"] if a.v is None else found["v"])
-    f.dright, f.datt, f.dattr, f.dscore = (
-        pointer(found["right"]),
-        pointer(found["att"]),
-        pointer(found["attr"]),
-        pointer(dscore),
-    )
-    f.dedge = pointer(found["edge"]) if rows else None
+    f.dright, f.datt, f.dattr, f.dscore = (pointer(t) for t in (found["right"], found["att"], found["attr"], dscore))
+    f.dedge = None if call.scalar_edge else pointer(found["edge"])
     f.dleft, f.dquery = pointer(found["left"]), pointer(found["query"])
     call.run("stretto_attention_backward", csr_t)
     if by_row:

@@ -18,23 +18,25 @@ ROWS_PER_SUM, MOST_SUM_TASKS = 4096, 32
 
 def shape_of(x: Tensor, w: Tensor, bias: Tensor | None, add: Tensor | None) -> str | None:
     """What x w is to our kernel: the product of a "tall" x, a "sum" over the rows of two tall ones, or nothing."""
-    if (
-        x.dtype not in WIDE
-        or w.dtype != x.dtype
-        or w.size(0) != x.size(1)
-        or w.device != x.device
-        or x.layout != torch.strided
-        or w.layout != torch.strided
-    ):
+    if x.dtype not in WIDE or w.dtype != x.dtype or w.size(0) != x.size(1) or w.device != x.device:
         return None
-    m, k = x.shape
-    n = w.size(1)
+    if x.layout != torch.strided or w.layout != torch.strided:
+        return None
     others = [t for t in (bias, add) if t is not None]
-    if x.stride(1) == 1 and m >= TALL and k <= MOST_SUMMED and n <= MOST_WIDE and k * n <= MOST_SMALL:
+    if _is_tall(x, w):
         return "tall" if all(t.dtype == x.dtype and t.is_contiguous() for t in others) else None
-    if x.stride(0) == 1 and k >= TALL and w.stride(1) == 1 and max(m, n) <= MOST_WIDE and m * n <= MOST_SMALL // 2:
-        return None if others else "sum"
-    return None
+    return "sum" if not others and _sums_rows(x, w) else None
+
+
+def _is_tall(x: Tensor, w: Tensor) -> bool:
+    (m, k), n = x.shape, w.size(1)
+    return x.stride(1) == 1 and m >= TALL and k <= MOST_SUMMED and n <= MOST_WIDE and k * n <= MOST_SMALL
+
+
+def _sums_rows(x: Tensor, w: Tensor) -> bool:
+    (m, k), n = x.shape, w.size(1)
+    small = max(m, n) <= MOST_WIDE and m * n <= MOST_SMALL // 2
+    return x.stride(0) == 1 and w.stride(1) == 1 and k >= TALL and small
 
 
 def tall_product(

@@ -20,6 +20,7 @@ from stretto.kernels import has_own_memory
 from stretto.kernels.looks import settled
 from stretto.layers import base
 from stretto.layers.base import Decline, Small
+from stretto.layers.layer import Conv
 from stretto.lifetime import popped_from
 from stretto.ops.autograd_state import saved_elsewhere
 
@@ -30,7 +31,7 @@ PASSING_EDGEWISE = 260_000  # of layers whose stock form makes several arrays an
 _glimpsed: weakref.WeakKeyDictionary[Any, dict[int, weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()
 
 
-def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int, few: int, flow: str) -> None:
+def pass_by(conv: Conv, edge_index: Any, sizes: tuple[int, int], fewest: int, few: int, flow: str) -> None:
     """Decline a small edge_index on a device that this layer has not seen before and nobody has built the graph of.
 
     fewest: edges from which on it is not small; few: below which it is, also where it was seen before.
@@ -54,7 +55,7 @@ def pass_by(conv: Any, edge_index: Any, sizes: tuple[int, int], fewest: int, few
 
 
 def graph_of(
-    conv: Any,
+    conv: Conv,
     edge_index: Any,
     num_src: int,
     num_dst: int,
@@ -159,7 +160,7 @@ def weighted(graph: Graph, edge_weight: Tensor | None, x: Tensor) -> Tensor | No
     return edge_weight.reshape(-1).to(x.dtype)
 
 
-def gcn(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None, **options: Any) -> Adjacency:
+def gcn(conv: Conv, x: Tensor, edge_index: Any, edge_weight: Tensor | None, **options: Any) -> Adjacency:
     """GCN's normalised adjacency. options: improved, add_self_loops, as gcn_norm takes them.
 
     Without weights it is the graph with self-loops and two scalings, fused into the kernel: no array of edge weights.
@@ -181,14 +182,14 @@ def gcn(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None, **opt
     return Adjacency(normalised, weight=weight)
 
 
-def as_given(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Adjacency:
+def as_given(conv: Conv, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Adjacency:
     """The adjacency as it is, with the weights that come beside it or are its values."""
     graph = graph_of(conv, edge_index, x.size(0), x.size(0))
     values = values_of(edge_index)
     return Adjacency(graph, weight=weighted(graph, edge_weight if values is None else values, x))
 
 
-def gcn_of(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None, *, improved: bool = False) -> Adjacency:
+def gcn_of(conv: Conv, x: Tensor, edge_index: Any, edge_weight: Tensor | None, *, improved: bool = False) -> Adjacency:
     """GCN's normalised adjacency of a layer with `normalize`, `cached` and `add_self_loops`, as stock keeps it."""
     if not conv.normalize:
         return as_given(conv, x, edge_index, edge_weight)
@@ -207,7 +208,7 @@ def gcn_of(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None, *,
 
 
 def _normalised(
-    conv: Any, graph: Graph, x: Tensor, edge_index: Any, edge_weight: Tensor | None, options: dict[str, Any]
+    conv: Conv, graph: Graph, x: Tensor, edge_index: Any, edge_weight: Tensor | None, options: dict[str, Any]
 ) -> tuple[Graph, Tensor]:
     n = x.size(0)
     if edge_weight is not None and not isinstance(edge_weight, Tensor):

@@ -10,11 +10,11 @@ from torch import Tensor
 from stretto.layers import edges
 from stretto.layers.base import note
 from stretto.layers.declines import same_type
-from stretto.layers.layer import SUM, Layer, as_wide_as_x
+from stretto.layers.layer import SUM, Conv, Layer, as_wide_as_x
 from stretto.ops.attention import cosine_attention
 
 
-def fast(conv: Any, x: Tensor, edge_index: Any) -> Tensor:
+def fast(conv: Conv, x: Tensor, edge_index: Any) -> Tensor:
     """What AGNNConv.forward computes."""
     x, _, _ = edges.ends(x)
     same_type(x, conv.beta)

@@ -12,12 +12,12 @@ from stretto.compile import Adjacency, linear
 from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline, note, note_plan
 from stretto.layers.declines import same_type
-from stretto.layers.layer import SUM, Layer, when
+from stretto.layers.layer import SUM, Conv, Layer, when
 from stretto.layers.sage import WITH_OTHER_ROOT, WITH_OWN_ROOT
 from stretto.ops import spmm
 
 
-def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+def fast(conv: Conv, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What ARMAConv.forward computes."""
     x, _, _ = edges.ends(x)
     edges.initialised(conv.init_weight, conv.root_weight)
@@ -49,7 +49,7 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = Non
 
 
 def _first(
-    conv: Any, adj: Adjacency, x: Tensor, root: Tensor, weight: Tensor, root_weight: Tensor, bias: Tensor | None
+    conv: Conv, adj: Adjacency, x: Tensor, root: Tensor, weight: Tensor, root_weight: Tensor, bias: Tensor | None
 ) -> Tensor:
     """A x weight' + root root_weight' + bias."""
     if edges.learns(adj):

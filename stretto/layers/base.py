@@ -62,10 +62,10 @@ class Record:
         return self.way.key
 
 
-_records: weakref.WeakKeyDictionary[torch.nn.Module, Record] = weakref.WeakKeyDictionary()
+_records: weakref.WeakKeyDictionary[object, Record] = weakref.WeakKeyDictionary()
 
 
-def record_of(module: torch.nn.Module) -> Record:
+def record_of(module: object) -> Record:
     """The record of a layer; kept beside it, never inside it."""
     record = _records.get(module)
     if record is None:
@@ -73,17 +73,17 @@ def record_of(module: torch.nn.Module) -> Record:
     return record
 
 
-def known_record(module: torch.nn.Module) -> Record | None:
+def known_record(module: object) -> Record | None:
     """The record of a layer of which something was written down."""
     return _records.get(module)
 
 
-def note(module: torch.nn.Module, text: str, *, avoided: int = 0, builds: bool = False) -> None:
+def note(module: object, text: str, *, avoided: int = 0, builds: bool = False) -> None:
     """Write down what a layer does where there is nothing to choose."""
     record_of(module).way = Way(text, avoided=avoided, builds=builds)
 
 
-def note_plan(module: torch.nn.Module) -> Callable[[Hashable, Plan], None]:
+def note_plan(module: object) -> Callable[[Hashable, Plan], None]:
     """What compile.linear calls with its choice."""
     record = record_of(module)
 
@@ -93,7 +93,7 @@ def note_plan(module: torch.nn.Module) -> Callable[[Hashable, Plan], None]:
     return chosen
 
 
-def note_order(module: torch.nn.Module, order: Order, key: Hashable, text: str = "", avoided: int = 0) -> None:
+def note_order(module: object, order: Order, key: Hashable, text: str = "", avoided: int = 0) -> None:
     """The order of evaluation chosen for a layer that has several, and what the decision is kept under."""
     record_of(module).way = Way(text or order.name, order, key, avoided)
 
@@ -103,7 +103,7 @@ def messages(num_edges: int, columns: int, x: Tensor) -> int:
     return num_edges * columns * x.element_size()
 
 
-def note_fast(module: torch.nn.Module) -> None:
+def note_fast(module: object) -> None:
     """Write down that a layer ran fast."""
     record = record_of(module)
     record.calls += 1

@@ -19,12 +19,12 @@ from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline, note, note_plan, weight_of
 from stretto.layers.declines import same_type
 from stretto.layers.hops import MOST_HOPS, chebyshev, polynomial
-from stretto.layers.layer import SUM, Layer, as_wide_as_x
+from stretto.layers.layer import SUM, Conv, Layer, as_wide_as_x
 from stretto.ops import spmm
 
 
 def fast(
-    conv: Any,
+    conv: Conv,
     x: Tensor,
     edge_index: Any,
     edge_weight: Tensor | None = None,
@@ -65,7 +65,7 @@ def fast(
 
 
 def _laplacian(
-    conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None, batch: Tensor | None, lambda_max: Any
+    conv: Conv, x: Tensor, edge_index: Any, edge_weight: Tensor | None, batch: Tensor | None, lambda_max: Any
 ) -> Adjacency:
     """Stock's own scaling of the Laplacian, kept on the graph where the graph alone determines it."""
     graph = edges.plain_graph(conv, edge_index, x, x)

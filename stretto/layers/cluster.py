@@ -11,11 +11,11 @@ from torch import Tensor
 from stretto.compile import Adjacency, linear
 from stretto.layers import edges
 from stretto.layers.base import Decline, note_plan, weight_of
-from stretto.layers.layer import SUM, Layer, as_wide_as_x, when
+from stretto.layers.layer import SUM, Conv, Layer, as_wide_as_x, when
 from stretto.layers.sage import WITH_OWN_ROOT
 
 
-def fast(conv: Any, x: Tensor, edge_index: Any) -> Tensor:
+def fast(conv: Conv, x: Tensor, edge_index: Any) -> Tensor:
     """What ClusterGCNConv.forward computes."""
     x, _, _ = edges.ends(x)
     kind = torch.get_default_dtype()  # in which stock counts degrees, whatever the type of x

@@ -15,14 +15,14 @@ from stretto.layers import edges
 from stretto.layers.base import LINEAR, Decline, note
 from stretto.layers.edges import norms, streaming
 from stretto.layers.gin import first_linear
-from stretto.layers.layer import SIMPLE, Layer, as_wide_as_result, when
+from stretto.layers.layer import SIMPLE, Conv, Layer, as_wide_as_result, when
 from stretto.ops import spmm
 from stretto.ops.dense import dense
 from stretto.ops.edge_mlp import Ends
 from stretto.ops.extremum import extremum
 
 
-def fast(conv: Any, x: Any, edge_index: Any) -> Tensor:
+def fast(conv: Conv, x: Any, edge_index: Any) -> Tensor:
     """What EdgeConv.forward computes."""
     x_src, x_dst = edges.both_ends(x)
     reduce = edges.reduction(conv)

@@ -17,12 +17,12 @@ from stretto.graph import Graph
 from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline, hooked, note
 from stretto.layers.edges import streaming
-from stretto.layers.layer import SIMPLE, Layer, as_wide_as_result
+from stretto.layers.layer import SIMPLE, Conv, Layer, as_wide_as_result
 from stretto.ops import edge_messages, spmm
 from stretto.ops.rows import has_edges, only_reached
 
 
-def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
+def fast(conv: Conv, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
     """What FiLMConv.forward computes."""
     x_src, x_dst = edges.both_ends(x)
     reduce = edges.reduction(conv)
@@ -42,7 +42,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) ->
     return result
 
 
-def _modulated(conv: Any, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, reduce: str) -> Tensor:
+def _modulated(conv: Conv, graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, reduce: str) -> Tensor:
     """The reduction over edges of act(gamma_i h_j + beta_i). -> [n, o]."""
     algebra = reduce in ("sum", "mean") and graph.num_edges and all(map(edges.seems_finite, (h, gamma, beta)))
     if conv.act is None and algebra:
@@ -93,7 +93,7 @@ def _rectified(graph: Graph, h: Tensor, gamma: Tensor, beta: Tensor, reduce: str
     return only_reached(graph, torch.addcmul(linear, size, torch.where(gamma < 0, below, above)))
 
 
-def _by_relation(conv: Any, graph: Graph, edge_type: Any) -> list[Graph]:
+def _by_relation(conv: Conv, graph: Graph, edge_type: Any) -> list[Graph]:
     if not isinstance(edge_type, Tensor) or edge_type.shape != (graph.num_edges,):
         raise Decline("edge_type is not one number per edge")
 

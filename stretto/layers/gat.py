@@ -22,7 +22,7 @@ from stretto.layers import adjacency, edges
 from stretto.layers.base import SMALL, Decline, Small, messages, note_order, weight_of
 from stretto.layers.declines import same_type
 from stretto.layers.features import linear_of_nonzeros
-from stretto.layers.layer import SUM, Layer
+from stretto.layers.layer import SUM, Conv, Layer
 from stretto.machine.rates import Profile
 from stretto.ops import library, widened
 from stretto.ops.attention import attention
@@ -56,7 +56,7 @@ class _Ends:
 
 
 def fast(
-    conv: Any,
+    conv: Conv,
     x: Any,
     edge_index: Any,
     edge_attr: Tensor | None = None,
@@ -87,7 +87,7 @@ def fast(
     return (out, (edges_of(conv, graph, edge_index), alpha)) if wanted else out
 
 
-def _ends(conv: Any, x: Any) -> _Ends:
+def _ends(conv: Conv, x: Any) -> _Ends:
     x_src, x_dst, own = edges.ends(x)
     shared = conv.lin is not None
     weight = weight_of(conv.lin if shared else conv.lin_src, x_src)
@@ -98,7 +98,7 @@ def _ends(conv: Any, x: Any) -> _Ends:
     return _Ends(x_src, x_dst, own, weight, weight_dst)
 
 
-def _graph(conv: Any, ends: _Ends, edge_index: Any, edge_attr: Any, size: Any) -> tuple[Graph, Tensor | None]:
+def _graph(conv: Conv, ends: _Ends, edge_index: Any, edge_attr: Any, size: Any) -> tuple[Graph, Tensor | None]:
     """The graph and the edge attributes that the layer attends over, with its self-loops."""
     if size is not None and None in size:
         raise Decline("size is not complete")
@@ -111,7 +111,7 @@ def _graph(conv: Any, ends: _Ends, edge_index: Any, edge_attr: Any, size: Any) -
 
 
 def _attended(
-    conv: Any, graph: Graph, ends: _Ends, edge_attr: Tensor | None, first: bool, wanted: bool
+    conv: Conv, graph: Graph, ends: _Ends, edge_attr: Tensor | None, first: bool, wanted: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The sum of values by attention, and its weights. first: of x, whose projection is still to come."""
     left, right, projected = _scores(conv, graph, ends, first)
@@ -131,7 +131,7 @@ def _attended(
     return (result[0], result[1]) if isinstance(result, tuple) else (result, None)
 
 
-def _scores(conv: Any, graph: Graph, ends: _Ends, first: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def _scores(conv: Conv, graph: Graph, ends: _Ends, first: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """The scores of the ends that receive and send, and x W' where that is made here (first: it is not)."""
     heads, x, weight = conv.heads, ends.x, ends.weight
     projected: list[Tensor]
@@ -151,7 +151,7 @@ def _scores(conv: Any, graph: Graph, ends: _Ends, first: bool) -> tuple[Tensor, 
     return left, right, projected[0] if projected else None
 
 
-def _finished(conv: Any, graph: Graph, ends: _Ends, out: Tensor, first: bool) -> Tensor:
+def _finished(conv: Conv, graph: Graph, ends: _Ends, out: Tensor, first: bool) -> Tensor:
     """What follows the sum: the projection, if that comes after it, heads side by side or averaged, root and bias."""
     missing = conv.bias if first or not conv.concat else None
     if first:
@@ -163,7 +163,7 @@ def _finished(conv: Any, graph: Graph, ends: _Ends, out: Tensor, first: bool) ->
     return out if missing is None else plus(out, missing)
 
 
-def _projected(conv: Any, graph: Graph, out: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+def _projected(conv: Conv, graph: Graph, out: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
     """The sums of x times the weight of their head, and the bias if that is still to be added."""
     reached = (conv.add_self_loops and graph.num_rows <= graph.num_cols) or all_reached(graph)
     if conv.heads == 1 and conv.bias is not None and reached and widened.takes(out.flatten(1), weight):
@@ -172,20 +172,20 @@ def _projected(conv: Any, graph: Graph, out: Tensor, weight: Tensor) -> tuple[Te
     return out if reached else edges.only_reached(graph, out), conv.bias
 
 
-def heads_joined(conv: Any, out: Tensor) -> Tensor:
+def heads_joined(conv: Conv, out: Tensor) -> Tensor:
     """Heads side by side or averaged, as the layer wants them. [n, h, c] -> [n, h * c] or [n, c]."""
     if out.dim() != 3:
         return out
     return out.flatten(1) if conv.concat else out.mean(dim=1)
 
 
-def one_step(conv: Any, graph: Graph, form: str, x: Tensor, parts: Any) -> Tensor:
+def one_step(conv: Conv, graph: Graph, form: str, x: Tensor, parts: Any) -> Tensor:
     """The whole layer as one step."""
     drop = conv.dropout if conv.training else 0.0
     return attention_layer(graph, form, conv.heads, x, conv.bias, parts, slope=conv.negative_slope, dropout=drop)
 
 
-def whole(conv: Any, graph: Graph, x: Tensor, edge_attr: Any, wanted: Any, parameters: Any, values: Any) -> bool:
+def whole(conv: Conv, graph: Graph, x: Tensor, edge_attr: Any, wanted: Any, parameters: Any, values: Any) -> bool:
     """Whether the whole layer, of one set of nodes, runs as one step. values: weight and bias that make them of x."""
     if edge_attr is not None or wanted or conv.bias is None or conv.res is not None:
         return False
@@ -197,7 +197,7 @@ def whole(conv: Any, graph: Graph, x: Tensor, edge_attr: Any, wanted: Any, param
     return not learns or not larger(conv.bias, lambda: torch.nn.functional.linear(some_rows(x), *values).detach())
 
 
-def few_launches_decide(conv: Any, graph: Graph) -> bool:
+def few_launches_decide(conv: Conv, graph: Graph) -> bool:
     """Whether heads are averaged on a GPU (several steps of ours) and edges are so few that launches are all it costs.
 
     Measured: 13,000 to 60,000 edges, two layers of 4 x 64, 5 to 6.5 ms, stock's 0.8 of ours.
@@ -296,7 +296,7 @@ def project(u: Tensor, weight: Tensor, concat: bool) -> Tensor:
     return u.reshape(n, heads * i) @ stacked.permute(0, 2, 1).reshape(heads * i, -1) / heads
 
 
-def edge_features(conv: Any, graph: Graph, edge_index: Any, edge_attr: Any, x: Tensor) -> Tensor | None:
+def edge_features(conv: Conv, graph: Graph, edge_index: Any, edge_attr: Any, x: Tensor) -> Tensor | None:
     """Edge attributes [E, d] where the layer has a use for them, or Decline."""
     if conv.lin_edge is None:
         return None
@@ -315,7 +315,7 @@ def check_weights_wanted(edge_index: Any, wanted: Any) -> None:
         raise Decline("return_attention_weights with a sparse matrix")
 
 
-def looped(conv: Any, graph: Graph, edge_attr: Tensor | None) -> tuple[Graph, Tensor | None]:
+def looped(conv: Conv, graph: Graph, edge_attr: Tensor | None) -> tuple[Graph, Tensor | None]:
     """The graph and its edge attributes with self-loops, if the layer adds them."""
     if conv.add_self_loops:
         loops = min(graph.num_cols, graph.num_rows)
@@ -326,7 +326,7 @@ def looped(conv: Any, graph: Graph, edge_attr: Tensor | None) -> tuple[Graph, Te
     return graph, edge_attr
 
 
-def edges_of(conv: Any, graph: Graph, edge_index: Tensor) -> Tensor:
+def edges_of(conv: Conv, graph: Graph, edge_index: Tensor) -> Tensor:
     """The edge_index that belongs to the attention weights, as stock hands it out."""
     if not conv.add_self_loops:
         return edge_index

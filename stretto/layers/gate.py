@@ -16,7 +16,7 @@ from stretto.layers import edges
 from stretto.layers.base import Decline, messages, note, weight_of
 from stretto.layers.declines import same_type
 from stretto.layers.edges import streaming
-from stretto.layers.layer import SUM, Layer
+from stretto.layers.layer import SUM, Conv, Layer
 from stretto.ops.attention import attention
 from stretto.ops.dense import dense, plus_dense
 from stretto.ops.projections import projections
@@ -24,7 +24,7 @@ from stretto.ops.projections import projections
 SLOPE = 0.01  # of both leaky_relu, torch's default
 
 
-def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor) -> Tensor:
+def fast(conv: Conv, x: Any, edge_index: Any, edge_attr: Tensor) -> Tensor:
     """What GATEConv.forward computes."""
     x_src, x_dst = edges.both_ends(x)
     same_type(x_src, conv.att_l, conv.att_r, conv.bias)

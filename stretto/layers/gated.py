@@ -15,14 +15,14 @@ from stretto.layers.base import Decline, hooked, note
 from stretto.layers.edges import streaming
 from stretto.layers.edges.chains import chain_of
 from stretto.layers.edges.pairs import features_of
-from stretto.layers.layer import SIMPLE, Layer, as_wide_as_result
+from stretto.layers.layer import SIMPLE, Conv, Layer, as_wide_as_result
 from stretto.ops.dense import dense, plus_dense
 from stretto.ops.edge_layer import gated_layer, takes
 from stretto.ops.edge_messages import edge_messages
 from stretto.ops.edge_packed import gated_messages, linear_of_data
 
 
-def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
+def fast_residual(conv: Conv, x: Any, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
     """What ResGatedGraphConv.forward computes: sum of act(k_i + q_j) v_j, root and bias."""
     edge_index, edge_attr, _ = edges.unpacked(conv, edge_index, edge_attr)
     x_src, x_dst = edges.both_ends(x)
@@ -44,12 +44,12 @@ def fast_residual(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None =
     return out if conv.bias is None else out + conv.bias
 
 
-def _fuses(conv: Any, reduce: str) -> bool:
+def _fuses(conv: Conv, reduce: str) -> bool:
     """Whether the gate is one that the kernel of edge messages knows."""
     return type(conv.act) is torch.nn.Sigmoid and reduce in ("sum", "mean") and not hooked(conv.act)
 
 
-def _without_edges(conv: Any, graph: Graph, x_src: Tensor, x_dst: Tensor) -> Tensor:
+def _without_edges(conv: Conv, graph: Graph, x_src: Tensor, x_dst: Tensor) -> Tensor:
     reduce = edges.reduction(conv)
     key, query, value = conv.lin_key(x_dst), conv.lin_query(x_src), conv.lin_value(x_src)
     if not _fuses(conv, reduce):
@@ -58,7 +58,7 @@ def _without_edges(conv: Any, graph: Graph, x_src: Tensor, x_dst: Tensor) -> Ten
     return edge_messages(graph, key, query, None, None, value, None, **options)
 
 
-def _with_edges(conv: Any, graph: Graph, x_src: Tensor, x_dst: Tensor, attr: Tensor, finite: bool) -> Tensor:
+def _with_edges(conv: Conv, graph: Graph, x_src: Tensor, x_dst: Tensor, attr: Tensor, finite: bool) -> Tensor:
     """Each Linear of a concatenation with edge features taken apart: what acts on nodes, and what on edges."""
     target, other = (x_dst, x_src) if finite else _only_read(graph, x_src, x_dst)
     dim = attr.size(1)
@@ -74,7 +74,7 @@ def _with_edges(conv: Any, graph: Graph, x_src: Tensor, x_dst: Tensor, attr: Ten
 
 
 def _gated(
-    conv: Any, graph: Graph, key: Tensor, source: Tensor, attr: Tensor | None, weight: Tensor | None, reduce: str
+    conv: Conv, graph: Graph, key: Tensor, source: Tensor, attr: Tensor | None, weight: Tensor | None, reduce: str
 ) -> Tensor:
     """Reduce act(key_i + query_j [+ e W_1']) (value_j [+ e W_2']). source [m, 2 k], attr [E, d], weight [2 k, d]."""
     width = key.size(1)
@@ -108,7 +108,7 @@ def _gated(
     return out
 
 
-def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
+def fast_crystal(conv: Conv, x: Any, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
     """What CGConv.forward computes: x_i + sum of sigmoid(lin_f z) softplus(lin_s z) with z = [x_i, x_j, e]."""
     edge_index, edge_attr, _ = edges.unpacked(conv, edge_index, edge_attr)
     x_src, x_dst = edges.both_ends(x)
@@ -131,7 +131,7 @@ def fast_crystal(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = 
 
 
 def _crystal(
-    conv: Any, graph: Graph, x_src: Tensor, x_dst: Tensor, attr: Tensor | None, parts: Any, biases: Any
+    conv: Conv, graph: Graph, x_src: Tensor, x_dst: Tensor, attr: Tensor | None, parts: Any, biases: Any
 ) -> tuple[Tensor, bool]:
     """The sum of gated messages, and whether it has the root in it already."""
     reduce = edges.reduction(conv)
@@ -151,7 +151,7 @@ def _crystal(
 
 
 def _crystal_from_edges(
-    conv: Any, graph: Graph, x_src: Tensor, x_dst: Tensor, attr: Tensor | None, parts: Any, biases: Any, reduce: str
+    conv: Conv, graph: Graph, x_src: Tensor, x_dst: Tensor, attr: Tensor | None, parts: Any, biases: Any, reduce: str
 ) -> Tensor:
     """What messages come to that are made on edges. -> [n, k]."""
     target, source, edge = (torch.cat([f, s]) for f, s in zip(*parts, strict=True))
@@ -169,7 +169,7 @@ def _crystal_from_edges(
     return out
 
 
-def _crystal_as_one_step(conv: Any, graph: Graph, x: Tensor, attr: Tensor, biases: Any) -> Tensor | None:
+def _crystal_as_one_step(conv: Conv, graph: Graph, x: Tensor, attr: Tensor, biases: Any) -> Tensor | None:
     """The whole layer but its BatchNorm as one step, where it is small; else None."""
     chain = chain_of(conv.lin_f, conv.lin_s)
     if chain is None or not takes(graph, x, attr, chain):

@@ -13,14 +13,14 @@ from stretto.layers import edges, gat
 from stretto.layers.base import Decline, messages, note, weight_of
 from stretto.layers.declines import same_type
 from stretto.layers.edges import streaming
-from stretto.layers.layer import SUM, Layer
+from stretto.layers.layer import SUM, Conv, Layer
 from stretto.ops.attention import attention
 from stretto.ops.edge_mlp import edge_mlp
 from stretto.ops.projections import plus, projections
 
 
 def fast(
-    conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, return_attention_weights: Any = None
+    conv: Conv, x: Any, edge_index: Any, edge_attr: Tensor | None = None, return_attention_weights: Any = None
 ) -> Any:
     """What GATv2Conv.forward computes."""
     x_src, x_dst = edges.both_ends(x)
@@ -52,7 +52,7 @@ def fast(
     return (out, (gat.edges_of(conv, graph, edge_index), alpha)) if wanted else out
 
 
-def _projected(conv: Any, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor]:
+def _projected(conv: Conv, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor]:
     """What the ends that send and receive give. -> [m, h, c], [n, h, c]."""
     to_left, to_right = (conv.lin_l.weight, conv.lin_l.bias), (conv.lin_r.weight, conv.lin_r.bias)
     if x_dst is x_src and conv.share_weights:
@@ -66,7 +66,7 @@ def _projected(conv: Any, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _attended(
-    conv: Any, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor | None, scores: Tensor | None, wanted: bool
+    conv: Conv, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor | None, scores: Tensor | None, wanted: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The sum of values by attention, and its weights. scores [E, h]: where they are made already."""
     if scores is None:
@@ -89,7 +89,7 @@ def _attended(
     return (result[0], result[1]) if isinstance(result, tuple) else (result, None)
 
 
-def _scores(conv: Any, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor | None) -> Tensor | None:
+def _scores(conv: Conv, graph: Graph, x_r: Tensor, x_l: Tensor, edge_attr: Tensor | None) -> Tensor | None:
     """Scores att . leaky_relu(x_i + x_j + e W') [E, h] in blocks of edges, where e W' would be too large; else None."""
     heads, width = conv.heads, conv.out_channels
     if edge_attr is None or not streaming.large(graph, heads * width, x_l) or not streaming.row_by_row([conv.lin_edge]):

@@ -12,7 +12,7 @@ from stretto.layers import adjacency
 from stretto.layers.base import check_input, note, note_plan, weight_of
 from stretto.layers.declines import same_type
 from stretto.layers.features import aggregated, linear_of_nonzeros
-from stretto.layers.layer import SUM, Layer, Split, Summands, as_wide_as_result
+from stretto.layers.layer import SUM, Conv, Layer, Split, Summands, as_wide_as_result
 from stretto.ops import spmm
 from stretto.ops.projections import plus
 
@@ -20,13 +20,13 @@ A, X, W = Sparse("A", "n", "m"), Leaf("X", "m", "i"), Leaf("W", "o", "i")
 EXPRESSION = (Term((A, X, Transpose(W))),)
 
 
-def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+def fast(conv: Conv, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What GCNConv.forward computes."""
     of = of_gcn(conv, x, edge_index, edge_weight)
     return aggregate_linear(conv, of.adj, x, of.weight, of.bias)
 
 
-def of_gcn(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Summands:
+def of_gcn(conv: Conv, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Summands:
     """What a GCNConv adds up."""
     check_input(x)
     same_type(x, conv.bias)
@@ -34,7 +34,7 @@ def of_gcn(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = N
     return Summands(x, weight_of(conv.lin, x), conv.bias, adj, "sum")
 
 
-def aggregate_linear(conv: Any, adj: Adjacency, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def aggregate_linear(conv: Conv, adj: Adjacency, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute adj x weight' + bias by the best plan; edge weights that learn take the differentiable op."""
     if adj.weight is not None and adj.weight.requires_grad:
         first = x.size(1) < weight.size(0)
@@ -53,7 +53,7 @@ def aggregate_linear(conv: Any, adj: Adjacency, x: Tensor, weight: Tensor, bias:
     return out.to(x.dtype)  # under autocast stock's fp32 norm and bias bring the result back to the input's type
 
 
-def _made(conv: Any, gathered: Tensor, own: Tensor) -> Tensor:
+def _made(conv: Conv, gathered: Tensor, own: Tensor) -> Tensor:
     """The layer of a sum over a part's edges and loops. -> [rows, o]."""
     out: Tensor = conv.lin(gathered)
     return out if conv.bias is None else out + conv.bias
@@ -66,5 +66,5 @@ LAYER = Layer(
     message=as_wide_as_result,
     copies=True,
     summands=of_gcn,
-    split=Split(_made, normalised=True),
+    split=Split(_made, normalised=True, maps=lambda c: ([c.lin.weight], [c.lin.weight])),
 )

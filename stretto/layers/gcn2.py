@@ -15,10 +15,10 @@ from torch import Tensor
 from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline, check_input, note
 from stretto.layers.hops import _hop, _scaled
-from stretto.layers.layer import SUM, Layer, as_wide_as_x
+from stretto.layers.layer import SUM, Conv, Layer, as_wide_as_x
 
 
-def fast(conv: Any, x: Tensor, x_0: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+def fast(conv: Conv, x: Tensor, x_0: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What GCN2Conv.forward computes."""
     x, _, _ = edges.ends(x)
     check_input(x_0)

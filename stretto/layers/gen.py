@@ -17,7 +17,7 @@ from stretto.kernels import accumulate_type
 from stretto.layers import edges
 from stretto.layers.base import Decline, hooked, note
 from stretto.layers.edges import streaming
-from stretto.layers.layer import Layer
+from stretto.layers.layer import Conv, Layer
 from stretto.ops import spmm
 from stretto.ops.edge_softmax_sum import softmax_sum
 from stretto.ops.rows import has_edges
@@ -31,7 +31,7 @@ SEVERAL = {  # what may stand in a list of aggregations, each reduced by itself
 }
 
 
-def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
+def fast(conv: Conv, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
     """What GENConv.forward computes."""
     edge_index, edge_attr, size = edges.unpacked(conv, edge_index, edge_attr, size)
     x_src, x_dst, _ = edges.ends(x)
@@ -50,18 +50,18 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     return result
 
 
-def _module(conv: Any, name: str) -> Any:
+def _module(conv: Conv, name: str) -> Any:
     """A module that the layer has or has not, as its options want it."""
     return getattr(conv, name, None)
 
 
-def _through(conv: Any, name: str, x: Tensor) -> Tensor:
+def _through(conv: Conv, name: str, x: Tensor) -> Tensor:
     """Take x through a module of the layer, if there is one."""
     module = _module(conv, name)
     return x if module is None else module(x)
 
 
-def _aggregated(conv: Any, graph: Graph, x: Tensor, attr: Tensor | None) -> Tensor:
+def _aggregated(conv: Conv, graph: Graph, x: Tensor, attr: Tensor | None) -> Tensor:
     """The aggregation of relu(x_j + e) + eps, in the best way there is. -> [n, o]."""
     if attr is not None and streaming.large(graph, conv.out_channels, x):
         out = _in_blocks(conv, graph, x, attr)
@@ -80,7 +80,7 @@ def _aggregated(conv: Any, graph: Graph, x: Tensor, attr: Tensor | None) -> Tens
     return _from_edges(conv, graph, (edges.at_sources(graph, x) + attr).relu() + conv.eps)
 
 
-def _in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor) -> Tensor | None:
+def _in_blocks(conv: Conv, graph: Graph, x: Tensor, attr: Tensor) -> Tensor | None:
     """The aggregation of relu(x_j + e [W']) + eps, made in blocks of edges; None where it must see all edges."""
     lin = _module(conv, "lin_edge")
     if lin is not None and not streaming.row_by_row([lin]):
@@ -152,7 +152,7 @@ def _several(aggr: Any) -> list[str] | None:
     return names if "" not in names and len(set(names)) == len(names) else None  # stock mixes up what it has twice
 
 
-def _from_nodes(conv: Any, graph: Graph, message: Tensor) -> Tensor:
+def _from_nodes(conv: Conv, graph: Graph, message: Tensor) -> Tensor:
     """The aggregation of messages that depend on their source alone. message [m, o] -> [n, o]."""
     aggr = conv.aggr_module
     if conv.aggr in SIMPLE:
@@ -170,7 +170,7 @@ def _from_nodes(conv: Any, graph: Graph, message: Tensor) -> Tensor:
     return _from_edges(conv, graph, edges.at_sources(graph, message))
 
 
-def _from_edges(conv: Any, graph: Graph, message: Tensor) -> Tensor:
+def _from_edges(conv: Conv, graph: Graph, message: Tensor) -> Tensor:
     """The layer's own aggregation module over the cached index. message [E, o] -> [n, o]."""
     if conv.aggr in SIMPLE:
         return edges.reduce_edges(graph, message, conv.aggr)

@@ -17,7 +17,7 @@ from stretto.kernels.looks import settled
 from stretto.layers import adjacency
 from stretto.layers.base import LINEAR, Decline, check_input, hooked, note, note_plan, weight_of
 from stretto.layers.declines import pair_of, same_type
-from stretto.layers.layer import SIMPLE, Layer, Split, as_wide_as_x
+from stretto.layers.layer import SIMPLE, Conv, Layer, Maps, Split, as_wide_as_x
 from stretto.ops import relu_product, spmm
 from stretto.ops.dense import dense
 from stretto.ops.relu_dense import relu_dense
@@ -32,7 +32,7 @@ FEW_EDGES = 260_000  # on a device, below which stock's few launches cost less (
 Rest = Callable[..., Tensor]  # of the first Linear's result, and its bias if that is still to be added
 
 
-def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+def fast(conv: Conv, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     """What GINConv.forward computes."""
     x_src, x_dst = pair_of(x)
     check_input(x_src, *(() if x_dst is None or x_dst is x_src else (x_dst,)))
@@ -53,7 +53,7 @@ def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     return _planned(conv, adj, x_src, x_dst, first, rest)
 
 
-def _planned(conv: Any, adj: Adjacency, x: Tensor, x_dst: Tensor | None, first: Any, rest: Rest) -> Tensor:
+def _planned(conv: Conv, adj: Adjacency, x: Tensor, x_dst: Tensor | None, first: Any, rest: Rest) -> Tensor:
     """The network of what is added up, its first Linear before or after the sum, as the plan has it."""
     tensors = {"X": x, "W": weight_of(first, x, bias=True)}
     expression = NO_ROOT if x_dst is None else OWN_ROOT if x_dst is x else OTHER_ROOT
@@ -193,6 +193,20 @@ def only_relu(mlp: Any) -> bool:
     )
 
 
+def _maps(conv: Conv) -> Maps | str:
+    weights = []
+    for module in conv.nn.modules():
+        if isinstance(module, LINEAR):
+            weights.append(module.weight)
+        elif not isinstance(module, PASSING):
+            return f"the network of GINConv has a {type(module).__name__}"
+    return weights, weights
+
+
+# Modules that make no difference larger than it is.
+PASSING = (torch.nn.Sequential, torch.nn.ReLU, torch.nn.Tanh, torch.nn.Identity, torch.nn.Dropout)
+
+
 LAYER = Layer(
     pyg.GINConv,
     fast,
@@ -200,5 +214,9 @@ LAYER = Layer(
     message=as_wide_as_x,
     local=True,
     few_edges=FEW_EDGES,
-    split=Split(lambda conv, gathered, own: conv.nn(gathered + (1 + conv.eps) * own)),
+    split=Split(
+        lambda conv, gathered, own: conv.nn(gathered + (1 + conv.eps) * own),
+        own_weight=lambda conv: abs(1.0 + number(conv.eps)),
+        maps=_maps,
+    ),
 )

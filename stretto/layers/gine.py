@@ -16,13 +16,13 @@ from stretto.layers.edges import streaming
 from stretto.layers.edges.chains import chain_of
 from stretto.layers.edges.pairs import features_of
 from stretto.layers.gin import network, number
-from stretto.layers.layer import SIMPLE, Layer, as_wide_as_x
+from stretto.layers.layer import SIMPLE, Conv, Layer, as_wide_as_x
 from stretto.ops.edge_layer import Chain, Form, edge_layer, takes, width_after
 from stretto.ops.edge_messages import edge_messages
 from stretto.ops.edge_packed import linear_of_data, rooted_messages
 
 
-def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
+def fast(conv: Conv, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
     """What GINEConv.forward computes."""
     edge_index, edge_attr, size = edges.unpacked(conv, edge_index, edge_attr, size)
     x_src, x_dst, _ = edges.ends(x)
@@ -44,12 +44,12 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     return _rooted(conv, edge_messages(graph, None, x_src, attr, act="relu", reduce=reduce), x_dst)
 
 
-def _rooted(conv: Any, out: Tensor, x_dst: Tensor | None) -> Tensor:
+def _rooted(conv: Conv, out: Tensor, x_dst: Tensor | None) -> Tensor:
     """The network, of what messages come to and a node's own row."""
     return network(conv.nn, out if x_dst is None else out + (1 + conv.eps) * x_dst)
 
 
-def _from_edges(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce: str) -> Tensor:
+def _from_edges(conv: Conv, graph: Graph, x: Tensor, attr: Tensor, reduce: str) -> Tensor:
     """What messages come to that are made on edges. -> [n, k]."""
     (out,), how = streaming.reduced(
         graph,
@@ -68,7 +68,7 @@ def _from_edges(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce: str) -
     return out
 
 
-def _square(conv: Any, graph: Graph, x: Tensor, attr: Tensor) -> Tensor:
+def _square(conv: Conv, graph: Graph, x: Tensor, attr: Tensor) -> Tensor:
     """The layer where one set of nodes sends and receives, with the root in the sum of messages."""
     scale = 1.0 + number(conv.eps)
     made = _at_once(conv, graph, x, attr, scale)
@@ -82,7 +82,7 @@ def _square(conv: Any, graph: Graph, x: Tensor, attr: Tensor) -> Tensor:
     return network(conv.nn, rooted_messages(graph, x, attr, scale, features.pairs, act="relu"))
 
 
-def _at_once(conv: Any, graph: Graph, x: Tensor, attr: Tensor, scale: float) -> Tensor | None:
+def _at_once(conv: Conv, graph: Graph, x: Tensor, attr: Tensor, scale: float) -> Tensor | None:
     """The whole layer as one step, where it is small and its networks are Linears and ReLUs; else None."""
     edge = Chain() if conv.lin is None else chain_of(conv.lin)
     after = chain_of(conv.nn)

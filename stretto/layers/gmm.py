@@ -11,13 +11,13 @@ from torch import Tensor
 from stretto.layers import edges
 from stretto.layers.base import Decline, note
 from stretto.layers.declines import same_type
-from stretto.layers.layer import SUM, Layer, when
+from stretto.layers.layer import SUM, Conv, Layer, when
 from stretto.ops.attention import attention
 
 EPS = 1e-15  # stock's
 
 
-def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
+def fast(conv: Conv, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
     """What GMMConv.forward computes."""
     edge_index, edge_attr, size = edges.unpacked(conv, edge_index, edge_attr, size)
     x_src, x_dst, _ = edges.ends(x)

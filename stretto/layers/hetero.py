@@ -18,11 +18,11 @@ from stretto.kernels import autocasts
 from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline, check_input, note
 from stretto.layers.declines import same_type
-from stretto.layers.layer import SUM, Layer, as_wide_as_result, when
+from stretto.layers.layer import SUM, Conv, Layer, as_wide_as_result, when
 from stretto.ops.attention import attention
 
 
-def _check(conv: Any, x_dict: Any, edge_index_dict: Any) -> None:
+def _check(conv: Conv, x_dict: Any, edge_index_dict: Any) -> None:
     """Decline what is no dictionary of plain tensors, or not of one type."""
     if not isinstance(x_dict, dict) or not isinstance(edge_index_dict, dict) or not edge_index_dict:
         raise Decline("x and edge_index are no dictionaries, or without relations")
@@ -36,7 +36,7 @@ def _check(conv: Any, x_dict: Any, edge_index_dict: Any) -> None:
             raise Decline(f"no features of {source} or {target}")
 
 
-def fast_han(conv: Any, x_dict: Any, edge_index_dict: Any, return_semantic_attention_weights: bool = False) -> Any:
+def fast_han(conv: Conv, x_dict: Any, edge_index_dict: Any, return_semantic_attention_weights: bool = False) -> Any:
     """What HANConv.forward computes."""
     _check(conv, x_dict, edge_index_dict)
     graphs = [
@@ -72,7 +72,7 @@ def fast_han(conv: Any, x_dict: Any, edge_index_dict: Any, return_semantic_atten
     return results
 
 
-def fast_hgt(conv: Any, x_dict: Any, edge_index_dict: Any) -> dict[str, Tensor | None]:
+def fast_hgt(conv: Conv, x_dict: Any, edge_index_dict: Any) -> dict[str, Tensor | None]:
     """What HGTConv.forward computes."""
     _check(conv, x_dict, edge_index_dict)
     graph = _joined(conv, x_dict, edge_index_dict)
@@ -129,7 +129,7 @@ def _side_by_side(graphs: list[Graph]) -> Graph:
     return _together(graphs, "side by side", make)
 
 
-def _joined(conv: Any, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any]) -> Graph:
+def _joined(conv: Conv, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any]) -> Graph:
     """All relations as one graph: a block of columns for each, rows the nodes of all types."""
     graphs = []
     for kind, edge_index in edge_index_dict.items():

@@ -18,7 +18,7 @@ from stretto.kernels import autocasts
 from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline, check_input, note, note_plan, weight_of
 from stretto.layers.declines import same_type
-from stretto.layers.layer import SUM, Condition, Layer, as_wide_as_x, when
+from stretto.layers.layer import SUM, Condition, Conv, Layer, as_wide_as_x, when
 from stretto.ops import spmm
 
 X, W = Leaf("X", "n", "i"), Leaf("W", "o", "i")
@@ -63,7 +63,7 @@ def teleports(hops: int) -> Expression:
     return (Term((X,), "a"), *powers, Term((Sparse("A", "n", "n", hops), X)))
 
 
-def fast_sg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+def fast_sg(conv: Conv, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What SGConv.forward computes."""
     check_input(x)
     adj = adjacency.gcn(conv, x, edge_index, edge_weight, improved=False, add_self_loops=conv.add_self_loops)
@@ -72,7 +72,7 @@ def fast_sg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = 
     return linear(power(conv.K), tensors, {"A": adj}, bias=conv.lin.bias, note=note_plan(conv))
 
 
-def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+def fast_tag(conv: Conv, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What TAGConv.forward computes."""
     check_input(x)
     hops = len(conv.lins) - 1
@@ -87,7 +87,7 @@ def fast_tag(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
     return out if conv.bias is None else out.to(x.dtype)  # as stock's separate bias does under autocast
 
 
-def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+def fast_ssg(conv: Conv, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What SSGConv.forward computes: (alpha X + (1 - alpha) / K sum_k A^k X) W, on the better side of the weight."""
     check_input(x)
     if autocasts(x):
@@ -115,7 +115,7 @@ def fast_ssg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None =
     return out if conv.lin.bias is None else out + conv.lin.bias
 
 
-def _mixed(conv: Any, adj: Adjacency, base: Tensor) -> Tensor:
+def _mixed(conv: Conv, adj: Adjacency, base: Tensor) -> Tensor:
     """Compute alpha base + (1 - alpha) / K sum_k A^k base, of SSGConv."""
     total = base
     for _ in range(conv.K - 1):  # base + A (base + A (...))
@@ -123,7 +123,7 @@ def _mixed(conv: Any, adj: Adjacency, base: Tensor) -> Tensor:
     return _hop(_scaled(adj, (1 - conv.alpha) / conv.K), total, base, conv.alpha)
 
 
-def fast_appnp(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+def fast_appnp(conv: Conv, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What APPNP.forward computes: K times h <- (1 - alpha) A h + alpha x, each one aggregation with its beta.
 
     There is no weight to take sides of: Horner's scheme is the one order left, forward and backward (teleports).
@@ -142,7 +142,7 @@ def fast_appnp(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None
     return _propagated(conv, adj, x)
 
 
-def _propagated(conv: Any, adj: Adjacency, x: Tensor) -> Tensor:
+def _propagated(conv: Conv, adj: Adjacency, x: Tensor) -> Tensor:
     """K times h <- (1 - alpha) A h + alpha x, of APPNP."""
     step = _scaled(adj, 1 - conv.alpha)
     h = x
@@ -151,7 +151,7 @@ def _propagated(conv: Any, adj: Adjacency, x: Tensor) -> Tensor:
     return h
 
 
-def fast_lg(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+def fast_lg(conv: Conv, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What LGConv.forward computes: A x, normalised or not."""
     check_input(x)
     if conv.normalize:
@@ -182,7 +182,7 @@ def _no_weight_grad(adj: Adjacency) -> None:
         raise Decline("edge_weight needs a gradient")
 
 
-def _hops(count: Callable[[Any], int]) -> tuple[Condition, ...]:
+def _hops(count: Callable[[Conv], int]) -> tuple[Condition, ...]:
     """What of a number of hops can be one plan."""
     return (
         when(lambda c: count(c) < 1, "K is 0"),

@@ -12,12 +12,12 @@ from stretto.graph import Graph
 from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline, note, weight_of
 from stretto.layers.declines import same_type
-from stretto.layers.layer import SUM, Layer, as_wide_as_result, when
+from stretto.layers.layer import SUM, Conv, Layer, as_wide_as_result, when
 from stretto.ops import gather_rows, segment_reduce, spmm
 
 
 def fast(
-    conv: Any,
+    conv: Conv,
     x: Tensor,
     hyperedge_index: Any,
     hyperedge_weight: Tensor | None = None,

@@ -6,7 +6,7 @@ by its name. stretto.layers.LAYERS is the table of all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,13 +21,17 @@ class Conv(Protocol):
     aggr: Any
     flow: str
     training: bool
+    message: Any
+    update: Any
 
     def __getattr__(self, name: str) -> Any: ...
 
+    def __setattr__(self, name: str, value: Any) -> None: ...
+
 
 Fast = Callable[..., Any]
-Condition = Callable[[Any], "str | None"]  # of a layer: why no call of it can run fast, or None
-Width = Callable[[Any, int, int], int]  # of a layer, from the widths of x and of its result
+Condition = Callable[[Conv], "str | None"]  # of a layer: why no call of it can run fast, or None
+Width = Callable[[Conv, int, int], int]  # of a layer, from the widths of x and of its result
 
 SUM = ("add", "sum")
 SIMPLE = (*SUM, "mean", "max", "min")
@@ -53,13 +57,18 @@ class Summands:
         return self.reduce not in ("max", "min") and not learns
 
 
+Maps = tuple[Sequence[Tensor], Sequence[Tensor] | None]  # weights that what came passes through, and the own row
+
+
 @dataclass(frozen=True)
 class Split:
     """How a layer runs on a part of a graph: what its sources send, and what it makes of their sum and its own row."""
 
-    made: Callable[[Any, Tensor, Tensor], Tensor]  # conv, sum of what came [rows, k], own rows -> [rows, o]
-    sent: Callable[[Any, Tensor], Tensor] | None = None  # conv, x -> what the sources send; None: x itself
+    made: Callable[[Conv, Tensor, Tensor], Tensor]  # conv, sum of what came [rows, k], own rows -> [rows, o]
+    sent: Callable[[Conv, Tensor], Tensor] | None = None  # conv, x -> what the sources send; None: x itself
     normalised: bool = False  # whether A is GCN's, with the loop it adds to every row
+    own_weight: Callable[[Conv], float] | None = None  # of its own row; None: 1
+    maps: Callable[[Conv], Maps | str] | None = None  # that both pass through, or why their gain has no bound
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,7 @@ class Layer:
     summands: Callable[..., Summands] | None = None  # of its arguments, where it is a sum of products
     split: Split | None = None  # how it runs on a part of a graph, where it can
 
-    def why_declined(self, conv: Any) -> str | None:
+    def why_declined(self, conv: Conv) -> str | None:
         """Why no call of this layer can run fast, or None where that depends on its input."""
         if self.aggr and conv.aggr not in self.aggr:
             return f"aggr is {conv.aggr}"
@@ -88,17 +97,17 @@ class Layer:
         return None
 
 
-def when(holds: Callable[[Any], bool], reason: str) -> Condition:
+def when(holds: Callable[[Conv], bool], reason: str) -> Condition:
     """The condition that a layer of which this holds runs as stock."""
     return lambda conv: reason if holds(conv) else None
 
 
-def as_wide_as_x(conv: Any, i: int, o: int) -> int:
+def as_wide_as_x(conv: Conv, i: int, o: int) -> int:
     """Messages are rows of x."""
     return i
 
 
-def as_wide_as_result(conv: Any, i: int, o: int) -> int:
+def as_wide_as_result(conv: Conv, i: int, o: int) -> int:
     """Messages are as wide as the result."""
     return o
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from stretto.layers import adjacency, edges
 from stretto.layers.base import note, weight_of
-from stretto.layers.layer import SUM, Layer, as_wide_as_result
+from stretto.layers.layer import SUM, Conv, Layer, as_wide_as_result
 from stretto.ops import segment_reduce, spmm
 
 
-def fast(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+def fast(conv: Conv, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
     """What LEConv.forward computes."""
     x_src, x_dst = edges.both_ends(x)
     first = weight_of(conv.lin1, x_src, bias=True)

@@ -11,11 +11,11 @@ from torch import Tensor
 from stretto.graph import Graph
 from stretto.layers import edges
 from stretto.layers.base import Decline, note, weight_of
-from stretto.layers.layer import SUM, Layer, as_wide_as_x
+from stretto.layers.layer import SUM, Conv, Layer, as_wide_as_x
 from stretto.ops import gather_rows, segment_matmul, spmm
 
 
-def fast(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+def fast(conv: Conv, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     """What MFConv.forward computes."""
     x_src, x_dst, _ = edges.ends(x)
     weights = [weight_of(lin, x_src, bias=True) for lin in conv.lins_l]

@@ -17,7 +17,7 @@ from stretto.layers.base import LINEAR, Decline, hooked, note
 from stretto.layers.edges import norms, streaming
 from stretto.layers.edges.norms import in_order
 from stretto.layers.gin import rest_of_mlp
-from stretto.layers.layer import SIMPLE, Layer, as_wide_as_result
+from stretto.layers.layer import SIMPLE, Conv, Layer, as_wide_as_result
 from stretto.ops.attention import attention
 from stretto.ops.dense import dense_of_sums, plus_dense
 from stretto.ops.edge_mlp import Ends, edge_mlp
@@ -26,7 +26,7 @@ from stretto.ops.spmm import spmm
 WIDTH = 256  # channels for which streaming.BLOCK edges are a block
 
 
-def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
+def fast(conv: Conv, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
     """What NNConv.forward computes."""
     edge_index, edge_attr, size = edges.unpacked(conv, edge_index, edge_attr, size)
     x_src, x_dst, _ = edges.ends(x)
@@ -44,7 +44,7 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, si
     return out if conv.bias is None else out + conv.bias
 
 
-def _contracted(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce: str) -> Tensor:
+def _contracted(conv: Conv, graph: Graph, x: Tensor, attr: Tensor, reduce: str) -> Tensor:
     """(sum h(e) (x) x_j) W, or Decline."""
     if reduce not in ("sum", "mean"):
         raise Decline(f"aggr is {reduce}")
@@ -68,7 +68,7 @@ def _contracted(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce: str) -
     return out if reduce == "sum" else out * graph.mean_scale(out.dtype).unsqueeze(1)
 
 
-def _matrices_in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, reduce: str, why: Decline) -> Tensor:
+def _matrices_in_blocks(conv: Conv, graph: Graph, x: Tensor, attr: Tensor, reduce: str, why: Decline) -> Tensor:
     """Messages x_j nn(e) as they are written, in blocks of edges once their matrices are large; why: nothing else."""
     i, o = conv.in_channels_l, conv.out_channels
     modules = in_order(conv.nn)
@@ -98,7 +98,7 @@ def _outer(graph: Graph, x: Tensor, h: Tensor) -> Tensor:
 
 
 def _outer_in_blocks(
-    conv: Any, graph: Graph, x: Tensor, attr: Tensor, before: list[Any], run: Callable[[Tensor], Tensor]
+    conv: Conv, graph: Graph, x: Tensor, attr: Tensor, before: list[Any], run: Callable[[Tensor], Tensor]
 ) -> Tensor | None:
     """_outer() of what the modules before the last Linear make of attr, where that is too large to be kept; or None."""
     widest = max((m.weight.size(0) for m in before if type(m) in LINEAR), default=0)

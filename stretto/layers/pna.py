@@ -16,7 +16,7 @@ from stretto.graph import Graph
 from stretto.layers import edges
 from stretto.layers.base import Decline, hooked, note, weight_of
 from stretto.layers.edges import streaming
-from stretto.layers.layer import Layer
+from stretto.layers.layer import Conv, Layer
 from stretto.ops import statistics
 from stretto.ops.dense import plus_dense
 
@@ -32,7 +32,7 @@ SCALERS = ("identity", "amplification", "attenuation", "linear", "inverse_linear
 LEAST = 1e-5  # stock's threshold below which a variance counts as 0
 
 
-def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
+def fast(conv: Conv, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
     """What PNAConv.forward computes."""
     edge_index, edge_attr, _ = edges.unpacked(conv, edge_index, edge_attr)
     x, _, _ = edges.ends(x)
@@ -66,7 +66,7 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None)
     return result
 
 
-def _attributes(conv: Any, graph: Graph, edge_attr: Any, x: Tensor) -> Tensor | None:
+def _attributes(conv: Conv, graph: Graph, edge_attr: Any, x: Tensor) -> Tensor | None:
     """The features of edges, where the layer takes some, or Decline."""
     attr = None if edge_attr is None else edges.one_per_edge(graph, edge_attr, x)
     if (attr is None) != (conv.edge_dim is None) or (attr is not None and attr.dim() != 2):
@@ -77,7 +77,7 @@ def _attributes(conv: Any, graph: Graph, edge_attr: Any, x: Tensor) -> Tensor | 
 
 
 def _from_edges(
-    conv: Any,
+    conv: Conv,
     graph: Graph,
     u: Tensor,
     v: Tensor,
@@ -97,19 +97,19 @@ def _from_edges(
     return torch.cat(moved, dim=-1)
 
 
-def _aggregations(conv: Any) -> tuple[Any, list[Any]]:
+def _aggregations(conv: Conv) -> tuple[Any, list[Any]]:
     """The module that combines the layer's aggregations, and those. One alone combines nothing."""
     inner = conv.aggr_module.aggr
     return inner, list(inner.aggrs) if edges.is_stock(inner, stock.MultiAggregation) else [inner]
 
 
-def _names(conv: Any) -> list[str]:
+def _names(conv: Conv) -> list[str]:
     """Of the layer's aggregations; "": another than those we know."""
     _, modules = _aggregations(conv)
     return [next((name for kind, name in KNOWN.items() if edges.is_stock(m, kind)), "") for m in modules]
 
 
-def _why_scalers(conv: Any) -> str | None:
+def _why_scalers(conv: Conv) -> str | None:
     scaler = conv.aggr_module
     known = edges.is_stock(scaler, stock.DegreeScalerAggregation)
     if not known or any(s not in SCALERS for s in scaler.scaler):
@@ -119,7 +119,7 @@ def _why_scalers(conv: Any) -> str | None:
     return f"aggregations are combined by {inner.mode}" if several and inner.mode != "cat" else None
 
 
-def _why_aggregations(conv: Any) -> str | None:
+def _why_aggregations(conv: Conv) -> str | None:
     (inner, modules), names = _aggregations(conv), _names(conv)
     variances: list[Any] = [
         m if name == "var" else m.var_aggr for m, name in zip(modules, names, strict=True) if name in ("var", "std")
@@ -132,7 +132,7 @@ def _why_aggregations(conv: Any) -> str | None:
     return None
 
 
-def _check_post(conv: Any, rows: Tensor, count: int) -> None:
+def _check_post(conv: Conv, rows: Tensor, count: int) -> None:
     """Decline before anything has run, unless every tower's post-layer starts with a plain Linear. rows [0, f]."""
     width = rows.size(1)
     for nn in conv.post_nns:
@@ -148,7 +148,7 @@ def _towers(x: Tensor, weight: Tensor, divided: bool) -> Tensor:
 
 
 def _aggregate_edges(
-    conv: Any,
+    conv: Conv,
     graph: Graph,
     u: Tensor,
     v: Tensor,

@@ -21,14 +21,14 @@ from stretto import settings
 from stretto.compile import Product, joint
 from stretto.kernels import autocasts
 from stretto.layers.base import Decline, hooked, messages, note, note_fast, record_of
-from stretto.layers.layer import Layer, Summands
+from stretto.layers.layer import Conv, Layer, Summands
 from stretto.layers.watched import why_stock
 
 Part = tuple[Any, Summands]  # a layer and what it adds up
 Call = tuple[str, Any, list[Any], dict[str, Any]]  # type of the destination, layer, arguments, keywords
 
 
-def fast(conv: Any, *args_dict: Any, **kwargs_dict: Any) -> dict[str, Tensor | None]:
+def fast(conv: Conv, *args_dict: Any, **kwargs_dict: Any) -> dict[str, Tensor | None]:
     """What HeteroConv.forward computes."""
     if settings.get("STRETTO_PLAN") == "stock":
         raise Decline("relations in turn, as stock has them")
@@ -67,7 +67,7 @@ def _side_by_side(calls: list[Call]) -> dict[str, dict[int, Part]]:
     return joined
 
 
-def _calls(conv: Any, args_dict: Any, kwargs_dict: Any) -> Iterator[Call]:
+def _calls(conv: Conv, args_dict: Any, kwargs_dict: Any) -> Iterator[Call]:
     """The call of every relation that has a value of its own."""
     if any(not name.endswith("_dict") for name in kwargs_dict):
         raise Decline("a keyword does not end with _dict")

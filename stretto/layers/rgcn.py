@@ -21,7 +21,7 @@ from stretto.graph import Graph
 from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline, note, note_order
 from stretto.layers.declines import same_type
-from stretto.layers.layer import SIMPLE, SUM, Layer, as_wide_as_result, as_wide_as_x
+from stretto.layers.layer import SIMPLE, SUM, Conv, Layer, as_wide_as_result, as_wide_as_x
 from stretto.machine.rates import Profile
 from stretto.ops import gather_rows, segment_matmul, spmm
 from stretto.ops.attention import attention
@@ -39,7 +39,7 @@ class Relations:
     _derived: dict[Any, Any] = field(default_factory=dict)  # what depends on edge_type and further tensors
 
 
-def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
+def fast(conv: Conv, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
     """What RGCNConv.forward computes."""
     reduce = edges.reduction(conv)
     x_src, x_dst = _inputs(conv, x)
@@ -48,14 +48,14 @@ def fast(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) ->
     return _rooted(conv, _relational(conv, x_src, x_dst, edge_index, edge_type, reduce), x_dst)
 
 
-def fast_grouped(conv: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
+def fast_grouped(conv: Conv, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
     """What FastRGCNConv.forward computes."""
     reduce = edges.reduction(conv)
     x_src, x_dst = _inputs(conv, x)
     return _rooted(conv, _relational(conv, x_src, x_dst, edge_index, edge_type, reduce), x_dst)
 
 
-def _inputs(conv: Any, x: Any) -> tuple[Tensor, Tensor]:
+def _inputs(conv: Conv, x: Any) -> tuple[Tensor, Tensor]:
     x_src = x[0] if isinstance(x, tuple) else x
     if x_src is None:
         x_src = _numbers(conv.in_channels_l, conv.weight.device)
@@ -76,13 +76,13 @@ def _numbers(count: int, device: torch.device) -> Tensor:
         return torch.arange(count, device=device)
 
 
-def _rooted(conv: Any, out: Tensor, x_dst: Tensor) -> Tensor:
+def _rooted(conv: Conv, out: Tensor, x_dst: Tensor) -> Tensor:
     if conv.root is not None:
         out = torch.addmm(out, x_dst, conv.root) if x_dst.is_floating_point() else out + conv.root[x_dst]
     return out if conv.bias is None else out + conv.bias
 
 
-def _relational(conv: Any, x: Tensor, x_dst: Tensor, edge_index: Any, edge_type: Any, reduce: str) -> Tensor:
+def _relational(conv: Conv, x: Tensor, x_dst: Tensor, edge_index: Any, edge_type: Any, reduce: str) -> Tensor:
     """Sum over relations of reduce(A_r x) W_r. -> [n, o]."""
     graph = _graph(conv, edge_index, x, x_dst)
     if isinstance(edge_type, Tensor) and (edge_type.dtype not in adjacency.INDEX or edge_type.layout != torch.strided):
@@ -109,7 +109,7 @@ def _relational(conv: Any, x: Tensor, x_dst: Tensor, edge_index: Any, edge_type:
 PAIRS, BASES = "pairs: sum_r (A_r X) W_r", "bases: sum_b (sum_r c_rb A_r) X V_b"
 
 
-def _ordered(conv: Any, graph: Graph, relations: Relations, x: Tensor) -> tuple[Order, Trial | None]:
+def _ordered(conv: Conv, graph: Graph, relations: Relations, x: Tensor) -> tuple[Order, Trial | None]:
     """By pairs or by bases; and what times it, while that is not settled."""
     n, count, bases = graph.num_rows, relations.bounds[-1], conv.num_bases
     i, o, size = conv.in_channels_l, conv.out_channels, x.element_size()
@@ -125,14 +125,14 @@ def _ordered(conv: Any, graph: Graph, relations: Relations, x: Tensor) -> tuple[
     return order, trial
 
 
-def _merged(conv: Any, weight: Tensor) -> Tensor:
+def _merged(conv: Conv, weight: Tensor) -> Tensor:
     """W_r = sum_b c_rb V_b. [R, i, o]."""
     of_relations = conv.comp @ weight.view(conv.num_bases, -1)
     result: Tensor = of_relations.view(conv.num_relations, conv.in_channels_l, conv.out_channels)
     return result
 
 
-def _by_pairs(conv: Any, weight: Tensor, relations: Relations, x: Tensor, reduce: str) -> Tensor:
+def _by_pairs(conv: Conv, weight: Tensor, relations: Relations, x: Tensor, reduce: str) -> Tensor:
     """One row per pair of relation and node meets the relation's weight."""
     u = spmm(relations.into, x, reduce=reduce)
     if conv.num_blocks is not None:
@@ -140,7 +140,7 @@ def _by_pairs(conv: Any, weight: Tensor, relations: Relations, x: Tensor, reduce
     return spmm(relations.out, segment_matmul(u, relations.bounds, weight))
 
 
-def _by_bases(conv: Any, weight: Tensor, graph: Graph, relations: Relations, x: Tensor, reduce: str) -> Tensor:
+def _by_bases(conv: Conv, weight: Tensor, graph: Graph, relations: Relations, x: Tensor, reduce: str) -> Tensor:
     """U[i, b] = sum over edges of c[type, b] / count * x_j, then one GEMM over all bases."""
     merged = gather_rows(conv.comp, relations.edge_type)
     if reduce == "mean":
@@ -160,7 +160,7 @@ def _by_blocks(u: Tensor, bounds: list[int], weight: Tensor) -> Tensor:
     return torch.cat(pieces)
 
 
-def _lookup(conv: Any, graph: Graph, relations: Relations, x: Tensor, reduce: str) -> Tensor:
+def _lookup(conv: Conv, graph: Graph, relations: Relations, x: Tensor, reduce: str) -> Tensor:
     """Nodes are numbers: x_j W_r is row x_j of W_r, so each edge takes one row of all weights stacked."""
     if conv.num_blocks is not None or reduce not in ("sum", "mean"):
         raise Decline("numbered nodes with blocks or a maximum")
@@ -179,7 +179,7 @@ def _lookup(conv: Any, graph: Graph, relations: Relations, x: Tensor, reduce: st
     return spmm(stacked, weight.reshape(-1, conv.out_channels), share)
 
 
-def _graph(conv: Any, edge_index: Any, x: Tensor, x_dst: Tensor) -> Graph:
+def _graph(conv: Conv, edge_index: Any, x: Tensor, x_dst: Tensor) -> Graph:
     if not edges.is_plain(edge_index):
         raise Decline(f"edge_index is a {type(edge_index).__name__}, not [2, E]")
     if conv.flow == "target_to_source" and x.size(0) != x_dst.size(0):
@@ -194,7 +194,7 @@ def _shares(relations: Relations, dtype: torch.dtype) -> Tensor:
     return result
 
 
-def _relations(conv: Any, graph: Graph, edge_type: Any) -> Relations:
+def _relations(conv: Conv, graph: Graph, edge_type: Any) -> Relations:
     if not isinstance(edge_type, Tensor) or edge_type.shape != (graph.num_edges,) or edge_type.is_floating_point():
         raise Decline("edge_type is not one number per edge")
     count = conv.num_relations

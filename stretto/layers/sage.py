@@ -15,7 +15,7 @@ from stretto.layers import adjacency
 from stretto.layers.base import Decline, check_input, note, note_plan, weight_of
 from stretto.layers.declines import pair_of
 from stretto.layers.features import aggregated, linear_of_nonzeros
-from stretto.layers.layer import SIMPLE, Layer, Split, Summands, as_wide_as_x
+from stretto.layers.layer import SIMPLE, Conv, Layer, Maps, Split, Summands, as_wide_as_x
 from stretto.ops import spmm
 from stretto.ops.projections import plus
 
@@ -28,18 +28,18 @@ WITH_OTHER_ROOT = (*NEIGHBOURS, Term((OTHER, Transpose(V))))
 FEW_EDGES = 260_000  # on a device, below which stock's few launches cost less (docs/gpu.md)
 
 
-def fast_sage(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+def fast_sage(conv: Conv, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     """What SAGEConv.forward computes."""
     out = evaluated(conv, of_sage(conv, x, edge_index, size))
     return torch.nn.functional.normalize(out, p=2.0, dim=-1) if conv.normalize else out
 
 
-def fast_graph(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None) -> Tensor:
+def fast_graph(conv: Conv, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None) -> Tensor:
     """What GraphConv.forward computes."""
     return evaluated(conv, of_graph(conv, x, edge_index, edge_weight, size))
 
 
-def of_sage(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Summands:
+def of_sage(conv: Conv, x: Any, edge_index: Any, size: Any = None) -> Summands:
     """The summands of a SAGEConv, before it normalises."""
     x_src, x_dst, own = _ends(conv, x)
     if conv.project and hasattr(conv, "lin"):
@@ -53,7 +53,7 @@ def of_sage(conv: Any, x: Any, edge_index: Any, size: Any = None) -> Summands:
     return Summands(x_src, weight, conv.lin_l.bias, adj, conv.aggr, root, root_weight, own)
 
 
-def of_graph(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None) -> Summands:
+def of_graph(conv: Conv, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None) -> Summands:
     """The summands of a GraphConv."""
     x_src, x_dst, own = _ends(conv, x)
     adj = _adjacency(conv, edge_index, x_src, x_dst, size)
@@ -65,21 +65,21 @@ def of_graph(conv: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = No
     return Summands(x_src, weight, conv.lin_rel.bias, adj, conv.aggr, x_dst, root_weight, own)
 
 
-def _ends(conv: Any, x: Any) -> tuple[Tensor, Tensor | None, bool]:
+def _ends(conv: Conv, x: Any) -> tuple[Tensor, Tensor | None, bool]:
     x_src, x_dst = pair_of(x)
     own = x_dst is x_src
     check_input(x_src, *(() if x_dst is None or own else (x_dst,)))
     return x_src, x_dst, own
 
 
-def _adjacency(conv: Any, edge_index: Any, x: Tensor, x_dst: Tensor | None, size: Any) -> Adjacency:
+def _adjacency(conv: Conv, edge_index: Any, x: Tensor, x_dst: Tensor | None, size: Any) -> Adjacency:
     num_dst = adjacency.destinations(edge_index, size, x_dst, x)
     graph = adjacency.graph_of(conv, edge_index, x.size(0), num_dst, few=FEW_EDGES)
     scale_type = torch.float64 if x.dtype == torch.float64 else torch.float32
     return Adjacency(graph, graph.mean_scale(scale_type) if conv.aggr == "mean" else None)
 
 
-def evaluated(conv: Any, of: Summands) -> Tensor:
+def evaluated(conv: Conv, of: Summands) -> Tensor:
     """reduce(A x) weight' + bias + root root_weight' of a layer."""
     if not of.is_linear:
         note(conv, f"({of.reduce} A X) W'" + ("" if of.root is None else " + X V'"))
@@ -107,21 +107,27 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight.t() if found is None else found
 
 
-def _sage_summands(conv: Any, *args: Any, **kwargs: Any) -> Summands:
+def _sage_summands(conv: Conv, *args: Any, **kwargs: Any) -> Summands:
     if conv.normalize:
         raise Decline("its result is normalised")
     return of_sage(conv, *args, **kwargs)
 
 
-def _sent(conv: Any, x: Tensor) -> Tensor:
+def _sent(conv: Conv, x: Tensor) -> Tensor:
     projected: Tensor = conv.lin(x).relu() if conv.project and hasattr(conv, "lin") else x
     return projected
 
 
-def _made(conv: Any, gathered: Tensor, own: Tensor) -> Tensor:
+def _made(conv: Conv, gathered: Tensor, own: Tensor) -> Tensor:
     out: Tensor = conv.lin_l(gathered)
     out = out + conv.lin_r(own) if conv.root_weight else out
     return torch.nn.functional.normalize(out, p=2.0, dim=-1) if conv.normalize else out
+
+
+def _maps(conv: Conv) -> Maps | str:
+    if conv.normalize or conv.project:
+        return "SAGEConv normalises or projects rows, which has no bound here"
+    return [conv.lin_l.weight], [conv.lin_r.weight] if conv.root_weight else None
 
 
 SAGE = Layer(
@@ -133,7 +139,7 @@ SAGE = Layer(
     copies=True,
     few_edges=FEW_EDGES,
     summands=_sage_summands,
-    split=Split(_made, _sent),
+    split=Split(_made, _sent, maps=_maps),
 )
 GRAPH = Layer(
     pyg.GraphConv,

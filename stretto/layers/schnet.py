@@ -17,12 +17,12 @@ from stretto.layers.base import LINEAR, Decline, hooked, note, weight_of
 from stretto.layers.edges import streaming
 from stretto.layers.edges.chains import chain_of
 from stretto.layers.edges.pairs import Features, features_of
-from stretto.layers.layer import SUM, Layer
+from stretto.layers.layer import SUM, Conv, Layer
 from stretto.ops.edge_layer import Chain, Form, edge_layer, takes, width_after
 from stretto.ops.edge_packed import linear_of_data, product_messages, shifted_softplus
 
 
-def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor, edge_attr: Tensor) -> Tensor:
+def fast(conv: Conv, x: Tensor, edge_index: Any, edge_weight: Tensor, edge_attr: Tensor) -> Tensor:
     """What CFConv.forward computes."""
     x, _, _ = edges.ends(x)
     graph = edges.plain_graph(conv, edge_index, x, x)
@@ -50,13 +50,13 @@ def fast(conv: Any, x: Tensor, edge_index: Any, edge_weight: Tensor, edge_attr: 
     return result
 
 
-def _widest(conv: Any) -> int:
+def _widest(conv: Conv) -> int:
     """Of the arrays that a layer with a Sequential makes for each edge."""
     result: int = max([conv.lin2.weight.size(1), *(m.weight.size(0) for m in conv.nn if type(m) in LINEAR)])
     return result
 
 
-def _in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, length: Tensor) -> Tensor | None:
+def _in_blocks(conv: Conv, graph: Graph, x: Tensor, attr: Tensor, length: Tensor) -> Tensor | None:
     """The layer with filters made in blocks of edges, and made again in backward; None where they must see all."""
     if not streaming.row_by_row(conv.nn, random=True):
         return None
@@ -83,7 +83,7 @@ def _in_blocks(conv: Any, graph: Graph, x: Tensor, attr: Tensor, length: Tensor)
     return result
 
 
-def _at_once(conv: Any, graph: Graph, x: Tensor, found: Features) -> Tensor | None:
+def _at_once(conv: Conv, graph: Graph, x: Tensor, found: Features) -> Tensor | None:
     """The whole layer as one step, where it is small and its networks are Linears and known activations; else None."""
     chains = chain_of(conv.lin1), chain_of(conv.nn), chain_of(conv.lin2)
     before, edge, after = chains
@@ -97,7 +97,7 @@ def _at_once(conv: Any, graph: Graph, x: Tensor, found: Features) -> Tensor | No
     return edge_layer(graph, x, found.attr, before, edge, after, Form("product", None, found.pairs))
 
 
-def _kept_window(conv: Any, found: Features) -> Tensor:
+def _kept_window(conv: Conv, found: Features) -> Tensor:
     assert found.length is not None
     key = ("window", conv.cutoff)
     if key not in found.kept:
@@ -107,7 +107,7 @@ def _kept_window(conv: Any, found: Features) -> Tensor:
     return result
 
 
-def _filters(conv: Any, plain: bool, found: Features) -> Tensor:
+def _filters(conv: Conv, plain: bool, found: Features) -> Tensor:
     """W of every edge or pair of edges. [E or P, filters]."""
     window = _kept_window(conv, found)
     first = conv.nn[0] if plain and len(conv.nn) else None

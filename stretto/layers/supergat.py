@@ -15,13 +15,13 @@ from torch import Tensor
 from stretto.layers import edges
 from stretto.layers.base import note, weight_of
 from stretto.layers.declines import same_type
-from stretto.layers.layer import SUM, Layer
+from stretto.layers.layer import SUM, Conv, Layer
 from stretto.ops import sddmm
 from stretto.ops.attention import attention
 
 
 def fast(
-    conv: Any, x: Tensor, edge_index: Any, neg_edge_index: Tensor | None = None, batch: Tensor | None = None
+    conv: Conv, x: Tensor, edge_index: Any, neg_edge_index: Tensor | None = None, batch: Tensor | None = None
 ) -> Tensor:
     """What SuperGATConv.forward computes."""
     x, _, _ = edges.ends(x)
@@ -49,7 +49,7 @@ def fast(
     return out if conv.bias is None else out + conv.bias
 
 
-def _supervise(conv: Any, h: Tensor, edge_index: Tensor, negative: Tensor | None, batch: Tensor | None) -> None:
+def _supervise(conv: Conv, h: Tensor, edge_index: Tensor, negative: Tensor | None, batch: Tensor | None) -> None:
     """Logits of edges and of non-edges, kept on the layer for get_attention_loss()."""
     positive = conv.positive_sampling(edge_index)
     logits = _logits(conv, h, positive)
@@ -60,7 +60,7 @@ def _supervise(conv: Any, h: Tensor, edge_index: Tensor, negative: Tensor | None
     conv.att_y[: positive.size(1)] = 1.0
 
 
-def _logits(conv: Any, h: Tensor, pairs: Tensor) -> Tensor:
+def _logits(conv: Conv, h: Tensor, pairs: Tensor) -> Tensor:
     result: Tensor = conv.get_attention(
         edge_index_i=pairs[1], x_i=h[pairs[1]], x_j=h[pairs[0]], num_nodes=h.size(0), return_logits=True
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from stretto.graph import Graph
 from stretto.layers import edges
 from stretto.layers.base import Decline, messages, note, weight_of
-from stretto.layers.layer import SUM, Layer
+from stretto.layers.layer import SUM, Conv, Layer
 from stretto.ops.attention import attention
 from stretto.ops.attention_layer import attention_layer, takes
 from stretto.ops.projections import plus, projections
@@ -21,7 +21,7 @@ from stretto.ops.rows import all_reached
 
 
 def fast(
-    conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, return_attention_weights: Any = None
+    conv: Conv, x: Any, edge_index: Any, edge_attr: Tensor | None = None, return_attention_weights: Any = None
 ) -> Any:
     """What TransformerConv.forward computes."""
     x_src, x_dst = edges.both_ends(x)
@@ -58,7 +58,7 @@ def _projected(x_src: Tensor, x_dst: Tensor, maps: Any) -> list[Tensor]:
 
 
 def _attended(
-    conv: Any,
+    conv: Conv,
     graph: Graph,
     query: Tensor,
     key: Tensor,
@@ -93,7 +93,7 @@ def _attended(
     return out, others[-1] if wanted else None
 
 
-def _rooted(conv: Any, out: Tensor, root: Tensor) -> Tensor:
+def _rooted(conv: Conv, out: Tensor, root: Tensor) -> Tensor:
     """The result with the root term, gated where the layer gates it."""
     if conv.lin_beta is None:
         return plus(out, root)
@@ -102,14 +102,14 @@ def _rooted(conv: Any, out: Tensor, root: Tensor) -> Tensor:
     return gated
 
 
-def _one_step(conv: Any, graph: Any, x: Tensor, parameters: Any) -> bool:
+def _one_step(conv: Conv, graph: Any, x: Tensor, parameters: Any) -> bool:
     """Whether the whole layer, of one set of nodes, runs as one step."""
     if len(parameters) != 8 or conv.lin_beta is not None or not (conv.concat or conv.heads == 1):
         return False
     return takes(graph, x, conv.out_channels, *parameters)
 
 
-def _plain_skip(conv: Any, x: Tensor) -> bool:
+def _plain_skip(conv: Conv, x: Tensor) -> bool:
     """Whether the root term is a Linear that may join the other products."""
     try:
         return bool(conv.root_weight) and weight_of(conv.lin_skip, x, bias=True) is not None
@@ -117,7 +117,7 @@ def _plain_skip(conv: Any, x: Tensor) -> bool:
         return False
 
 
-def _edge_weight(conv: Any, graph: Any, edge_index: Any, edge_attr: Any, x: Tensor) -> Tensor | None:
+def _edge_weight(conv: Conv, graph: Any, edge_index: Any, edge_attr: Any, x: Tensor) -> Tensor | None:
     """The weight of the edge features [h, c, d], None if the layer has none, or Decline."""
     if conv.lin_edge is None:
         if edge_attr is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.modules import module as torch_module
 from torch_geometric.nn import aggr as stock_aggr
 
-from stretto.layers.layer import is_stock, stock_of
+from stretto.layers.layer import Conv, is_stock, stock_of
 from stretto.ops.batched import transformed
 
 # What a fast function does in place of. PyG writes some of them itself, from templates.
@@ -117,7 +117,7 @@ _HOOKS = (
 )
 
 
-def why_stock(conv: Any, *, aggregates_itself: bool = False) -> str | None:
+def why_stock(conv: Conv, *, aggregates_itself: bool = False) -> str | None:
     """Why a layer must run as stock whatever its input, or None. aggregates_itself: the caller reads aggr_module."""
     state = conv.__dict__
     if state.get("_explain"):
@@ -161,7 +161,7 @@ AGGR_MODULES = {
 }
 
 
-def _why_aggregation(conv: Any) -> str | None:
+def _why_aggregation(conv: Conv) -> str | None:
     """Why a layer's aggregation is another than its `aggr` says, or None."""
     module = conv._modules.get("aggr_module")
     if module is None:
@@ -175,7 +175,7 @@ def _why_aggregation(conv: Any) -> str | None:
     return None
 
 
-def _left_by_explainer(conv: Any, method: Any) -> bool:
+def _left_by_explainer(conv: Conv, method: Any) -> bool:
     """Whether an attribute is the class's own method, put on the instance when PyG switched an explainer off."""
     classes = [vars(kind) for kind in type(conv).__mro__]
     own = [found.get(name) for found in classes for name in ("_jinja_propagate", "_jinja_edge_updater")]

@@ -91,7 +91,7 @@ def run_trimmed(model: Any, batch: Any, *, semantics: str = "frontier") -> Tenso
     if isinstance(batch.num_sampled_nodes, list) and not _is_as_given(batch):  # the user dropped some edges, say
         whole = True
     known = [] if whole else getattr(batch, "layers", None) or layers(batch, semantics=semantics)
-    if len(known) != model.num_layers:
+    if whole or len(known) != model.num_layers:
         x = model(x, batch.edge_index)[: batch.batch_size]
         return x
     for i, layer in enumerate(known):

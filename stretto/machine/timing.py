@@ -259,11 +259,11 @@ def memory_as(keeps: bool) -> Iterator[None]:
         allocator.switch(before)
 
 
-def as_alone(name: str, call: Callable[[], object]) -> Callable[[], object]:
-    """The call with the allocator as a process has it: as it always was for stock, keeping freed memory for us."""
+def as_alone(call: Callable[[], object], *, ours: bool) -> Callable[[], object]:
+    """The call with the allocator as a process has it: keeping freed memory for ours, as it always was for stock."""
 
     def go() -> object:
-        allocator.switch(not name.startswith("stock"))
+        allocator.switch(ours)
         return call()
 
     return go

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stretto.observe.costs import TREE, Args, Cost, Formula, bytes_of, least, log2, pointwise, unknown
+from stretto.observe.costs import TREE, Args, Formula, bytes_of, least, log2, pointwise, unknown
 from stretto.observe.specs import Size, tensors
 from stretto.ops import KERNELS as DECLARED
+from stretto.ops.cost import Cost
 from stretto.ops.cost import Formula as Declared
 
 

@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.machine.timing import waiter
 from stretto.observe import costs, kernel_costs, locality
-from stretto.observe.costs import Cost
 from stretto.observe.nested import mapped
 from stretto.observe.scratch import cast_bytes, scratch_bytes
 from stretto.observe.specs import Spec, describe, matrices, storage_key, tensors
 from stretto.observe.watched_kernels import watched_kernels
+from stretto.ops.cost import Cost
 
 # Under a dispatch mode autograd's formulas add out of place; a plain step writes into zeros it has just made. So does
 # a watched one: op -> (the formulas that do so, what they run in a plain step, its arguments beyond the op's own).

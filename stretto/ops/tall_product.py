@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stretto import kernels, settings
 from stretto.kernels import cpu_dense, tall
+from stretto.kernels.schema import WIDE
 from stretto.machine.timing import measure
 from stretto.ops.pick import picker
 from stretto.ops.variants import Variant, legal
@@ -36,7 +37,7 @@ def narrow_product(x: Tensor, w: Tensor) -> Tensor:
     It adds up a block of terms at a time, where torch's GEMM adds them one after the other. What it does not take is
     torch's.
     """
-    plain = not kernels.backend(x.device).native or x.dtype not in tall.DTYPES or x.stride(1) != 1
+    plain = not kernels.backend(x.device).native or x.dtype not in WIDE or x.stride(1) != 1
     if plain or x.size(1) < TERMS or x.size(0) < TERMS or w.size(1) >= cpu_dense.SKINNY or not w.numel():
         return x @ w
     out = None

@@ -30,7 +30,7 @@ from stretto import kernels, settings
 from stretto.graph import Graph
 from stretto.kernels import on_host
 from stretto.kernels.looks import note_trained
-from stretto.layers.layer import stock_of
+from stretto.layers.layer import Conv, stock_of
 from stretto.layers.watched import LIBRARIES, METHODS
 from stretto.lifetime import popped_from
 from stretto.ops.program import Program, Unfit, write
@@ -165,7 +165,7 @@ def _like(t: Tensor) -> tuple[Any, ...]:
 class Bound:
     """One step as it is run, and the guard it stands behind."""
 
-    def __init__(self, conv: Any, program: Program, tensors: list[Tensor], again: Long, edge_index: Tensor) -> None:
+    def __init__(self, conv: Conv, program: Program, tensors: list[Tensor], again: Long, edge_index: Tensor) -> None:
         self.program, self.again, self.conv = program, again, weakref.ref(conv)
         self.states = [State(module) for module in conv.modules()]
         self.parameters = _own(conv)
@@ -197,7 +197,7 @@ class Bound:
         return True
 
 
-def _own(conv: Any) -> list[Tensor]:
+def _own(conv: Conv) -> list[Tensor]:
     """Parameters and buffers of a layer, each once."""
     tables = [table for module in conv.modules() for table in (module._parameters, module._buffers)]
     return list({id(t): t for table in tables for t in table.values() if t is not None}.values())
@@ -228,7 +228,7 @@ def _parts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor],
     return tensors, rest
 
 
-def step(conv: Any, args: tuple[Any, ...], kwargs: dict[str, Any], long: Long) -> Any:
+def step(conv: Conv, args: tuple[Any, ...], kwargs: dict[str, Any], long: Long) -> Any:
     """The result of a step that is bound, or that is written down in this call; else MISS: the caller computes it."""
     if len(args) < 2 or args[1].__class__ is not Tensor:
         return MISS
@@ -253,7 +253,7 @@ def step(conv: Any, args: tuple[Any, ...], kwargs: dict[str, Any], long: Long) -
 
 
 def _run(
-    bound: Bound, conv: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], long: Long
+    bound: Bound, conv: Conv, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], long: Long
 ) -> Any:
     """A bound step, with these tensors."""
     record = bound.record
@@ -268,7 +268,7 @@ def _run(
     return bound.program.forward(*tensors, *bound.parameters)[0]
 
 
-def meet(conv: Any, args: tuple[Any, ...], record: Any) -> None:
+def meet(conv: Conv, args: tuple[Any, ...], record: Any) -> None:
     """A layer ran fast on this graph: from now on its calls are counted. record: what report() shows of it."""
     if len(args) < 2 or args[1].__class__ is not Tensor or not on_host(args[1]) or args[1].is_inference():
         return
@@ -285,7 +285,7 @@ def meet(conv: Any, args: tuple[Any, ...], record: Any) -> None:
         known.met[number] = Met(popped_from(cell, 0, edge_index), cell)
 
 
-def forget(conv: Any = None) -> None:
+def forget(conv: Conv | None = None) -> None:
     """Unbind a layer's steps, or those of all."""
     if conv is None:
         _layers.clear()
@@ -297,7 +297,7 @@ def _count(
     known: Layer,
     met: Met,
     key: Hashable,
-    conv: Any,
+    conv: Conv,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     tensors: list[Tensor],

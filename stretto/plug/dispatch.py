@@ -15,7 +15,7 @@ from stretto.kernels.looks import note_trained
 from stretto.layers import adjacency
 from stretto.layers.base import LAZY, SMALL, Decline, Quiet, Record, Small, record_of
 from stretto.layers.declines import why_unusual
-from stretto.layers.layer import Fast, Layer
+from stretto.layers.layer import Conv, Fast, Layer
 from stretto.layers.watched import why_stock
 from stretto.ops import advice
 from stretto.ops.autograd_state import again_in_backward, saved_elsewhere
@@ -50,7 +50,7 @@ def accelerated_forward(layer: Layer, stock_forward: Callable[..., Any] | None =
     return in_place_of(stock.forward, run)
 
 
-def _usual(layer: Layer, fast: Fast, plain: Callable[..., Any], conv: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _usual(layer: Layer, fast: Fast, plain: Callable[..., Any], conv: Conv, /, *args: Any, **kwargs: Any) -> Any:
     """A call that is not bound: fast, or stock's own forward and the reason written down."""
     record = record_of(conv)
     record.calls += 1
@@ -82,7 +82,7 @@ def _why_begun(record: Record) -> str | None:
 
 
 def _tried(
-    conv: Any, record: Record, fast: Fast, plain: Callable[..., Any], args: Any, kwargs: Any
+    conv: Conv, record: Record, fast: Fast, plain: Callable[..., Any], args: Any, kwargs: Any
 ) -> tuple[Any, str | None]:
     """The result of a call, fast or as whoever declines it wants it, and None; or why stock is still to run."""
     shadowed = settings.get("STRETTO_SHADOW") != "0"
@@ -105,7 +105,7 @@ def _tried(
     return (out if watch is None else watch.judged(out, fast, plain)), None
 
 
-def known_reason(conv: Any, layer: Layer | None) -> str | None:
+def known_reason(conv: Conv, layer: Layer | None) -> str | None:
     """Why a layer runs as stock whatever its input, or None: by hooks and replaced methods, or by its constructor.
 
     layer: None for one of a class that is not in our table.

@@ -89,7 +89,7 @@ def explain(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanations:
     return Explanations([_explained(name, module, seen.get(id(module))) for name, module in layers])
 
 
-def _explained(name: str, module: torch.nn.Module, seen: messages.Seen | None) -> Explanation:
+def _explained(name: str, module: Any, seen: messages.Seen | None) -> Explanation:
     record, kind = record_of(module), class_of(module)
     x = None if seen is None else seen.features
     device = device_of(module) if x is None else x.device

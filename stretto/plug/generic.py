@@ -15,11 +15,10 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from stretto import settings
-from stretto.layers import tracing
 from stretto.layers.base import Decline, note_fast, record_of
-from stretto.layers.edges import propagate
+from stretto.layers.edges import propagate, tracing
 from stretto.layers.edges.product import product, reduction
-from stretto.layers.layer import STOCK, stock_of
+from stretto.layers.layer import STOCK, Conv, stock_of
 from stretto.layers.watched import why_stock
 from stretto.plug import inside_compile, shadow
 from stretto.plug.own_class import behind, templates_of
@@ -94,14 +93,14 @@ def fast_propagate(kind: type) -> Callable[..., Any]:
     return in_place_of(stock_propagate, run)
 
 
-def _computed(summed: Callable[..., Tensor], conv: Any, edge_index: Any, **given: Any) -> Any:
+def _computed(summed: Callable[..., Tensor], conv: Conv, edge_index: Any, **given: Any) -> Any:
     """What conv.propagate(edge_index, **given) computes, its messages summed by a function of ours."""
     wanted = _update_arguments(conv, given)
     out = summed(conv, edge_index, given)
     return out if wanted is None else conv.update(owned(out), **wanted)
 
 
-def _watched(compute: Callable[..., Any], stock: Callable[..., Any], conv: Any, edge_index: Any, kwargs: Any) -> Any:
+def _watched(compute: Callable[..., Any], stock: Callable[..., Any], conv: Conv, edge_index: Any, kwargs: Any) -> Any:
     """The result of a fast call, beside stock's where STRETTO_SHADOW wants that."""
     watch = None
     if settings.get("STRETTO_SHADOW") != "0":
@@ -112,7 +111,7 @@ def _watched(compute: Callable[..., Any], stock: Callable[..., Any], conv: Any, 
     return out if watch is None else watch.judged(out, compute, stock)
 
 
-def _update_arguments(conv: Any, given: dict[str, Any]) -> dict[str, Any] | None:
+def _update_arguments(conv: Conv, given: dict[str, Any]) -> dict[str, Any] | None:
     """What update() takes besides the aggregated messages, or Decline; None: it is PyG's own, which does nothing."""
     if type(conv).update is MessagePassing.update:
         return None
@@ -122,7 +121,7 @@ def _update_arguments(conv: Any, given: dict[str, Any]) -> dict[str, Any] | None
     return {name: given[name] for name in names}
 
 
-def _network(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:
+def _network(conv: Conv, edge_index: Any, given: dict[str, Any]) -> Tensor:
     """What conv.propagate(edge_index, **given) computes where message() calls a network of conv, or Decline."""
     return propagate.propagated(conv, edge_index, given, reduction(conv))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stretto.layers.base import Record
-from stretto.layers.layer import Layer
+from stretto.layers.layer import Conv, Layer
 
 
 @dataclass
@@ -69,7 +69,7 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def avoided(conv: Any, layer: Layer | None, record: Record, seen: Seen | None) -> int:
+def avoided(conv: Conv, layer: Layer | None, record: Record, seen: Seen | None) -> int:
     """Bytes of the messages that stock would have built in this call and we have not; at least."""
     if record.path != "fast" or seen is None or record.way.builds:
         return 0

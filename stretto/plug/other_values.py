@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.layers.layer import Conv
 from stretto.ops.program import Program
 from stretto.ops.program_step import step as run_step
 
@@ -19,7 +20,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 def same_on_other_values(
-    conv: Any,
+    conv: Conv,
     program: Program,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch_geometric.nn import MessagePassing
@@ -93,7 +94,7 @@ def _joined(*reasons: str) -> str:
     return "; ".join(filter(None, reasons))
 
 
-def told(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+def told(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """(name, module) of every row of a report: layers, and aggregations that belong to no layer."""
     parts: set[int] = set()  # what is inside a layer or an aggregation is told of with it
     for name, module in uncompiled(model).named_modules():

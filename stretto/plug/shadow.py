@@ -24,6 +24,7 @@ from torch.nn.parameter import UninitializedParameter
 from stretto import settings
 from stretto.kernels import autocasts, has_own_memory
 from stretto.layers.base import UNKNOWN, Decline, Record
+from stretto.layers.layer import Conv
 from stretto.layers.watched import MISMATCH
 from stretto.ops.autograd_state import saved_here
 from stretto.plug.stock import all_stock
@@ -39,11 +40,11 @@ NOISE = (
 )
 
 _inside = threading.local()
-_mismatched: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+_mismatched: weakref.WeakSet[Any] = weakref.WeakSet()
 _said: set[str] = set()
 
 
-def watch(conv: Any, record: Record, args: Any, kwargs: Any, call: int) -> Watch | None:
+def watch(conv: Conv, record: Record, args: Any, kwargs: Any, call: int) -> Watch | None:
     """What the layer's call number `call` needs to be compared, taken before it runs; None where that is not due."""
     every = settings.integer("STRETTO_SHADOW")
     if not every or call % every or getattr(_inside, "on", False):
@@ -57,7 +58,7 @@ def forget(module: torch.nn.Module) -> None:
     _mismatched.discard(module)
 
 
-def mismatched() -> list[torch.nn.Module]:
+def mismatched() -> list[Any]:
     """The layers that differed."""
     return list(_mismatched)
 
@@ -65,7 +66,7 @@ def mismatched() -> list[torch.nn.Module]:
 class Watch:
     """One call: the layer, its arguments, and the random state and buffers it found."""
 
-    def __init__(self, conv: Any, record: Record, args: Any, kwargs: Any) -> None:
+    def __init__(self, conv: Conv, record: Record, args: Any, kwargs: Any) -> None:
         self.conv, self.record, self.args, self.kwargs = conv, record, args, kwargs
         devices = {t.device for t in (*_tensors((args, kwargs)), *conv.parameters()) if has_own_memory(t.device)}
         self.devices = sorted(devices, key=str)
@@ -254,7 +255,7 @@ def _with_leaves(value: Any, leaves: dict[int, Tensor]) -> Any:
 
 
 @contextmanager
-def _apart(conv: Any, leaves: dict[int, Tensor], buffers: dict[int, Tensor]) -> Iterator[None]:
+def _apart(conv: Conv, leaves: dict[int, Tensor], buffers: dict[int, Tensor]) -> Iterator[None]:
     """Leaves in place of the layer's parameters, copies of its buffers as they were; in the end its own again."""
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
     copies: dict[int, Tensor] = {}
@@ -279,7 +280,7 @@ def _apart(conv: Any, leaves: dict[int, Tensor], buffers: dict[int, Tensor]) -> 
 
 
 @contextmanager
-def _without_dropout(conv: Any) -> Iterator[None]:
+def _without_dropout(conv: Conv) -> Iterator[None]:
     """Every module of the layer in eval mode, then as it was."""
     before = [(module, module.training) for module in conv.modules()]
     try:

@@ -15,14 +15,14 @@ from torch import Tensor
 from stretto.graph.formats import plain
 from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline
-from stretto.layers.layer import Fast
+from stretto.layers.layer import Conv, Fast
 
 
 def on_copies(fast: Fast) -> Fast:
     """fast(conv, x [n, i], edge_index, edge_weight=None) as it is, and for x [b, n, i] on b copies of the graph."""
 
     @functools.wraps(fast)
-    def run(conv: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(conv: Conv, x: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(x, Tensor) and x.dim() == 3:
             return _on_copies(fast, conv, x, *args, **kwargs)
         return fast(conv, x, *args, **kwargs)
@@ -31,7 +31,7 @@ def on_copies(fast: Fast) -> Fast:
 
 
 def _on_copies(
-    fast: Fast, conv: Any, x: Tensor, edge_index: Any, edge_weight: Any = None, *rest: Any, **more: Any
+    fast: Fast, conv: Conv, x: Tensor, edge_index: Any, edge_weight: Any = None, *rest: Any, **more: Any
 ) -> Tensor:
     if any(value is not None for value in (*rest, *more.values())):
         raise Decline("a static graph with further arguments")

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from stretto.layers.layer import Conv
+
 _plain = threading.local()
 
 
@@ -18,7 +20,7 @@ def stock_wanted() -> bool:
     return getattr(_plain, "on", False)
 
 
-def all_stock(stock_forward: Any, conv: Any, args: Any, kwargs: Any) -> Any:
+def all_stock(stock_forward: Any, conv: Conv, args: Any, kwargs: Any) -> Any:
     """Stock's own forward, with nothing of ours inside."""
     before, _plain.on = stock_wanted(), True
     try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
 
 from stretto.errors import fail
 from stretto.layers.base import UNKNOWN, Record, known_record, record_of
+from stretto.layers.layer import Conv
 
 logger = logging.getLogger("stretto")
 _said: set[str] = set()
@@ -26,7 +26,7 @@ def set_strict(module: torch.nn.Module, name: str) -> None:
         record_of(module).strict = name
 
 
-def refuse(conv: Any, record: Record, reason: str) -> None:
+def refuse(conv: Conv, record: Record, reason: str) -> None:
     """Raise where accelerate(strict=True) was promised that this layer would not run as stock."""
     if is_lazy(conv):
         return  # its first call gives a lazy layer its shape, and only stock's can
@@ -36,19 +36,19 @@ def refuse(conv: Any, record: Record, reason: str) -> None:
     )
 
 
-def is_lazy(conv: Any) -> bool:
+def is_lazy(conv: Conv) -> bool:
     """Whether a layer has yet to learn its channels from its first input."""
     return any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in conv.parameters())
 
 
-def tell(conv: Any, record: Record, reason: str) -> None:
+def tell(conv: Conv, record: Record, reason: str) -> None:
     """Write down that a layer runs as stock, and say so once for each reason of its class."""
     record.path, record.reason, record.way = "stock", reason, UNKNOWN
     if not said(conv, reason):
         logger.info("stretto: %s runs as stock: %s", type(conv).__name__, reason)
 
 
-def said(conv: Any, reason: str) -> bool:
+def said(conv: Conv, reason: str) -> bool:
     """Whether this reason of such a layer was told before; from now on it was."""
     text = f"{type(conv).__name__}: {reason}"
     before = text in _said
@@ -56,7 +56,7 @@ def said(conv: Any, reason: str) -> bool:
     return before
 
 
-def note_stock(conv: Any, reason: str) -> None:
+def note_stock(conv: Conv, reason: str) -> None:
     """Write down that a call runs as stock, or raise where it may not."""
     record = record_of(conv)
     record.calls += 1

@@ -144,7 +144,7 @@ def layer_advice(
     if not steps:
         return rows
     if workload is not None:
-        steps[WHOLE] = as_alone(WHOLE, workload.run)
+        steps[WHOLE] = as_alone(workload.run, ours=False)
     _judge(rows, tried, _in_turns(steps, repeats, budget, device_of(next(iter(sites.values()))[0])), train)
     return rows
 
@@ -164,7 +164,7 @@ def _layer_steps(
         stock = copy.deepcopy(site.module).train(grads)
         fast = accelerate(copy.deepcopy(site.module)).train(grads)
         for side, one in (("stock", stock), ("accelerated", fast)):
-            steps[f"{side}, {name}{extra}"] = as_alone(side, _layer_step(one, call, grads))
+            steps[f"{side}, {name}{extra}"] = as_alone(_layer_step(one, call, grads), ours=one is fast)
         graph = (extra, *(id(index) for index in indices(call.args, call.kwargs)))
         key = f"accelerated, {name}{extra}"
         if site.new_graph and graph not in made:
@@ -309,7 +309,7 @@ def apply(profile: Profile, *, repeats: int = REPEATS) -> dict[str, Any]:
     run = with_new_graph(fast.run) if profile.new_graphs else fast.run
     for _ in range(MOST_STEPS):
         run()
-    steps = {"stock": as_alone("stock", workload.run), "accelerated": as_alone("accelerated", run)}
+    steps = {"stock": as_alone(workload.run, ours=False), "accelerated": as_alone(run, ours=True)}
     timings = _in_turns(steps, repeats, None, workload.device)
     done = realised(timings, chosen)
     if done["applied"]:

@@ -59,7 +59,7 @@ def results(function, sample: Sample, upstream: torch.Tensor | None):
 
 def test_the_device_has_triton():
     assert kernels.name_of(CUDA) == "triton"
-    assert kernels.backend(CUDA) is not reference
+    assert kernels.backend(CUDA) is not kernels.REFERENCE
 
 
 @pytest.mark.parametrize("name", OPS)

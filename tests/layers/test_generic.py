@@ -16,8 +16,8 @@ import torch_geometric.nn as pyg
 from torch_geometric.nn import MessagePassing
 
 import stretto
-from stretto.layers import record_of, tracing
-from stretto.layers.edges import product
+from stretto.layers import record_of
+from stretto.layers.edges import product, tracing
 from stretto.plug import generic
 from tests.graphs import ZOO
 

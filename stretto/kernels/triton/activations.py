@@ -13,7 +13,7 @@ IDENTITY, RELU, SIGMOID, SOFTPLUS, SILU = (tl.constexpr(ACTS.index(name)) for na
 @jit
 def sigmoid(u):
     """1 / (1 + exp(-u)), and exp(-|u|), which is never large."""
-    t = tl.exp(tl.where(u > 0, -u, u))  # type: ignore[var-annotated]
+    t = tl.exp(tl.where(u > 0, -u, u))
     half = 1.0 / (1.0 + t)
     return tl.where(u > 0, half, t * half), t
 

@@ -42,39 +42,18 @@ class Call:
         self.rows = a.form in ("gatv2", "dot")
         self.heads, self.width = a.heads, v.size(2)
         self.score_width = 0
-        self.left = self.right = None
-        if a.left is not None and a.right is not None:
-            self.left = rows(a.left) if self.rows else self.scalars(a.left)
-            self.right = (v if a.v is None else rows(a.right)) if self.rows else self.scalars(a.right)
-            if self.rows:
-                self.score_width = self.left.size(2)
-        self.edge = None if a.edge is None else a.edge.contiguous() if self.rows else self.scalars(a.edge).contiguous()
-        self.att = None if a.att is None else self.scalars(a.att).contiguous()
-        self.attr = None if a.attr is None else a.attr.contiguous()
-        self.query = None if a.query is None else a.query.contiguous()
+        self.left, self.right = self._both_ends()
+        if self.left is not None and self.rows:
+            self.score_width = self.left.size(2)
+        edge = None if a.edge is None else a.edge if self.rows else self.scalars(a.edge)
+        att = None if a.att is None else self.scalars(a.att)
+        self.edge, self.att, self.attr, self.query = (
+            None if t is None else t.contiguous() for t in (edge, att, a.attr, a.query)
+        )
         self.value_step = self.width if v.size(1) > 1 or self.heads == 1 else 0
         shared = self.right is not None and self.rows and self.right.size(1) == 1 and self.heads > 1
         self.right_step = 0 if shared else self.score_width
-        widest = max(self.width, self.score_width)
-        self.block = max(power(widest, WIDEST), 4)
-        self.block_heads = power(self.heads, max(1, WIDEST // self.block))
-        columns = self.block * self.block_heads
-        self.across = tiles(widest, self.block)
-        # Twice what a warp reads at once: two halves of every head, so that a lane has to do with one head only.
-        self.two = self.across == 1 and self.block >= 8 and columns * v.element_size() >= 2 * LANES
-        self.head_tiles = tiles(self.heads, self.block_heads)
-        # The widest tile is one edge by one warp: what is left of its registers, other rows' programs use. Weights that
-        # are given ask for so little that two warps take an edge each, and meet at the end.
-        self.warps = 2 if self.two and a.form == "weight" else 1
-        wide = "weight" if a.form == "weight" else "scalars"
-        edges = TILE["rows" if self.rows else "narrow" if columns <= NARROW else wide] // columns
-        self.edges = self.warps if self.two else max(1, min(32, edges))
-        # Nothing of a tile of heads and columns sticks out: only missing edges need a mask.
-        self.even = self.heads % self.block_heads == 0 and all(
-            w in (0, self.block) for w in (self.width, self.score_width)
-        )
-        self.tile_width = self.block // 2 if self.two else self.block
-        self.wide = self.warps == 1 and self.tile_width * self.block_heads * v.element_size() >= LANES
+        self._cut()
         strided = [t for t in (v, self.left, self.right, *also) if t is not None and t.dim() == 3]
         self.vec = min(vector(*strided, width=self.width), vector(*strided, width=self.score_width or self.width))
         self.int = offsets(
@@ -85,6 +64,38 @@ class Call:
             seed = torch.tensor([_signed(a.seed)]).to(v.device) if a.seed_at is None else a.seed_at
         self.random = {"drop_below": min(int(a.dropout * 4294967296.0), 0xFFFFFFFF) - 2**31, "seed": seed}
         self.constants = _constants(a.slope, a.scale, a.dropout, self.acc, v.device)
+
+    def _both_ends(self) -> tuple[Tensor | None, Tensor | None]:
+        """What the score takes of destinations and sources; the latter's may be the values themselves."""
+        a = self.a
+        if a.left is None or a.right is None:
+            return None, None
+        if not self.rows:
+            return self.scalars(a.left), self.scalars(a.right)
+        return rows(a.left), self.v if a.v is None else rows(a.right)
+
+    def _cut(self) -> None:
+        """The tiles of a program: how many edges, heads and columns."""
+        size, widest = self.v.element_size(), max(self.width, self.score_width)
+        self.block = max(power(widest, WIDEST), 4)
+        self.block_heads = power(self.heads, max(1, WIDEST // self.block))
+        columns = self.block * self.block_heads
+        self.across = tiles(widest, self.block)
+        # Twice what a warp reads at once: two halves of every head, so that a lane has to do with one head only.
+        self.two = self.across == 1 and self.block >= 8 and columns * size >= 2 * LANES
+        self.head_tiles = tiles(self.heads, self.block_heads)
+        # The widest tile is one edge by one warp: what is left of its registers, other rows' programs use. Weights that
+        # are given ask for so little that two warps take an edge each, and meet at the end.
+        self.warps = 2 if self.two and self.a.form == "weight" else 1
+        wide = "weight" if self.a.form == "weight" else "scalars"
+        edges = TILE["rows" if self.rows else "narrow" if columns <= NARROW else wide] // columns
+        self.edges = self.warps if self.two else max(1, min(32, edges))
+        # Nothing of a tile of heads and columns sticks out: only missing edges need a mask.
+        self.even = self.heads % self.block_heads == 0 and all(
+            w in (0, self.block) for w in (self.width, self.score_width)
+        )
+        self.tile_width = self.block // 2 if self.two else self.block
+        self.wide = self.warps == 1 and self.tile_width * self.block_heads * size >= LANES
 
     def scalars(self, t: Tensor) -> Tensor:
         """In the accumulation type; only the row stride is free."""

@@ -63,6 +63,77 @@ def plus(acc, tile, WIDE: tl.constexpr):
 
 
 @jit
+def plus_halves(acc, acc2, factor, rows, rows2, TWO: tl.constexpr, WIDE: tl.constexpr):
+    """plus() of rows times a factor of each edge and head, and of their second half, where there are TWO."""
+    acc = plus(acc, factor[:, :, None] * rows, WIDE)
+    if TWO:
+        acc2 = plus(acc2, factor[:, :, None] * rows2, WIDE)
+    return acc, acc2
+
+
+@jit
+def halves(at, mask, mask2, TWO: tl.constexpr, ACC: tl.constexpr, BLOCK_F: tl.constexpr):
+    """Rows at these places, and their second half, where there are TWO. [edges, heads, columns]"""
+    rows = tl.load(at, mask=mask, other=0.0).to(ACC)
+    rows2 = rows
+    if TWO:
+        rows2 = tl.load(at + BLOCK_F, mask=mask2, other=0.0).to(ACC)
+    return rows, rows2
+
+
+@jit
+def masked(p, number, h, heads, drop_below, keep, key, DROP: tl.constexpr):
+    """p with its dropout mask, where there is one."""
+    if DROP:
+        return dropped(p, number, h, heads, drop_below, keep, key)
+    else:
+        return p
+
+
+@jit
+def met(s, there, most, total, acc, acc2):
+    """Scores met once, tile by tile: p, and what was summed before brought to the largest score so far."""
+    s = tl.where(there[:, None], s, float("-inf"))
+    before = most
+    most = tl.maximum(most, tl.max(s, 0))
+    safe = tl.where(most == float("-inf"), 0.0, most)
+    factor = tl.exp(before - safe)
+    p = tl.exp(s - safe[None, :])
+    total = total * factor + tl.sum(p, 0)
+    acc = acc * factor[None, :, None]
+    acc2 = acc2 * factor[None, :, None]
+    return p, most, total, acc, acc2
+
+
+@jit
+def leave(
+    most, total, acc, acc2, place, part, part_stats, mh, f, width,
+    FORM: tl.constexpr, TWO: tl.constexpr, BLOCK_F: tl.constexpr,
+):  # fmt: skip
+    """What a piece has summed into its slot."""
+    at_slot = part + place[:, None] * width + f[None, :]
+    tl.store(at_slot, acc, mask=mh[:, None] & (f < width)[None, :])
+    if TWO:
+        tl.store(at_slot + BLOCK_F, acc2, mask=mh[:, None] & (f + BLOCK_F < width)[None, :])
+    if FORM != WEIGHT:
+        if tl.program_id(2) == 0:
+            tl.store(part_stats + place * 2, most, mask=mh)
+            tl.store(part_stats + place * 2 + 1, total, mask=mh)
+
+
+@jit
+def finish_halves(
+    most, total, acc, acc2, row, h, mh, heads, width, f, some, out, stats, bias,
+    FORM: tl.constexpr, TWO: tl.constexpr, BLOCK_F: tl.constexpr,
+):  # fmt: skip
+    """finish(), and the second half of the columns, where there are TWO."""
+    first = tl.program_id(2) == 0
+    finish(most, total, acc, row, h, mh, heads, width, f, some, out, stats, bias, first, FORM)
+    if TWO:
+        finish(most, total, acc2, row, h, mh, heads, width, f + BLOCK_F, some, out, stats, bias, False, FORM)
+
+
+@jit
 def edges_ahead(
     mine, mine2, left, ldl, right, ldr, att, edge, attr, query, col, edge_id, i, own, j, base, end, h, mh, heads,
     score_width, attr_width, right_step, slope, scale,
@@ -152,51 +223,29 @@ def pieces_kernel(
         if SAME:  # the values are the rows just read for the score
             rows, rows2 = far, far2
         else:
-            at = (j * ldv)[:, None, None] + (h * value_step)[None, :, None] + f[None, None, :]
-            rows = tl.load(v + at, mask=there[:, None, None] & live, other=0.0).to(ACC)
-            rows2 = rows
-            if TWO:
-                rows2 = tl.load(v + at + BLOCK_F, mask=there[:, None, None] & live2, other=0.0).to(ACC)
+            at = v + ((j * ldv)[:, None, None] + (h * value_step)[None, :, None] + f[None, None, :])
+            here = there[:, None, None]
+            rows, rows2 = halves(at, here & live, here & live2, TWO, ACC, BLOCK_F)
         if FORM == WEIGHT:
             p = tl.where(there[:, None], s, 0.0)
         elif FORM == GIVEN or FORM == SUM:
             p = tl.where(there[:, None], tl.exp(s - safe[None, :]), 0.0)
             totals += p
         else:
-            s = tl.where(there[:, None], s, float("-inf"))
-            before = most
-            most = tl.maximum(most, tl.max(s, 0))
-            safe = tl.where(most == float("-inf"), 0.0, most)
-            factor = tl.exp(before - safe)  # type: ignore[var-annotated]
-            p = tl.exp(s - safe[None, :])
-            total = total * factor + tl.sum(p, 0)
-            acc = acc * factor[None, :, None]
-            acc2 = acc2 * factor[None, :, None]
-        if DROP:
-            p = dropped(p, number, h, heads, drop_below, keep, key)
-        acc = plus(acc, p[:, :, None] * rows, WIDE)
-        if TWO:
-            acc2 = plus(acc2, p[:, :, None] * rows2, WIDE)
+            p, most, total, acc, acc2 = met(s, there, most, total, acc, acc2)
+        p = masked(p, number, h, heads, drop_below, keep, key, DROP)
+        acc, acc2 = plus_halves(acc, acc2, p, rows, rows2, TWO, WIDE)
         j = ahead
     acc, acc2 = tl.sum(acc, 0), tl.sum(acc2, 0)
     if FORM == GIVEN or FORM == SUM:
         total = tl.sum(totals, 0)
     if slot >= 0:
         place = slot.to(tl.int64) * heads + h
-        at_slot = part + place[:, None] * width + f[None, :]
-        tl.store(at_slot, acc, mask=mh[:, None] & (f < width)[None, :])
-        if TWO:
-            tl.store(at_slot + BLOCK_F, acc2, mask=mh[:, None] & (f + BLOCK_F < width)[None, :])
-        if FORM != WEIGHT:
-            if tl.program_id(2) == 0:
-                tl.store(part_stats + place * 2, most, mask=mh)
-                tl.store(part_stats + place * 2 + 1, total, mask=mh)
+        leave(most, total, acc, acc2, place, part, part_stats, mh, f, width, FORM, TWO, BLOCK_F)
     else:
-        first = tl.program_id(2) == 0
-        some = end > start
-        finish(most, total, acc, row, h, mh, heads, width, f, some, out, stats, bias, first, FORM)
-        if TWO:
-            finish(most, total, acc2, row, h, mh, heads, width, f + BLOCK_F, some, out, stats, bias, False, FORM)
+        finish_halves(
+            most, total, acc, acc2, row, h, mh, heads, width, f, end > start, out, stats, bias, FORM, TWO, BLOCK_F
+        )  # fmt: skip
 
 
 @kernel("windows", "chunk", "heads", "width")

@@ -11,6 +11,7 @@ from stretto.kernels.attention import TENSORS, Attention
 from stretto.kernels.csr import Csr
 from stretto.kernels.schema import accumulate_type
 from stretto.kernels.triton import attention_backward as backward
+from stretto.kernels.triton import attention_rows as by_row
 from stretto.kernels.triton.attention import BIAS_WIDTH, Call, by_edge, sum_attr, weighted, weights_of
 from stretto.kernels.triton.column_sum import sum_few
 from stretto.kernels.triton.operands import acc_of, power, rows, tiles, vector
@@ -43,86 +44,143 @@ def attention_grad(
         out, grad = (t.view(csr.num_rows, a.heads, a.values.size(2)) for t in (out, grad.contiguous()))
     grad = rows(grad)
     call = Call(a, csr.num_edges, (grad,))
-    h, acc = call.heads, call.acc
     need = dict(zip(TENSORS, needs, strict=False))  # one more: whether a bias needs its gradient
-    new = functools.partial(call.v.new_empty, dtype=acc)
-    if a.attr is None or grad_attr is None:
-        grad_attr = None
-    else:
-        grad_attr = grad_attr.contiguous()
-    if grad_alpha is not None:
-        grad_alpha = call.scalars(grad_alpha)
+    grad_attr, grad_alpha = _handed_out(call, grad_attr, grad_alpha)
     ends = dbias = None
     if a.form != "weight":
         more = _more(csr, out_attr, alpha, grad_attr, grad_alpha)
-        wanted = needs[-1] if a.bias is not None else totals is not None and a.form == "dot"
-        ends, dbias = _ends(out, grad, stats, more, a.bias, need_sum=wanted)
-        if a.bias is None and totals is not None and dbias is not None:
-            totals["out"] = dbias
-    need_att = need["att"] and a.att is not None
-    need_left = (need["left"] or need_att) and a.left is not None
-    need_right = (need["right"] or need_att) and a.right is not None
-    need_edge = a.edge is not None and (need["edge"] or (need_att and call.rows))
-    need_v = need["v"] if a.v is not None else need["right"]
-    # Sums of rows keep the accumulation type where something is still to be added or multiplied.
-    rough = a.form == "gatv2" or a.v is None
-    given = into if into is not None and call.across == 1 and a.v is not None else {}
-    dv = dright = None
-    if need_v and "v" in given:
-        dv = given["v"].view(csr.num_cols, h, call.width)
-    elif need_v:
-        dv = new(csr.num_cols, h, call.width, dtype=acc if rough or call.value_step == 0 else call.dtype)
-    if need_right and "right" in given:
-        dright = given["right"].view(csr.num_cols, h, call.score_width)
-    elif need_right:
-        shape = (csr.num_cols, h, call.score_width) if call.rows else (csr.num_cols, h)
-        dright = new(shape, dtype=call.dtype if call.rows and not rough and call.right_step else acc)
-    dedge = new(csr.num_edges, h, call.score_width) if call.rows and need_edge and a.form == "gatv2" else None
-    dscore = None
-    if need_left or need["query"] or need["attr"] or (need_edge and not call.rows):
-        dscore = new(csr.num_edges, h)
-    if csr_t.num_rows and h:
-        _transposed(csr_t, call, grad, grad_attr, grad_alpha, ends, dv, dright, dedge, dscore)
+        ends, dbias = _ends_and_total(a, out, grad, stats, more, needs, totals)
+    sums = _Sums(csr, call, need, into if into is not None and call.across == 1 and a.v is not None else {})
+    if csr_t.num_rows and call.heads:
+        _transposed(csr_t, call, grad, grad_attr, grad_alpha, ends, sums)
     found: dict[str, Tensor | None] = dict.fromkeys(TENSORS)
     if a.form == "gatv2":
-        # The sums by source are finished, and their memory is free again, before those by destination are made.
-        shared = a.v is None and call.value_step == call.right_step
-        parts: list[Tensor] = []  # of the gradient of att
-        _finish_rows(call, found, "right", dright, call.right, dv if shared else None, need, parts, totals)
-        _finish_rows(call, found, "edge", dedge, call.edge, None, need, parts, totals)
-        dv, dright, dedge = None if shared else dv, None, None
-        if need_left and dscore is not None:
-            _finish_rows(call, found, "left", _left(csr, call, dscore), call.left, None, need, parts, totals)
-        if need_att and call.att is not None:
-            found["att"] = _sum_parts(call.att, parts)
-        if found["edge"] is not None and a.edge is not None:
-            found["edge"] = found["edge"].view(a.edge.shape)
+        _finish_gatv2(csr, call, sums, found, need, totals)
     else:
-        if need_left and dscore is not None and call.right is not None:
-            found["left"] = (
-                row_sums(csr, dscore) if a.form == "gat" else weighted(csr, dscore, call.right, given.get("left"))
-            )
-        found["right"] = dright
-        if need_edge and not call.rows:
-            found["edge"] = dscore
+        _finish(csr, call, sums, found)
+    _add_values(call, sums.dv, found)
+    if call.attr is not None:
+        if need["query"] and call.query is not None and sums.dscore is not None:
+            found["query"] = sum_attr(csr, sums.dscore, call.attr)
+        found["attr"] = _attributes(csr, call, stats, sums.dscore, grad_attr) if need["attr"] else None
+    every = tuple(found[name] if need[name] else None for name in TENSORS)
+    return every if a.bias is None else (*every, dbias)
+
+
+def _handed_out(call: Call, grad_attr: Tensor | None, grad_alpha: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of averaged attributes and of weights as kernels take them."""
+    by_attr = None if call.a.attr is None or grad_attr is None else grad_attr.contiguous()
+    return by_attr, None if grad_alpha is None else call.scalars(grad_alpha)
+
+
+def _ends_and_total(
+    a: Attention,
+    out: Tensor,
+    grad: Tensor,
+    stats: Tensor,
+    more: Tensor | None,
+    needs: tuple[bool, ...],
+    totals: dict[str, Tensor] | None,
+) -> tuple[Tensor, Tensor | None]:
+    """_ends, and the gradient of a bias or what `totals` is to be given of out, where either is wanted."""
+    wanted = needs[-1] if a.bias is not None else totals is not None and a.form == "dot"
+    ends, total = _ends(out, grad, stats, more, a.bias, need_sum=wanted)
+    if a.bias is None and totals is not None and total is not None:
+        totals["out"] = total
+    return ends, total
+
+
+class _Sums:
+    """What the pass over the transposed edges fills, where a wanted gradient follows from it.
+
+    given: arrays that may be used. Sums of rows keep the accumulation type where something is still to be added or
+    multiplied.
+    """
+
+    def __init__(self, csr: Csr, call: Call, need: dict[str, bool], given: dict[str, Tensor]) -> None:
+        a, self.given = call.a, given
+        self.need_att = need["att"] and a.att is not None
+        self.need_left = (need["left"] or self.need_att) and a.left is not None
+        self.need_edge = a.edge is not None and (need["edge"] or (self.need_att and call.rows))
+        need_right = (need["right"] or self.need_att) and a.right is not None
+        h, new = call.heads, functools.partial(call.v.new_empty, dtype=call.acc)
+        self.dv = self.dright = self.dscore = None
+        if need["v"] if a.v is not None else need["right"]:
+            self.dv = self._values(csr, call)
+        if need_right:
+            self.dright = self._rights(csr, call)
+        edges = call.rows and self.need_edge and a.form == "gatv2"
+        self.dedge = new(csr.num_edges, h, call.score_width) if edges else None
+        if self.need_left or need["query"] or need["attr"] or (self.need_edge and not call.rows):
+            self.dscore = new(csr.num_edges, h)
+
+    def _values(self, csr: Csr, call: Call) -> Tensor:
+        shape = (csr.num_cols, call.heads, call.width)
+        if "v" in self.given:
+            return self.given["v"].view(shape)
+        return call.v.new_empty(shape, dtype=call.acc if _rough(call.a) or call.value_step == 0 else call.dtype)
+
+    def _rights(self, csr: Csr, call: Call) -> Tensor:
+        shape = (csr.num_cols, call.heads, call.score_width)
+        if "right" in self.given:
+            return self.given["right"].view(shape)
+        dtype = call.dtype if call.rows and not _rough(call.a) and call.right_step else call.acc
+        return call.v.new_empty(shape if call.rows else shape[:2], dtype=dtype)
+
+
+def _rough(a: Attention) -> bool:
+    """Whether sums of rows are still to be multiplied by att, or added to others."""
+    return a.form == "gatv2" or a.v is None
+
+
+def _finish_gatv2(
+    csr: Csr,
+    call: Call,
+    sums: _Sums,
+    found: dict[str, Tensor | None],
+    need: dict[str, bool],
+    totals: dict[str, Tensor] | None,
+) -> None:
+    """The gradients of both ends, of edges and of att. The sums by source are finished, and their memory is free again,
+    before those by destination are made."""
+    shared = call.a.v is None and call.value_step == call.right_step
+    parts: list[Tensor] = []  # of the gradient of att
+    _finish_rows(call, found, "right", sums.dright, call.right, sums.dv if shared else None, need, parts, totals)
+    _finish_rows(call, found, "edge", sums.dedge, call.edge, None, need, parts, totals)
+    sums.dv, sums.dright, sums.dedge = None if shared else sums.dv, None, None
+    if sums.need_left and sums.dscore is not None:
+        _finish_rows(call, found, "left", _left(csr, call, sums.dscore), call.left, None, need, parts, totals)
+    if sums.need_att and call.att is not None:
+        found["att"] = _sum_parts(call.att, parts)
+    if found["edge"] is not None and call.a.edge is not None:
+        found["edge"] = found["edge"].view(call.a.edge.shape)
+
+
+def _finish(csr: Csr, call: Call, sums: _Sums, found: dict[str, Tensor | None]) -> None:
+    """The gradients of both ends and of scalars of edges, of the other forms."""
+    if sums.need_left and sums.dscore is not None and call.right is not None:
+        by_scalars = call.a.form == "gat"
+        found["left"] = (
+            row_sums(csr, sums.dscore) if by_scalars else weighted(csr, sums.dscore, call.right, sums.given.get("left"))
+        )
+    found["right"] = sums.dright
+    if sums.need_edge and not call.rows:
+        found["edge"] = sums.dscore
+
+
+def _add_values(call: Call, dv: Tensor | None, found: dict[str, Tensor | None]) -> None:
+    """The gradient of the values, which may be the right end's rows; rows get their type."""
     if found["right"] is not None and call.rows and call.right_step == 0:
         found["right"] = found["right"].sum(1, keepdim=True)
+    apart = call.a.v is not None
     if dv is not None:
         if call.value_step == 0:
             dv = dv.sum(1, keepdim=True)
-        name = "v" if a.v is not None else "right"
-        before = found[name]
-        found[name] = (dv if before is None or a.v is not None else before + dv).to(call.dtype)
-    if call.rows:
-        for name in ("left", "right"):
-            value = found[name]
-            found[name] = None if value is None else value.to(call.dtype)
-    if need["query"] and call.query is not None and call.attr is not None and dscore is not None:
-        found["query"] = sum_attr(csr, dscore, call.attr)
-    if need["attr"] and call.attr is not None:
-        found["attr"] = _attributes(csr, call, stats, dscore, grad_attr)
-    every = tuple(found[name] if need[name] else None for name in TENSORS)
-    return every if a.bias is None else (*every, dbias)
+        before = found["v" if apart else "right"]
+        found["v" if apart else "right"] = (dv if before is None or apart else before + dv).to(call.dtype)
+    for name in ("left", "right") if call.rows else ():
+        value = found[name]
+        found[name] = None if value is None else value.to(call.dtype)
 
 
 def _transposed(
@@ -132,14 +190,11 @@ def _transposed(
     grad_attr: Tensor | None,
     grad_alpha: Tensor | None,
     ends: Tensor | None,
-    dv: Tensor | None,
-    dright: Tensor | None,
-    dedge: Tensor | None,
-    dscore: Tensor | None,
+    sums: _Sums,
 ) -> None:
     """The pass over the transposed edges. A row's dright of gatv2 and dedge still lack the factor att."""
     cut, h = pieces(csr_t), call.heads
-    slots = cut.windows
+    slots, dv, dright = cut.windows, sums.dv, sums.dright
     part = call.v.new_empty(slots, h, call.width, dtype=call.acc) if dv is not None else None
     part_right = dright.new_empty((slots, *dright.shape[1:]), dtype=call.acc) if dright is not None else None
     inputs = call.ends()
@@ -147,8 +202,8 @@ def _transposed(
         inputs["attr"] = call.attr
     backward.pieces_kernel[(cut.count, call.head_tiles, call.across)](
         *cut.args, csr_t.col, csr_t.edge_id, call.v, call.v.stride(0), grad=grad, ldg=grad.stride(0),
-        grad_attr=grad_attr, grad_alpha=grad_alpha, ends=ends, dv=dv, dright=dright, dedge=dedge,
-        dscore=dscore, part=part, part_right=part_right, width=call.width, value_step=call.value_step,
+        grad_attr=grad_attr, grad_alpha=grad_alpha, ends=ends, dv=dv, dright=dright, dedge=sums.dedge,
+        dscore=sums.dscore, part=part, part_right=part_right, width=call.width, value_step=call.value_step,
         ALPHA_DROPPED=call.a.dropped, WIDE=call.wide, VEC=call.vec, **inputs, **call.flags(),
     )  # fmt: skip
     if part is not None and dv is not None:
@@ -219,7 +274,7 @@ def _times_att(
     block = power(columns, 128)
     part_out = sums.new_empty(blocks, columns) if totals is not None and out is not None else None
     near_columns = near.size(1) * near.size(2)
-    backward.finish_kernel[(blocks, tiles(columns, block))](
+    by_row.finish_kernel[(blocks, tiles(columns, block))](
         sums, near, near.stride(0), att, more, out, part, part_out, rows, columns, near_columns, rows_each,
         SHARED=near_columns != columns, ACC=acc_of(call.dtype),
         VEC=min(vector(sums, near, more, width=columns), vector(near, width=near_columns)),
@@ -250,7 +305,7 @@ def _attributes(csr: Csr, call: Call, stats: Tensor, dscore: Tensor | None, grad
     if dattr.numel():
         weights = None if grad_attr is None else weights_of(csr, call, stats, dropped=True)
         block = power(d, 64)
-        backward.attributes_kernel[(cut.count, tiles(d, block))](
+        by_row.attributes_kernel[(cut.count, tiles(d, block))](
             *cut.args, csr.edge_id, dscore, weights, call.query, grad_attr, dattr, call.heads, d,
             ACC=acc_of(call.dtype), BLOCK_E=16, BLOCK_D=block, num_warps=1,
         )  # fmt: skip
@@ -286,7 +341,7 @@ def _ends(
     each = max(edges, tiles(n, 512))
     blocks = tiles(n, each)
     part = grad.new_empty(blocks, heads * width, dtype=stats.dtype) if need_sum else None
-    backward.ends_kernel[(blocks, tiles(heads, block_heads))](
+    by_row.ends_kernel[(blocks, tiles(heads, block_heads))](
         grad, grad.stride(0), out, out.stride(0), bias, stats, more, ends, part, n, heads, width, each,
         ONE=width <= block, ACC=acc_of(grad.dtype), VEC=vector(grad, out, width=width), BLOCK_E=edges,
         BLOCK_H=block_heads, BLOCK_F=block, num_warps=4,
@@ -303,7 +358,7 @@ def row_dot(a: Tensor, b: Tensor) -> Tensor:
         block = power(width, 128)
         block_heads = power(heads, max(1, 256 // block))
         edges = max(1, 1024 // (block * block_heads))
-        backward.row_dot_kernel[(tiles(n, edges), tiles(heads, block_heads))](
+        by_row.row_dot_kernel[(tiles(n, edges), tiles(heads, block_heads))](
             a, a.stride(0), b, b.stride(0), out, n, heads, width, ACC=acc_of(a.dtype),
             VEC=vector(a, b, width=width), BLOCK_E=edges, BLOCK_H=block_heads, BLOCK_F=block, num_warps=1,
         )  # fmt: skip

@@ -54,6 +54,22 @@ def leave(sums, into, part, row, slot, k, width, live):
         tl.store(into + row * width + k, sums.to(into.dtype.element_ty), mask=live)
 
 
+@jit
+def upstream(up, grad, at_far, inside, BY_ROW: tl.constexpr, ACC: tl.constexpr):
+    """The gradient of what edges add up to: the row's own, `up`, or that of the rows at their far ends."""
+    if BY_ROW:
+        return up
+    else:
+        return tl.load(grad + at_far, mask=inside, other=0.0).to(ACC)
+
+
+@jit
+def leave_edges(into, at_edge, d, inside):
+    """A tile of gradients of edges, where they are wanted."""
+    if into is not None:
+        tl.store(into + at_edge, d.to(into.dtype.element_ty), mask=inside)
+
+
 @kernel("windows", "chunk", "width")
 def _pieces(
     rowptr, row_of, windows, chunk, col, edge_id, near, far, edge, near2, far2, edge2, grad,
@@ -85,28 +101,23 @@ def _pieces(
         first = value_of(u, ACT)
         if ACT2 == 0:
             if BACKWARD:
-                if not BY_ROW:
-                    up = tl.load(grad + at_far, mask=inside, other=0.0).to(ACC)
+                up = upstream(up, grad, at_far, inside, BY_ROW, ACC)
                 d = tl.where(inside, through(up, u, ACT), 0.0)
                 acc += d
-                if dedge is not None:
-                    tl.store(dedge + at_edge, d.to(dedge.dtype.element_ty), mask=inside)
+                leave_edges(dedge, at_edge, d, inside)
             else:
                 acc += tl.where(inside, first, 0.0)
         else:
             u2 = argument(near2, far2, edge2, own2, at_far, at_edge, inside, ACC)
             second = value_of(u2, ACT2)
             if BACKWARD:
-                if not BY_ROW:
-                    up = tl.load(grad + at_far, mask=inside, other=0.0).to(ACC)
+                up = upstream(up, grad, at_far, inside, BY_ROW, ACC)
                 d = tl.where(inside, through(up * second, u, ACT), 0.0)
                 d2 = tl.where(inside, through(up * first, u2, ACT2), 0.0)
                 acc += d
                 acc2 += d2
-                if dedge is not None:
-                    tl.store(dedge + at_edge, d.to(dedge.dtype.element_ty), mask=inside)
-                if dedge2 is not None:
-                    tl.store(dedge2 + at_edge, d2.to(dedge2.dtype.element_ty), mask=inside)
+                leave_edges(dedge, at_edge, d, inside)
+                leave_edges(dedge2, at_edge, d2, inside)
             else:
                 acc += tl.where(inside, first * second, 0.0)
     if out is not None:

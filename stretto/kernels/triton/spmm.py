@@ -78,6 +78,32 @@ def finish(acc, row, k, live, empty, row_scale, y, ldy, beta, out, width, REDUCE
     tl.store(out + row * width + k, acc.to(out.dtype.element_ty), mask=live)
 
 
+@jit
+def scaled(
+    v, weight, edge_id, col_scale, e, j, k, there, inside, heads, head_width,
+    PER_HEAD: tl.constexpr, INT: tl.constexpr,
+):  # fmt: skip
+    """Rows times the weight of their edge, or of their edge and head, and the scale of their column."""
+    if weight is not None:
+        w_at = at_entry(edge_id, e, there, INT)
+        if PER_HEAD:
+            head = k // head_width
+            v = v * tl.load(weight + w_at[:, None] * heads + head[None, :], mask=inside, other=1.0)
+        else:
+            v = v * tl.load(weight + w_at, mask=there, other=1.0)[:, None]
+    if col_scale is not None:
+        v = v * tl.load(col_scale + j, mask=there, other=1.0)[:, None]
+    return v
+
+
+@jit
+def leave(total, often, part, part_ties, at_slot, live, TIES: tl.constexpr):
+    """A piece's tile into its slot."""
+    tl.store(part + at_slot, total, mask=live)
+    if TIES:
+        tl.store(part_ties + at_slot, often, mask=live)
+
+
 @kernel(*SIZES)
 def _pieces(
     rowptr, row_of, windows, chunk, col, edge_id, x, ldx, weight, heads, head_width, row_scale, col_scale, y, ldy, beta,
@@ -105,15 +131,7 @@ def _pieces(
         inside = there[:, None] & live[None, :]
         # A missing edge reads as what changes nothing; for max and min that still counts as a tie (see below).
         v = tl.load(x + at[:, None] + k[None, :], mask=inside, other=OTHER).to(ACC)
-        if weight is not None:
-            w_at = at_entry(edge_id, e, there, INT)
-            if PER_HEAD:
-                head = k // head_width
-                v = v * tl.load(weight + w_at[:, None] * heads + head[None, :], mask=inside, other=1.0)
-            else:
-                v = v * tl.load(weight + w_at, mask=there, other=1.0)[:, None]
-        if col_scale is not None:
-            v = v * tl.load(col_scale + j, mask=there, other=1.0)[:, None]
+        v = scaled(v, weight, edge_id, col_scale, e, j, k, there, inside, heads, head_width, PER_HEAD, INT)
         if REDUCE == SUM:
             acc += v
         elif REDUCE == MUL:
@@ -129,10 +147,7 @@ def _pieces(
         count -= (missing[:, None] & (acc == OTHER)).to(ACC)
     total, often = fold(acc, count, REDUCE)
     if slot >= 0:
-        at_slot = slot.to(tl.int64) * width + k
-        tl.store(part + at_slot, total, mask=live)
-        if TIES:
-            tl.store(part_ties + at_slot, often, mask=live)
+        leave(total, often, part, part_ties, slot.to(tl.int64) * width + k, live, TIES)
     else:
         finish(total, row, k, live, end == start, row_scale, y, ldy, beta, out, width, REDUCE)
         if TIES:

@@ -14,7 +14,8 @@ from stretto.kernels import autocasts, on_host
 from stretto.layers import adjacency
 from stretto.layers.base import LAZY, Decline, check_input, weight_of
 from stretto.layers.declines import pair_of
-from stretto.layers.layer import is_stock as is_stock  # layers ask edges for it
+from stretto.layers.layer import Conv  # layers ask edges for it
+from stretto.layers.layer import is_stock as is_stock
 from stretto.ops import gather_rows, segment_reduce
 from stretto.ops.rows import only_reached as only_reached  # layers ask edges for it
 from stretto.recording import finite
@@ -40,7 +41,7 @@ def both_ends(x: Any) -> tuple[Tensor, Tensor]:
     return x_src, x_dst
 
 
-def reduction(conv: Any) -> str:
+def reduction(conv: Conv) -> str:
     """The name of a layer's simple aggregation, as our kernels have it."""
     return "sum" if conv.aggr == "add" else str(conv.aggr)
 
@@ -57,7 +58,7 @@ def is_plain(edge_index: Any) -> bool:
     return isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
 
 
-def unpacked(conv: Any, edge_index: Any, edge_attr: Any, size: Any = None) -> tuple[Any, Any, Any]:
+def unpacked(conv: Conv, edge_index: Any, edge_attr: Any, size: Any = None) -> tuple[Any, Any, Any]:
     """A sparse matrix with a vector of features per entry as edge_index, edge_attr and size; the rest as it is."""
     if conv.flow == "target_to_source":  # PyG refuses sparse matrices there
         return edge_index, edge_attr, size
@@ -73,7 +74,7 @@ def unpacked(conv: Any, edge_index: Any, edge_attr: Any, size: Any = None) -> tu
     return edge_index, edge_attr, size
 
 
-def graph_between(conv: Any, edge_index: Any, x_src: Tensor, x_dst: Tensor | None, size: Any = None) -> Graph:
+def graph_between(conv: Conv, edge_index: Any, x_src: Tensor, x_dst: Tensor | None, size: Any = None) -> Graph:
     """The graph of a call, as PyG infers its sizes."""
     num_dst = adjacency.destinations(edge_index, size, x_dst, x_src)
     if conv.flow == "target_to_source" and num_dst != x_src.size(0):
@@ -81,7 +82,7 @@ def graph_between(conv: Any, edge_index: Any, x_src: Tensor, x_dst: Tensor | Non
     return adjacency.graph_of(conv, edge_index, x_src.size(0), num_dst, adjacency.PASSING_EDGEWISE)
 
 
-def plain_graph(conv: Any, edge_index: Any, x_src: Tensor, x_dst: Tensor | None, size: Any = None) -> Graph:
+def plain_graph(conv: Conv, edge_index: Any, x_src: Tensor, x_dst: Tensor | None, size: Any = None) -> Graph:
     """graph_between, for layers whose stock form takes no sparse matrix or reads its values in its own way."""
     if not is_plain(edge_index):
         raise Decline(f"edge_index is a {type(edge_index).__name__}, not [2, E]")
@@ -150,7 +151,7 @@ def seems_finite(tensor: Tensor) -> bool:
     return finite(tensor)
 
 
-def with_loops(conv: Any, graph: Graph, num_loops: int) -> Graph:
+def with_loops(conv: Conv, graph: Graph, num_loops: int) -> Graph:
     """Every edge but the self-loops, then one loop for each of the first num_loops nodes, in that order; kept."""
     if graph.num_rows == graph.num_cols == num_loops:
         return graph.with_self_loops
@@ -168,7 +169,7 @@ FILLS = ("mean", "add", "sum", "max", "min", "mul")  # of a node's edges, for it
 
 
 def loop_attributes(
-    conv: Any, graph: Graph, edge_attr: Tensor | None, num_loops: int, fill_value: Any
+    conv: Conv, graph: Graph, edge_attr: Tensor | None, num_loops: int, fill_value: Any
 ) -> Tensor | None:
     """edge_attr to go with with_loops(): what PyG's remove_self_loops and add_self_loops make of it."""
     if edge_attr is None:

@@ -11,8 +11,10 @@ from torch_geometric.nn import aggr as stock_aggr
 from stretto.errors import StrettoError
 from stretto.graph import Graph
 from stretto.kernels import autocasts
-from stretto.layers import adjacency, edges, tracing
+from stretto.layers import adjacency, edges
 from stretto.layers.base import Decline, check_input, messages, note
+from stretto.layers.edges import tracing
+from stretto.layers.layer import Conv
 from stretto.layers.watched import hooked
 from stretto.ops import spmm
 from stretto.ops.edge_messages import edge_messages
@@ -25,7 +27,7 @@ KNOWN = {
 }
 
 
-def product(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:
+def product(conv: Conv, edge_index: Any, given: dict[str, Any]) -> Tensor:
     """What conv.propagate(edge_index, **given) computes, or Decline."""
     values = dict(given)
     size = values.pop("size", None)
@@ -47,7 +49,7 @@ def product(conv: Any, edge_index: Any, given: dict[str, Any]) -> Tensor:
     return out
 
 
-def _message(conv: Any, values: dict[str, Any]) -> tracing.Message:
+def _message(conv: Conv, values: dict[str, Any]) -> tracing.Message:
     """What conv.message() makes of these arguments of propagate(), or Decline."""
     names = tuple(conv.inspector.get_param_names("message"))
     needed = [name[:-2] if name.endswith(("_i", "_j")) else name for name in names]
@@ -71,7 +73,7 @@ def _one_each(message: tracing.Message, weight: Any, count: int, x: Tensor) -> b
     return weight.shape == (count, 1) and message.column in ("", "view")
 
 
-def reduction(conv: Any) -> str:
+def reduction(conv: Conv) -> str:
     """The name of the layer's aggregation, or Decline."""
     reduce = next((name for kind, name in KNOWN.items() if edges.is_stock(conv.aggr_module, kind)), None)
     if reduce is None or hooked(conv.aggr_module):
@@ -79,7 +81,7 @@ def reduction(conv: Any) -> str:
     return reduce
 
 
-def _ends(conv: Any, edge_index: Any, data: Any, size: Any) -> tuple[Tensor, Graph]:
+def _ends(conv: Conv, edge_index: Any, data: Any, size: Any) -> tuple[Tensor, Graph]:
     """The features of the sending nodes and the graph, as PyG infers its sizes, or Decline."""
     if type(edge_index) is not Tensor or edge_index.layout != torch.strided or edge_index.shape[:1] != (2,):
         raise Decline("edge_index is no plain [2, E]")

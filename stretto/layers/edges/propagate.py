@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from stretto.errors import StrettoError
-from stretto.layers import adjacency, tracing
+from stretto.layers import adjacency
 from stretto.layers.base import Decline, note
+from stretto.layers.edges import tracing
 from stretto.layers.edges.left import EDGE, SOURCE, TARGET, Value
 from stretto.layers.edges.network import check_value, network
 from stretto.layers.edges.trace import traced
+from stretto.layers.layer import Conv
 
 
 def why_not(function: Any) -> str | None:
@@ -26,7 +28,7 @@ def why_not(function: Any) -> str | None:
     return None if any(node.op == "call_module" for node in found.calls) else "it calls no network"
 
 
-def propagated(conv: Any, edge_index: Any, given: dict[str, Any], reduce: str) -> Tensor:
+def propagated(conv: Conv, edge_index: Any, given: dict[str, Any], reduce: str) -> Tensor:
     """What conv.propagate(edge_index, **given) computes where message() is a network on edges, or Decline."""
     names = tuple(conv.inspector.get_param_names("message"))
     if any(name in tracing.SPECIAL for name in names) or any(_origin(name) not in given for name in names):
@@ -54,7 +56,7 @@ def _origin(name: str) -> str:
 
 
 def _lifted(
-    conv: Any, edge_index: Any, names: Sequence[str], given: dict[str, Any]
+    conv: Conv, edge_index: Any, names: Sequence[str], given: dict[str, Any]
 ) -> tuple[dict[str, Value | None], tuple[int, int]]:
     """message()'s arguments before they are gathered, and how many nodes send and receive, as PyG infers it."""
     if type(edge_index) is not Tensor or edge_index.layout != torch.strided or edge_index.shape[:1] != (2,):
