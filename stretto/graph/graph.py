@@ -70,14 +70,15 @@ class Graph:
         many as the indices need.
         """
         if isinstance(edges, (Graph, TracedGraph)):
-            known: Any = edges
+            any_of: Any = edges
+            known: Graph = any_of
             return known
         expect(
             flow in ("source_to_target", "target_to_source"),
             f"Graph.of: 'flow' is {flow!r}, wanted 'source_to_target' or 'target_to_source'",
         )
         if torch.compiler.is_compiling():
-            traced: Any = TracedGraph.of(edges, num_nodes, flow)
+            traced: Graph = TracedGraph.of(edges, num_nodes, flow)
             return traced
         sizes = formats.sizes_of(edges, num_nodes)
         return _memo.get(formats.plain(edges), (sizes, flow), lambda: _build(edges, sizes, flow))
@@ -93,7 +94,7 @@ class Graph:
         index = formats.plain(index)
         formats.check_segments(index, num_segments)
         if torch.compiler.is_compiling():
-            traced: Any = TracedGraph.of_segments(index, num_segments)
+            traced: Graph = TracedGraph.of_segments(index, num_segments)
             return traced
         return _memo.get(index, ("segments", num_segments), lambda: _build_segments(index, num_segments))
 
@@ -155,7 +156,7 @@ class Graph:
         if parent is not None:
             return parent
         if torch.compiler.is_compiling():
-            traced: Any = TracedGraph.standing_for(self).T
+            traced: Graph = TracedGraph.standing_for(self).T
             return traced
         # _source: the graph this was the transpose of is gone, its arrays are not.
         made = Graph(self._source) if self._source is not None else self._transpose()

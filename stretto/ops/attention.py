@@ -19,7 +19,7 @@ from stretto.graph import Graph
 from stretto.kernels import accumulate_type, backend, on_host, reference_attention
 from stretto.kernels.attention import TENSORS, Attention
 from stretto.ops import kept_scores, library, twice
-from stretto.ops.attention_arguments import check, default_scale, promoted, seed_of
+from stretto.ops.attention_arguments import check, check_numbers, default_scale, promoted, seed_of
 from stretto.ops.autograd_state import is_last
 from stretto.ops.batched import one_by_one
 from stretto.ops.checks import check_values
@@ -76,7 +76,8 @@ def attention(
     if bias is not None:
         check_values("attention", "bias", bias, graph.device)
     scale = default_scale(form, left) if scale is None else scale
-    check(graph, form, tensors, {"negative_slope": negative_slope, "scale": scale, "dropout": dropout})
+    check_numbers(negative_slope=negative_slope, scale=scale, dropout=dropout)
+    check(graph, form, tensors)
     key = seed_of(seed, graph.device) if dropout > 0 else None
     plan = Plan(form, float(negative_slope), float(scale), float(dropout), return_weights, dropped, key)
     out, out_attr, alpha = _results(graph, plan, bias, tensors)
@@ -100,7 +101,8 @@ class Plan(NamedTuple):
     def packed(self, tensors: Tensors, bias: Tensor | None = None, scores: Tensor | None = None) -> Attention:
         """What kernels take."""
         fields: tuple[Any, ...] = (*tensors, self.slope, self.scale, self.dropout)
-        a = Attention(self.form, *fields, dropped=self.dropped, scores=scores, bias=bias)
+        a = Attention(self.form, *fields)
+        a.dropped, a.scores, a.bias = self.dropped, scores, bias
         if self.seed is not None:
             if on_host(self.seed) or not backend(a.values.device).device_seed:
                 a.seed = mixed(int(self.seed))
