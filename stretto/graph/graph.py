@@ -11,7 +11,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -69,17 +69,16 @@ class Graph:
         (PyG's adj_t). num_nodes: an int, or (num_src, num_dst) for a bipartite graph; None, for all or for one side: as
         many as the indices need.
         """
-        if isinstance(edges, (Graph, TracedGraph)):
-            any_of: Any = edges
-            known: Graph = any_of
-            return known
+        if isinstance(edges, Graph):
+            return edges
+        if isinstance(edges, TracedGraph):
+            return cast(Graph, edges)
         expect(
             flow in ("source_to_target", "target_to_source"),
             f"Graph.of: 'flow' is {flow!r}, wanted 'source_to_target' or 'target_to_source'",
         )
         if torch.compiler.is_compiling():
-            traced: Graph = TracedGraph.of(edges, num_nodes, flow)
-            return traced
+            return cast(Graph, TracedGraph.of(edges, num_nodes, flow))
         sizes = formats.sizes_of(edges, num_nodes)
         return _memo.get(formats.plain(edges), (sizes, flow), lambda: _build(edges, sizes, flow))
 
@@ -94,8 +93,7 @@ class Graph:
         index = formats.plain(index)
         formats.check_segments(index, num_segments)
         if torch.compiler.is_compiling():
-            traced: Graph = TracedGraph.of_segments(index, num_segments)
-            return traced
+            return cast(Graph, TracedGraph.of_segments(index, num_segments))
         return _memo.get(index, ("segments", num_segments), lambda: _build_segments(index, num_segments))
 
     @staticmethod
@@ -156,8 +154,7 @@ class Graph:
         if parent is not None:
             return parent
         if torch.compiler.is_compiling():
-            traced: Graph = TracedGraph.standing_for(self).T
-            return traced
+            return cast(Graph, TracedGraph.standing_for(self).T)
         # _source: the graph this was the transpose of is gone, its arrays are not.
         made = Graph(self._source) if self._source is not None else self._transpose()
         made._parent = weakref.ref(self)

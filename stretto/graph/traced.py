@@ -40,7 +40,7 @@ class TracedGraph:
         return index
 
     @staticmethod
-    def standing_for(graph: Any) -> Any:
+    def standing_for(graph: Any) -> TracedGraph:
         """A Graph made outside the traced function: what derives from it is looked up when the compiled code runs."""
         return TracedGraph(graph.handle, graph.num_rows, graph.num_cols, graph.num_edges, graph.device)
 
@@ -49,7 +49,7 @@ class TracedGraph:
         raise NotImplementedError("with_self_loops has a data-dependent size and cannot be traced")
 
     @staticmethod
-    def of(edges: Any, num_nodes: Any, flow: str) -> Any:
+    def of(edges: Any, num_nodes: Any, flow: str) -> TracedGraph:
         expect(
             isinstance(edges, Tensor) and edges.layout == torch.strided,
             "Graph.of: under torch.compile 'edges' must be an edge_index; make the Graph outside the compiled function",
@@ -67,7 +67,7 @@ class TracedGraph:
         return TracedGraph(handle, num_dst, num_src, edges.shape[1], edges.device)
 
     @staticmethod
-    def of_segments(index: Tensor, num_segments: int | None) -> Any:
+    def of_segments(index: Tensor, num_segments: int | None) -> TracedGraph:
         expect(num_segments is not None, "Graph.of_segments: under torch.compile 'num_segments' must be given")
         assert num_segments is not None
         handle = torch.ops.stretto.segments(index, num_segments)
