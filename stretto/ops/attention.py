@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from stretto.graph import Graph
 from stretto.kernels import accumulate_type, backend, on_host, reference_attention
 from stretto.kernels.attention import TENSORS, Attention
 from stretto.ops import kept_scores, library, twice
-from stretto.ops.attention_arguments import check, default_scale, promoted, seed_of
+from stretto.ops.attention_arguments import check, check_numbers, default_scale, promoted, seed_of
 from stretto.ops.autograd_state import is_last
 from stretto.ops.batched import one_by_one
 from stretto.ops.checks import check_values
@@ -30,6 +30,7 @@ from stretto.ops.projections import plus
 from stretto.ops.replay import mixed
 
 Results = Tensor | tuple[Tensor, ...]
+Tensors = tuple[Tensor | None, ...]  # in the order of TENSORS
 _plainly = reference_attention.differentiable
 
 
@@ -75,37 +76,55 @@ def attention(
     if bias is not None:
         check_values("attention", "bias", bias, graph.device)
     scale = default_scale(form, left) if scale is None else scale
-    check(graph, form, tensors, {"negative_slope": negative_slope, "scale": scale, "dropout": dropout})
+    check_numbers(negative_slope=negative_slope, scale=scale, dropout=dropout)
+    check(graph, form, tensors)
     key = seed_of(seed, graph.device) if dropout > 0 else None
-    numbers = (float(negative_slope), float(scale), float(dropout), return_weights, dropped)
-    out, out_attr, alpha = _results(graph, form, numbers, key, bias, tensors)
+    plan = Plan(form, float(negative_slope), float(scale), float(dropout), return_weights, dropped, key)
+    out, out_attr, alpha = _results(graph, plan, bias, tensors)
     if bias is not None and out.dim() == 3:
         out = plus(out.flatten(1), bias)
     results = (out, *([out_attr] if attr is not None else []), *([alpha] if return_weights else []))
     return out if len(results) == 1 else results
 
 
-def _results(
-    graph: Graph,
-    form: str,
-    numbers: tuple[Any, ...],
-    seed: Tensor | None,
-    bias: Tensor | None,
-    tensors: tuple[Tensor | None, ...],
-) -> tuple[Tensor, Tensor, Tensor]:
+class Plan(NamedTuple):
+    """All of a call but its tensors: form, numbers, whether alpha is a result, and is after dropout, and the seed."""
+
+    form: str
+    slope: float
+    scale: float
+    dropout: float
+    weights: bool
+    dropped: bool
+    seed: Tensor | None
+
+    def packed(self, tensors: Tensors, bias: Tensor | None = None, scores: Tensor | None = None) -> Attention:
+        """What kernels take."""
+        fields: tuple[Any, ...] = (*tensors, self.slope, self.scale, self.dropout)
+        a = Attention(self.form, *fields)
+        a.dropped, a.scores, a.bias = self.dropped, scores, bias
+        if self.seed is not None:
+            if on_host(self.seed) or not backend(a.values.device).device_seed:
+                a.seed = mixed(int(self.seed))
+            else:  # read by the kernels: nothing waits, and a captured graph draws a new one at every replay
+                a.seed_at = self.seed
+        return a
+
+
+def _results(graph: Graph, plan: Plan, bias: Tensor | None, tensors: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     """out, with the bias in it where a kernel takes one, out_attr and alpha; what is not needed is empty."""
     learns = bias is not None and bias.requires_grad
     for tensor in tensors:
         if tensor is not None and library.traced(tensor):
-            out, out_attr, alpha, *_ = KERNEL.node(graph, *tensors, seed, form, *numbers)
+            out, out_attr, alpha, *_ = KERNEL.node(graph, *tensors, plan.seed, *plan[:-1])
             return out, out_attr, alpha
         learns = learns or (tensor is not None and tensor.requires_grad)
     learns = learns and torch.is_grad_enabled()
     fused = bias if bias is not None and takes_bias(tensors, bias, learns) else None
     if learns:
-        results: tuple[Tensor, Tensor, Tensor] = _attend(graph, form, numbers, seed, fused, *tensors)
+        results: tuple[Tensor, Tensor, Tensor] = _attend(graph, plan, fused, *tensors)
         return results
-    return run(graph, form, numbers, seed, tensors, fused)[:3]
+    return run(graph, plan, tensors, fused)[:3]
 
 
 def cosine_attention(
@@ -125,18 +144,11 @@ def cosine_attention(
 
 
 def run(
-    graph: Graph,
-    form: str,
-    numbers: tuple[Any, ...],
-    seed: Tensor | None,
-    tensors: tuple[Tensor | None, ...],
-    bias: Tensor | None = None,
-    scores: Tensor | None = None,
+    graph: Graph, plan: Plan, tensors: Tensors, bias: Tensor | None = None, scores: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """No autograd: out, out_attr, alpha, stats, and the unrounded out and out_attr; what is not needed is empty."""
-    a = _pack(form, numbers, seed, tensors, bias)
-    a.scores = scores
-    out, out_attr, alpha, stats = backend(a.values.device).attention(graph.edge_csr, a, weights=numbers[3])
+    a = plan.packed(tensors, bias, scores)
+    out, out_attr, alpha, stats = backend(a.values.device).attention(graph.edge_csr, a, weights=plan.weights)
     storage = a.values.dtype
     wide = out.new_empty(0)
     if storage != out.dtype:
@@ -149,10 +161,8 @@ def run(
 
 def run_grad(
     graph: Graph,
-    form: str,
-    numbers: tuple[Any, ...],
-    seed: Tensor | None,
-    tensors: tuple[Tensor | None, ...],
+    plan: Plan,
+    tensors: Tensors,
     results: tuple[Tensor, ...],
     grads: tuple[Tensor | None, Tensor | None, Tensor | None],
     needs: tuple[bool, ...],
@@ -160,8 +170,7 @@ def run_grad(
     scores: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
     """No autograd: the gradient of every tensor that needs one, in its own type; with a bias, also its."""
-    a = _pack(form, numbers, seed, tensors, bias)
-    a.scores = scores
+    a = plan.packed(tensors, bias, scores)
     out, out_attr, alpha, stats, wide = results
     zeros = torch.zeros_like(out) if grads[0] is None else None
     if wide.numel():
@@ -174,45 +183,25 @@ def run_grad(
         a,
         out,
         out_attr if a.attr is not None else None,
-        alpha if numbers[3] else None,
+        alpha if plan.weights else None,
         stats,
         zeros if grad is None else grad,
         grad_attr if a.attr is not None else None,
-        grad_alpha if numbers[3] else None,
+        grad_alpha if plan.weights else None,
         needs,
     )
     inputs = tensors if bias is None else (*tensors, bias)
     return tuple(None if g is None or t is None else g.to(t.dtype) for g, t in zip(result, inputs, strict=True))
 
 
-def _pack(
-    form: str,
-    numbers: tuple[Any, ...],
-    seed: Tensor | None,
-    tensors: tuple[Tensor | None, ...],
-    bias: Tensor | None = None,
-) -> Attention:
-    slope, scale, dropout, _, dropped = numbers
-    named: dict[str, Any] = dict(zip(TENSORS, tensors, strict=True))
-    a = Attention(form, **named, slope=slope, scale=scale, dropout=dropout, dropped=dropped, bias=bias)
-    if seed is not None:
-        if on_host(seed) or not backend(a.values.device).device_seed:
-            a.seed = mixed(int(seed))
-        else:  # read by the kernels: nothing waits, and a captured graph draws a new one at every replay
-            a.seed_at = seed
-    return a
-
-
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, graph: Graph, form: str, numbers: tuple[Any, ...], seed: Any, bias: Any, *tensors: Any
-    ) -> Any:
-        a = _pack(form, numbers, None, tensors)
+    def forward(ctx: Any, graph: Graph, plan: Plan, bias: Any, *tensors: Any) -> Any:
+        a = Attention(plan.form, *tensors)
         width = 1 if a.left is None or a.left.dim() == 2 else a.left.size(2)
-        with kept_scores.begin(graph, form, a.slope, a.values, a.heads, width) as trial:
-            results = run(graph, form, numbers, seed, tensors, bias, trial.scores)
-        ctx.graph, ctx.form, ctx.numbers, ctx.seed, ctx.trial = graph, form, numbers, seed, trial
+        with kept_scores.begin(graph, a.form, plan.slope, a.values, a.heads, width) as trial:
+            results = run(graph, plan, tensors, bias, trial.scores)
+        ctx.graph, ctx.plan, ctx.trial = graph, plan, trial
         ctx.set_materialize_grads(False)
         ctx.out = None
         if bias is not None:  # beside autograd's own: stock PyG lets the caller overwrite the result
@@ -227,17 +216,17 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         bias, scores, *saved = ctx.saved_tensors
         tensors, results = tuple(saved[: len(TENSORS)]), tuple(saved[len(TENSORS) :])
-        need_bias, *needs = ctx.needs_input_grad[4:]
+        (need_bias, *needs), plan = ctx.needs_input_grad[2:], ctx.plan
         if ctx.out is not None:
             edited = ctx.out._version != ctx.version
-            first = run(ctx.graph, ctx.form, ctx.numbers, ctx.seed, tensors, bias)[0] if edited else ctx.out
+            first = run(ctx.graph, plan, tensors, bias)[0] if edited else ctx.out
             results = (first, *results[1:])
             if is_last():
                 ctx.out = None
         if torch.is_grad_enabled():  # to be differentiated again: through plain PyTorch
 
             def again(*terms: Any) -> list[Tensor | None]:
-                a = _pack(ctx.form, ctx.numbers, None if ctx.seed is None else ctx.seed.cpu(), terms[:-1])
+                a = plan._replace(seed=None if plan.seed is None else plan.seed.cpu()).packed(terms[:-1])
                 out, *rest = (None if r is None else r.to(a.values.dtype) for r in _plainly(ctx.graph.edge_csr, a))
                 return [out if out is None or terms[-1] is None else out.flatten(1) + terms[-1], *rest]
 
@@ -245,12 +234,10 @@ class _Attention(torch.autograd.Function):
         else:
             needed = (*needs, need_bias) if bias is not None else tuple(needs)
             with ctx.trial as trial:
-                result = run_grad(
-                    ctx.graph, ctx.form, ctx.numbers, ctx.seed, tensors, results, grads, needed, bias, scores
-                )
+                result = run_grad(ctx.graph, plan, tensors, results, grads, needed, bias, scores)
             trial.end()
         dbias = result[len(TENSORS)] if len(result) > len(TENSORS) else None
-        return None, None, None, None, dbias, *result[: len(TENSORS)]
+        return None, None, dbias, *result[: len(TENSORS)]
 
 
 _attend: Any = _Attention.apply
@@ -326,16 +313,16 @@ def bytes_moved(
 
 
 def _run_node(graph: Graph, *arguments: Any) -> tuple[Tensor, ...]:
-    *tensors, seed, form = arguments[: len(TENSORS) + 2]
-    return run(graph, form, arguments[len(TENSORS) + 2 :], seed, tuple(tensors))
+    tensors, seed, options = arguments[: len(TENSORS)], arguments[len(TENSORS)], arguments[len(TENSORS) + 1 :]
+    return run(graph, Plan._make((*options, seed)), tensors)
 
 
 def _gradient(
-    graph: Graph, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool], form: str, *numbers: Any
+    graph: Graph, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool], *options: Any
 ) -> tuple[Tensor | None, ...]:
     tensors, seed, results = saved[: len(TENSORS)], saved[len(TENSORS)], saved[len(TENSORS) + 1 :]
     wanted = tuple(needs[: len(TENSORS)])
-    return *run_grad(graph, form, numbers, seed, tuple(tensors), tuple(results), tuple(grads), wanted), None
+    return *run_grad(graph, Plan._make((*options, seed)), tuple(tensors), tuple(results), tuple(grads), wanted), None
 
 
 def _shapes(graph: Any, *arguments: Any) -> tuple[Tensor, ...]:

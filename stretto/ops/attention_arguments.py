@@ -52,24 +52,34 @@ def default_scale(form: str, left: Tensor | None) -> float:
     return 1 / math.sqrt(left.size(2)) if form == "dot" and left is not None and left.dim() == 3 and left.size(2) else 1
 
 
-def check(graph: Graph, form: str, tensors: tuple[Tensor | None, ...], numbers: dict[str, Any]) -> None:
-    """Raise unless the tensors are those of the form; numbers: by the names of their arguments."""
+def check_numbers(**numbers: Any) -> None:
+    """Raise unless these are numbers."""
     for name, number in numbers.items():
         if not isinstance(number, (int, float)):
             fail(f"attention: '{name}' is {number!r}, wanted a number")
-    expect(0 <= numbers["dropout"] <= 1, f"attention: 'dropout' is {numbers['dropout']}, wanted 0 to 1")
+    if not 0 <= numbers["dropout"] <= 1:
+        fail(f"attention: 'dropout' is {numbers['dropout']}, wanted 0 to 1")
+
+
+def check(graph: Graph, form: str, tensors: tuple[Tensor | None, ...]) -> None:
+    """Raise unless the tensors are those of the form."""
     named = dict(zip(TENSORS, tensors, strict=True))
     sizes = _sizes(graph, form, named)
     for name, tensor in named.items():
         if tensor is None:
-            expect(name not in REQUIRED.get(form, ()), f"attention: form {form!r} wants '{name}'")
+            if name in REQUIRED.get(form, ()):
+                fail(f"attention: form {form!r} wants '{name}'")
         elif name != "v":
-            expect(name in SHAPES[form], f"attention: form {form!r} takes no '{name}'")
-            wanted = [tuple(map(sizes.__getitem__, shape)) for shape in SHAPES[form][name]]
-            if tuple(tensor.shape) not in wanted:
-                fail(f"attention: '{name}' has shape {list(tensor.shape)}, wanted {list(wanted[0])}")
-    known = named["query"] is None or named["attr"] is not None
-    expect(known, "attention: 'query' comes without 'attr', whose product it would be")
+            if name not in SHAPES[form]:
+                fail(f"attention: form {form!r} takes no '{name}'")
+            for shape in SHAPES[form][name]:
+                if tuple(tensor.shape) == tuple(map(sizes.__getitem__, shape)):
+                    break
+            else:
+                wanted = [sizes[letter] for letter in SHAPES[form][name][0]]
+                fail(f"attention: '{name}' has shape {list(tensor.shape)}, wanted {wanted}")
+    if named["query"] is not None and named["attr"] is None:
+        fail("attention: 'query' comes without 'attr', whose product it would be")
 
 
 def _sizes(graph: Graph, form: str, named: dict[str, Tensor | None]) -> dict[str, int]:
