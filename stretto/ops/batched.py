@@ -2,8 +2,7 @@
 
 Layers do not run our functions inside a transform (layers/watched.py); but a model that ran plainly may be
 differentiated by a batch of gradients at once: torch.autograd.grad with is_grads_batched=True, jacobian with
-vectorize=True. torch
-marks such a batch in its own older way, a "legacy batched tensor".
+vectorize=True. torch marks such a batch in its own older way, a "legacy batched tensor".
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ def softmax_sum(
         act in reference_edge.ACTS[1:],
         f"softmax_sum: 'act' is {act!r}, wanted one of {', '.join(reference_edge.ACTS[1:])}",
     )
+    expect(isinstance(shift, Real), f"softmax_sum: 'shift' is a {type(shift).__name__}, wanted a number")
     check_shape("softmax_sum", "x", x, graph.device, graph.num_cols, "k")
     if edge is not None:
         check_shape("softmax_sum", "edge", edge, graph.device, graph.num_edges, x.size(1))
