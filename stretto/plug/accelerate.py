@@ -36,7 +36,7 @@ logger = logging.getLogger("stretto")
 M = TypeVar("M", bound=torch.nn.Module)
 
 _lock = threading.RLock()
-_patched: dict[type, Callable[..., Any] | None] = {}  # stock class -> its own forward; None: it inherits one
+_patched: dict[Any, Any] = {}  # stock class -> its own forward; None: it inherits one
 _depth = 0
 _patch_memory = allocator.Owner()
 
@@ -183,10 +183,11 @@ def patch() -> None:
         if _depth > 1:
             return
         try:
+            stock: Any
             for stock, layer in KNOWN.items():
                 ours = _guarded(layer)
                 _patched[stock] = stock.__dict__.get("forward")
-                stock.forward = ours  # type: ignore[attr-defined]
+                stock.forward = ours
             allocator.keep_for(_patch_memory)
             swap.install()  # PyG's names for loaders mean ours
             generic.install(CONVS)  # every other MessagePassing class, made before or after
@@ -207,9 +208,9 @@ def unpatch() -> None:
         if _depth == 0:
             for stock, forward in _patched.items():
                 if forward is None:
-                    del stock.forward  # type: ignore[attr-defined]
+                    del stock.forward
                 else:
-                    stock.forward = forward  # type: ignore[attr-defined]
+                    stock.forward = forward
             _patched.clear()
             swap.remove()
             allocator.let_go(_patch_memory)

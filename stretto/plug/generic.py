@@ -171,7 +171,8 @@ def _awake(self: Any, state: Any) -> None:
     self.__class__ = fast_class(kind) or kind
 
 
-_patched: dict[type, tuple[Any, Any]] = {}  # class -> (its propagate, ours)
+_patched: dict[Any, tuple[Any, Any]] = {}  # class -> (its propagate, ours)
+_root: Any = MessagePassing
 _templates: list[Any] = []  # MessagePassing._set_jittable_templates as it was, while installed
 
 
@@ -179,7 +180,7 @@ def install(known: Container[type]) -> None:
     """Give every MessagePassing class but those in `known` our propagate, and those to come. Undone by remove()."""
     if _templates:
         return
-    stock: Any = MessagePassing._set_jittable_templates
+    stock = _root._set_jittable_templates
     _templates.append(stock)
 
     @functools.wraps(stock)
@@ -191,25 +192,25 @@ def install(known: Container[type]) -> None:
     for kind in _subclasses(MessagePassing):
         if kind not in known:
             _patch(kind)
-    MessagePassing._set_jittable_templates = set_templates  # type: ignore[method-assign]
+    _root._set_jittable_templates = set_templates
 
 
 def remove() -> None:
     """Put every propagate back."""
     if not _templates:
         return
-    MessagePassing._set_jittable_templates = _templates.pop()  # type: ignore[method-assign]
+    _root._set_jittable_templates = _templates.pop()
     for kind, (stock, ours) in _patched.items():
         if kind.__dict__.get("propagate") is ours:
-            kind.propagate = stock  # type: ignore[attr-defined]
+            kind.propagate = stock
     _patched.clear()
 
 
-def _patch(kind: type) -> None:
+def _patch(kind: Any) -> None:
     if kind not in _patched and stock_of(kind) is None and why_not(kind) is None:
         stock, ours = kind.__dict__["propagate"], fast_propagate(kind)
         _patched[kind] = stock, ours
-        kind.propagate = ours  # type: ignore[attr-defined]
+        kind.propagate = ours
 
 
 def is_patched(kind: type) -> bool:

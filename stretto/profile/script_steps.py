@@ -329,18 +329,19 @@ class Steps:
 
 @contextmanager
 def _watching(steps: Steps) -> Iterator[None]:
-    plain = torch.optim.Optimizer.__init__
+    optimizers: Any = torch.optim.Optimizer
+    plain = optimizers.__init__
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         steps.made()
         plain(self, *args, **kwargs)
 
     handles = (register_optimizer_step_pre_hook(steps.before), register_optimizer_step_post_hook(steps.after))
-    torch.optim.Optimizer.__init__ = made  # type: ignore[method-assign]
+    optimizers.__init__ = made
     try:
         yield
     finally:
-        torch.optim.Optimizer.__init__ = plain  # type: ignore[method-assign]
+        optimizers.__init__ = plain
         steps.close()
         for handle in handles:
             handle.remove()
