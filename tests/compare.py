@@ -29,7 +29,7 @@ def judge(ours: Tensor, baseline: Tensor, truth: Tensor, what: str = "", *, term
     assert ours.shape == truth.shape, f"{what}: shape {list(ours.shape)}, wanted {list(truth.shape)}"
     assert ours.dtype == baseline.dtype, f"{what}: {ours.dtype}, wanted {baseline.dtype}"
     drift = torch.finfo(accumulate_type(ours.dtype)).eps * terms**0.5
-    scale = max(scale, float(truth.abs().max()) if truth.numel() else 0.0)
+    scale = max(scale, float(truth.detach().abs().max()) if truth.numel() else 0.0)
     eps = scale * (torch.finfo(ours.dtype).eps + drift) * (10 if ours.dtype == torch.float64 else 1)
     mine, theirs = error(ours, truth), error(baseline, truth)
     assert mine <= 2 * theirs + eps, f"{what}: error {mine:.3g}, torch's is {theirs:.3g}, allowed {eps:.3g} more"

@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 import stretto.analyze
 from stretto import datasets
 from stretto.analyze import Machine
-from stretto.observe.lift import SYMBOLS, Sizes, peak, probe, rescale
+from stretto.observe.lift import SYMBOLS, Sizes, peak, rescale, shrunk, usable
 from stretto.observe.models import HEADS, HOPS, MODELS, as_data, make
 from stretto.observe.workload import Workload
 from tests.analyze.written_by_hand import FORWARD
@@ -47,6 +47,12 @@ CASES = [
     *[pytest.param(cora, name, "train", id=f"cora-{name}-train") for name in NINE],
     *[pytest.param(looped, name, mode, id=f"looped-{name}-{mode}") for name in MODELS for mode in ("train", "infer")],
 ]
+
+
+def probe(data, widths):
+    """The data cut to the first sizes that clash with none of these widths."""
+    sizes = usable(data, widths)[0]
+    return shrunk(data, sizes), sizes
 
 
 @pytest.mark.parametrize(("graph", "name", "mode"), CASES)

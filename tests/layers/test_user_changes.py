@@ -46,7 +46,7 @@ def same(mine: Any, theirs: Any, what: str = "") -> None:
     for a, b in zip(mine, theirs, strict=True):
         assert (a is None) == (b is None), what
         if b is not None:
-            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8 * max(float(b.abs().max()), 1e-3), msg=what)
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8 * max(float(b.detach().abs().max()), 1e-3), msg=what)
 
 
 def gradients(layer: Any, *leaves: Tensor) -> list[Tensor | None]:

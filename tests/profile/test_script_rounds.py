@@ -256,6 +256,7 @@ def test_an_odd_step_is_no_sample(written):
     assert not [g for g in profiled(written(ODD), 60).groups if g.name == "aten::cumsum"]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile itself reads it
 def test_a_compiled_model_says_so(written):
     found = profiled(written(COMPILED))
     assert found.remarks == [scripts.COMPILED]
