@@ -13,10 +13,6 @@ class IndexRangeError(StrettoError, IndexError):
     """An index points outside of what it indexes. An IndexError too, as stock raises: who catches that still does."""
 
 
-class UnsupportedError(StrettoError):
-    """The input is right, but no fast path handles it; the caller falls back or tells the user."""
-
-
 def fail(message: str) -> NoReturn:
     """Raise StrettoError(message)."""
     raise StrettoError(message)

@@ -1,7 +1,7 @@
 """`stretto bench models --layer NAME`: forward and backward of one layer, its time and its memory above its inputs and
 outputs; stock, torch.compile of stock, and ours. Gradients go to the parameters, to x and to edge
 features, but for those of molecules, which are data. Names that end in -fresh get new mini-batches at every call;
-SchNet and CGCNN are whole training steps on such batches (bench/scenes.py). Every sample follows an untimed call of its
+SchNet and CGCNN are whole training steps on such batches (scenes.py). Every sample follows an untimed call of its
 own kind, as a step of training does: not one of stock, which leaves its gigabytes in the caches."""
 
 from __future__ import annotations

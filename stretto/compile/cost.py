@@ -173,12 +173,6 @@ class Prices:
 BATCHED = 2.0
 
 
-def sum_first_on_gpu(profile: Profile, edges: int, rows: int, i: int, heads: int, width: int) -> bool:
-    """Whether GAT's weighted sum should be taken of x [m, i] before the projection to heads * width, on a GPU."""
-    project_first, sum_first = gat_on_gpu(profile, edges, rows, i, heads, width)
-    return sum_first < project_first
-
-
 def gat_on_gpu(profile: Profile, edges: int, rows: int, i: int, heads: int, width: int) -> tuple[float, float]:
     """Seconds of GAT's step on a GPU, projecting x [m, i] to heads * width first, and summing it first.
 

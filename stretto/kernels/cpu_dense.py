@@ -1,6 +1,6 @@
 """Dense products inside our own autograd Functions, on the CPU: torch's GEMM into kept buffers; and relu(z + b) W' + c.
 
-The latter runs in a kernel of our own where rows are narrow (csrc/kernels/relu_dense.h), else by torch's GEMM in blocks
+The latter runs in a kernel of our own where rows are narrow (csrc/kernels/dense.cpp), else by torch's GEMM in blocks
 that stay in the cache from one step to the next.
 """
 

@@ -340,11 +340,6 @@ def _name(kind: Any, name: str | None) -> str:
     return f"{kind if isinstance(kind, str) else '__'.join(kind)}/{name}"
 
 
-def _type(value: Any) -> Any:
-    """A node or edge type as PyG has it, from JSON."""
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _stored(x: Tensor, features: str) -> dict[str, Tensor]:
     """x in the type it is stored in, with its scale where that is int8."""
     if features == "as is":

@@ -37,11 +37,6 @@ def bytes_of(*values: Any) -> Size:
     return sum(spec.nbytes for spec in specs) + sum(m.nbytes for value in values for m in matrices(value))
 
 
-def numel_of(value: Any) -> Size:
-    specs = tensors(value)
-    return specs[0].numel if specs else 0
-
-
 # ---- families of ATen ops ----
 
 
